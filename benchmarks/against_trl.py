@@ -123,7 +123,7 @@ class Trls:
         from trl import GRPOConfig as Arguments
         from trl import GRPOTrainer as Trainer
 
-        from visual_grpo.models.qwen2_5_vl import FAMILY
+        from visual_grpo.models.families.qwen2_5_vl import FAMILY
 
         shape = setup.shape
         model = Qwen2_5_VLForConditionalGeneration.from_pretrained(

@@ -11,17 +11,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family, Module
-from visual_grpo.models.flow_model import (
-    PooledText,
-    Schedule,
-    Velocity,
-    as_images,
-    latent_shape,
-    packed,
-    packed_schedule,
-    unpacked,
-)
-from visual_grpo.models.flow_policy import FlowGenerator
+from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow_parts import PooledText, as_images, latent_shape, packed, packed_schedule, unpacked
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.lora import PipelineAdapter
 from visual_grpo.models.rows import distinct

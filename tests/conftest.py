@@ -11,9 +11,9 @@ import pytest
 
 if TYPE_CHECKING:
     from visual_grpo.common.types import Policy
-    from visual_grpo.models.glm_image.model import GlmImage
-    from visual_grpo.models.glm_image.token_model import EncodedPrompts
-    from visual_grpo.models.token_policy import TokenPolicy
+    from visual_grpo.models.families.glm_image.model import GlmImage
+    from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
+    from visual_grpo.models.tokens import TokenPolicy
 
 SIZE = (64, 96)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what runs in the background.

@@ -17,12 +17,12 @@ import yaml
 from tests.conftest import stir
 from tests.evaluation.painter import brightness
 from tests.models import flow_checks
-from tests.models.sd3 import tiny
+from tests.models.families.sd3 import tiny
 from tests.small_project import merged
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.config.validation import validate
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.flow_model import packed, unpacked
+from visual_grpo.models.flow_parts import packed, unpacked
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_policy, make_plan
 

@@ -141,7 +141,7 @@ def query_of(row: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def save_small_models(project: Path) -> None:
     """Those that the small configurations of the released models name."""
-    from tests.models.sd3 import tiny
+    from tests.models.families.sd3 import tiny
     from tests.rewards.segmentation.small_sam2 import save_sam2
     from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 

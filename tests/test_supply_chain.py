@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.models.sd3 import tiny
+from tests.models.families.sd3 import tiny
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig
 from visual_grpo.models.loading import load_pipeline

@@ -1,66 +1,83 @@
+"""The token policy of any model, with the small GLM-Image: log-probs are those of the distribution drawn from."""
+
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+
 import torch
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from torch import Tensor
 
-from visual_grpo.models import tokens
-from visual_grpo.models.tokens import TokenSampler
+from tests.conftest import SIZE, stir
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import SamplerConfig
+from visual_grpo.models.families.glm_image.model import GlmImage
+from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
+from visual_grpo.models.tokens import TokenPolicy
+from visual_grpo.training.components import load_policy
 
-
-def test_warping_is_that_of_generate() -> None:
-    logits = 3 * torch.randn(40, 30, generator=torch.Generator().manual_seed(0))
-    for temperature, top_k, top_p in [(0.9, 0, 0.75), (1.3, 7, 1.0), (0.7, 12, 0.6)]:
-        processors = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
-        processors += [TopKLogitsWarper(top_k)] if top_k else []
-        processors += [TopPLogitsWarper(top_p)] if top_p < 1 else []
-        want = processors(torch.zeros(40, 1, dtype=torch.long), logits)
-        got = TokenSampler(temperature=temperature, top_k=top_k, top_p=top_p).warp(logits)
-        assert torch.equal(got, want)
-        assert got.isinf().any() == (bool(top_k) or top_p < 1)
-
-
-def test_draws_follow_the_distribution() -> None:
-    probabilities = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.25, 0.0])
-    count = 40_000
-    uniforms = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ids = tokens.draw(probabilities.expand(count, -1), uniforms)
-    frequency = torch.bincount(ids, minlength=6) / count
-    assert frequency[1] == 0
-    assert frequency[5] == 0
-    torch.testing.assert_close(frequency, probabilities, rtol=0, atol=0.01)
+RECORDS = [
+    PromptRecord(id=str(i), prompt=text)
+    for i, text in enumerate(["a red circle", "a small yellow square at the bottom, with many more words", "画一只猫"])
+]
+WARM = SamplerConfig(temperature=1.7, top_p=1.0, top_k=0, steps=2, guidance_scale=1.0)
 
 
-def test_the_ends_of_the_interval_never_draw_an_impossible_id() -> None:
-    probabilities = torch.tensor([[0.0, 0.3, 0.7, 0.0]])
-    assert tokens.draw(probabilities, torch.tensor([0.0], dtype=torch.float64)).item() == 1
-    assert tokens.draw(probabilities, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 2
+@torch.no_grad()
+def whole_distribution(glm_image: GlmImage, tokens: Tensor, temperature: float) -> Tensor:
+    """[B, T, V] log-probs by the model's own ``generate``, which is made to say ``tokens``, one row a record."""
+    model = glm_image.tokens(WARM)
+    inputs = model.processed(RECORDS)
+    start, count = inputs["input_ids"].shape[1], tokens.shape[1]
+
+    def forced(row: int, said: Tensor) -> list[int]:
+        return [int(tokens[row, len(said) - start])]
+
+    output = model.network.generate(
+        **inputs,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        prefix_allowed_tokens_fn=forced,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    assert torch.equal(output.sequences[:, start:], tokens)
+    logits: Tensor = torch.stack(output.logits, 1)[..., : model.codebook]
+    return (logits.float() / temperature).log_softmax(-1)
 
 
-def test_a_rows_uniforms_are_its_seeds() -> None:
-    together = tokens.row_uniforms([3, 9, 3], 5)
-    assert torch.equal(together[1], tokens.row_uniforms([9], 5)[0])
-    assert torch.equal(together[0], together[2])
-    assert not torch.equal(together[0], together[1])
+def test_log_probs_are_those_of_generate(glm_image: GlmImage, ar_policy: TokenPolicy[EncodedPrompts]) -> None:
+    """Sampled and replayed. Wrong positions of the generated tokens would agree with one another, but not with it."""
+    got = ar_policy.rollout(RECORDS, 1, torch.Generator().manual_seed(0))
+    tokens = got.trajectory.tokens
+    want = whole_distribution(glm_image, tokens, 1.0).gather(2, tokens[..., None])[..., 0]
+    torch.testing.assert_close(got.log_probs, want, rtol=0, atol=5e-5)
+    (chunk,) = ar_policy.replay(got.trajectory, torch.arange(3))
+    torch.testing.assert_close(chunk.log_probs.detach(), want, rtol=0, atol=5e-5)
 
 
-@pytest.mark.parametrize("chunk", [3, 100])
-def test_chosen_log_probs_and_their_gradient(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "CHUNK", chunk)
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(2, 5, 8, generator=generator, requires_grad=True)
-    head = torch.randn(11, 8, generator=generator)
-    ids = torch.randint(11, (2, 5), generator=generator)
-    outer = torch.randn(2, 5, generator=generator)
-
-    plain = ((hidden @ head.t()) / 0.7).log_softmax(-1).gather(2, ids[..., None])[..., 0]
-    (want,) = torch.autograd.grad((plain * outer).sum(), [hidden])
-    got = tokens.chosen_log_probs(hidden, head, ids, 0.7)
-    torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-5)
-    (gradient,) = torch.autograd.grad((got * outer).sum(), [hidden])
-    torch.testing.assert_close(gradient, want, rtol=1e-4, atol=1e-5)
+def test_a_truncated_sampler_says_whole_log_probs(glm_image: GlmImage, ar_policy: TokenPolicy[EncodedPrompts]) -> None:
+    """At its temperature, with the entropy of the same distribution."""
+    for truncated in ({"top_k": 3}, {"top_p": 0.5}):
+        sampler = WARM.model_copy(update=truncated)
+        sampled = glm_image.sample_tokens(RECORDS, [1, 2, 3], sampler)
+        tokens = sampled.trajectory.tokens
+        want = whole_distribution(glm_image, tokens, 1.7)
+        torch.testing.assert_close(sampled.log_probs, want.gather(2, tokens[..., None])[..., 0], rtol=0, atol=5e-5)
+        torch.testing.assert_close(sampled.entropy, -(want.exp() * want).sum(-1), rtol=0, atol=1e-4)
+        if "top_k" in truncated:
+            likeliest = want.topk(3).indices
+            assert (likeliest == tokens[..., None]).any(-1).all()
 
 
-def test_entropy_of_a_known_distribution() -> None:
-    log_probs = torch.tensor([[0.25, 0.25, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0]]).log()
-    torch.testing.assert_close(tokens.entropy(log_probs, log_probs.exp()), torch.tensor([1.0397208, 0.0]))
+def test_a_replay_is_at_the_samplers_temperature(pipeline_folder: Path) -> None:
+    policy = load_policy(str(pipeline_folder), size=SIZE, rollout=WARM, kl_reference=True, device="cpu")
+    got = policy.rollout(RECORDS, 2, torch.Generator().manual_seed(0))
+    rows = torch.arange(6)
+    (chunk,) = policy.replay(got.trajectory, rows)
+    torch.testing.assert_close(chunk.log_probs, got.log_probs, rtol=0, atol=5e-5)
+    # A fresh adapter has no effect, so that the reference is the policy.
+    torch.testing.assert_close(got.trajectory.reference_log_probs, got.log_probs, rtol=0, atol=5e-5)
+    stir(policy)
+    (moved,) = policy.replay(got.trajectory, rows)
+    assert (moved.log_probs - got.log_probs).abs().max() > 1e-2

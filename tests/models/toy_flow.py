@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import LoraParams, ModelConfig, Strict
 from visual_grpo.models.family import Family, ModelSettings, Module
-from visual_grpo.models.flow_model import Schedule, Velocity
-from visual_grpo.models.flow_policy import FlowGenerator
+from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
 from visual_grpo.models.lora import Adapter
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.models.qwen_image import tiny as qwen_image
-from tests.models.sd3 import tiny as sd3
+from tests.models.families.qwen_image import tiny as qwen_image
+from tests.models.families.sd3 import tiny as sd3
 
 
 @pytest.fixture(scope="session")

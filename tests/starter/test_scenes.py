@@ -17,8 +17,9 @@ from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 import visual_grpo.starter.qwen2_5_vl.pretrain as pretraining
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.models.qwen2_5_vl import AnswerModel, Options
-from visual_grpo.models.token_model import TokenTrajectory, token_log_probs
+from visual_grpo.models.decoding import TokenTrajectory
+from visual_grpo.models.families.qwen2_5_vl import AnswerModel, Options
+from visual_grpo.models.tokens import token_log_probs
 from visual_grpo.rewards.segmentation.answer import parse_answer
 from visual_grpo.starter.build import model_digest
 from visual_grpo.starter.job import Job

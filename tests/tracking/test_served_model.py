@@ -22,7 +22,7 @@ from PIL import Image
 
 from tests.conftest import SIZE, stir
 from tests.evaluation.defaults import parameters
-from tests.models.sd3 import tiny
+from tests.models.families.sd3 import tiny
 from tests.tracking.conftest import Project, files_of
 from tests.tracking.toy_adapters import with_facts
 from visual_grpo.common.errors import UserError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,13 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.parallel import map_on_cores
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow_model import FlowModel, Schedule
 from visual_grpo.models.flow_sde import noises, ode_step, transition
 from visual_grpo.models.lora_sampling import merged
 from visual_grpo.models.offload import present
 from visual_grpo.models.rows import START_NOISE, STEP_NOISE
+
+if TYPE_CHECKING:
+    from visual_grpo.models.flow import FlowModel, Schedule
 
 C = TypeVar("C")
 

@@ -1,4 +1,4 @@
-"""What a model family is, said in one place per family.
+"""Model families: what each one says of itself in one place, and which there are.
 
 A family names its modules, tasks, options, adapter formats and saved classes, and knows how to load and build its
 model. Generic code asks the family and never imports a model's package.
@@ -6,11 +6,16 @@ model. Generic code asks the family and never imports a model's package.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.importing import load_attribute
 from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig, Strict, Task
+from visual_grpo.models import families
+from visual_grpo.models.loading import saved_class
 
 if TYPE_CHECKING:
     from visual_grpo.common.types import JointPolicy, Policy, PromptRecord, Sample
@@ -92,3 +97,50 @@ class Family:
 
     def kinds(self) -> set[Kind]:
         return {module.kind for module in self.modules.values()}
+
+
+AUTO = "auto"
+BUILT_IN = tuple(module.name for module in pkgutil.iter_modules(families.__path__))
+
+
+def find_family(name: str, path: str | None = None) -> Family:
+    """The family called ``name``; for ``auto`` the one that the model saved at ``path`` belongs to.
+
+    Raises UserError for an unknown name and for a saved model of no known family; both name the families.
+    """
+    if name == AUTO:
+        if path is None:
+            raise UserError("model.family is auto, but there is no saved model to recognise it from; name the family.")
+        return recognised(path)
+    if name in BUILT_IN:
+        return _loaded(_where(name))
+    if ":" in name:
+        return _loaded(name)
+    raise UserError(f"model.family is {name!r}, which is no known family.{nearest_hint(name, BUILT_IN)} {_known()}")
+
+
+def recognised(path: str) -> Family:
+    """The family that lists the class which the model saved at ``path`` names."""
+    found = saved_class(path)
+    known = [_loaded(_where(name)) for name in BUILT_IN]
+    for family in known:
+        if found in family.saved_as:
+            return family
+    says = "names no class and so" if found is None else f"is a {found}, which"
+    raise UserError(f"The model at {path} {says} belongs to no known family. {_known()}")
+
+
+def _where(name: str) -> str:
+    """Imported only when asked for: starting up loads no model library."""
+    return f"{families.__name__}.{name}:FAMILY"
+
+
+def _loaded(where: str) -> Family:
+    family = load_attribute(where, "model.family")
+    if not isinstance(family, Family):
+        raise UserError(f"model.family is {where!r}, which is a {type(family).__name__}, not a visual_grpo Family.")
+    return family
+
+
+def _known() -> str:
+    return f"Built in: {', '.join(BUILT_IN)}; a custom family is named package.module:FAMILY (docs/own_model.md)."

@@ -1,138 +1,227 @@
-"""Sampling and scoring of tokens under exactly one distribution.
+"""A language model as a policy: its decisions are the generated tokens.
 
-Shapes: B rows, T generated tokens, H hidden width, V token ids that may be sampled.
+A family offers a `TokenModel`; `TokenPolicy` samples, replays and trains it.
+Shapes: N prompts, G samples of each, B = N * G rows (b of them), T tokens, H hidden width, V token ids of the head.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-CHUNK = 2048
-"""Rows of the [rows, V] logits that exist at a time."""
-_CACHED = 2**17
-"""Logits at a time on a CPU: half a MiB, which stays in a core's cache from one operation to the next."""
-_LEAST = 64
-"""Rows at a time on a CPU: fewer make slow products."""
-ROUNDING = {torch.bfloat16: 0.003, torch.float16: 0.003 / 8}
-"""Mean |log ratio| in nats, for one layer and logits of standard deviation 1, between decoding from a cache and scoring
-whole sequences. It grows with the root of the layers and with the deviation (`benchmarks/rounding_gap.py`)."""
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
+from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.grpo.losses import k3_kl
+from visual_grpo.models.decoding import Encoded, SampledTokens, TokenTrajectory, sample_tokens
+from visual_grpo.models.family import ModelSettings, Module
+from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
+from visual_grpo.models.lora_sampling import merged
+from visual_grpo.models.offload import present
+from visual_grpo.models.prompt_cache import hidden_shared
+from visual_grpo.models.rows import draw_seeds, repeated
+from visual_grpo.models.token_probs import TokenSampler, chosen_log_probs, expected_gap
+
+E = TypeVar("E", bound=Encoded)
+
+
+class TokenModel(Protocol[E]):
+    """A transformers model with ``model.language_model``, and how it is asked."""
+
+    @property
+    def network(self) -> Any:
+        """The transformers model that the LoRA adapter is on.
+
+        Its language model is a stack of ``layers`` between embeddings and ``norm``, which share one ``rotary_emb``.
+        """
+        ...
+
+    @property
+    def head(self) -> Tensor:
+        """[V, H] output rows of the ids that may be sampled."""
+        ...
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[V] float32 added to the logits: 0, or -inf for an id that may not be sampled. None = all may be."""
+        ...
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Ids that end a row, the one that pads finished rows first; empty where the length is fixed."""
+        ...
+
+    def encode(self, records: Sequence[PromptRecord]) -> E:
+        """N records; T is the length of ``prompts.token_positions``."""
+        ...
+
+    def sampler(self, settings: SamplerConfig) -> TokenSampler:
+        """None falls back to the model's generation_config."""
+        ...
+
+    def samples(
+        self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[E], seeds: Sequence[int]
+    ) -> Sequence[Sample]:
+        """[B] what the tokens of B records mean; ``seeds`` decide anything else that is random in it."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenSampler:
-    """The distribution that tokens are drawn from."""
+class SampledGroups(Generic[E]):
+    """The tokens of a rollout before they are decoded."""
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-    @property
-    def truncates(self) -> bool:
-        return self.top_p < 1 or self.top_k > 0
-
-    def warp(self, logits: Tensor) -> Tensor:
-        """[B, V] -> [B, V] float32 in the order of ``generate``: temperature, top-k, top-p."""
-        from transformers import TopKLogitsWarper, TopPLogitsWarper
-
-        warped = logits.float() / self.temperature
-        unused: Any = None  # The warpers' input_ids argument, which they do not read.
-        if self.top_k:
-            warped = TopKLogitsWarper(min(self.top_k, warped.shape[-1]))(unused, warped)
-        if self.top_p < 1:
-            warped = TopPLogitsWarper(self.top_p)(unused, warped)
-        return warped
+    records: Sequence[PromptRecord]
+    """[B]."""
+    decode_seeds: Sequence[int]
+    """[B], of whatever is random in decoding them."""
+    sampled: SampledTokens[E]
 
 
-def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Inverse-CDF sampling: [B, V] probabilities and [B] uniforms in [0, 1) -> [B] token ids.
+class TokenPolicy(AdapterPolicy, Generic[E]):
+    """Satisfies ``types.Policy[TokenTrajectory[E]]`` for any `TokenModel`."""
 
-    One number a token makes a row's tokens depend on its own seed alone, and lets two policies be
-    compared on common random numbers. The sum runs in float64, so that no tail is lost.
-    """
-    cdf = probabilities.cumsum(-1, dtype=torch.float64)
-    points = (uniforms.double() * cdf[:, -1])[:, None]
-    ids = torch.searchsorted(cdf, points, right=True)[:, 0]
-    return ids.clamp(max=probabilities.shape[-1] - 1)
+    def __init__(
+        self,
+        model: TokenModel[E],
+        adapter: Adapter,
+        sampler: SamplerConfig,
+        config: PolicyConfig,
+        *,
+        kl_reference: bool = False,
+    ) -> None:
+        """A policy on the ``adapter`` of the model's network.
+
+        Args:
+            sampler: how training samples are drawn; no top-p or top-k.
+            kl_reference: store the reference's log-probs with every rollout, for a KL penalty.
+        """
+        super().__init__(adapter)
+        self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
+        self.temperature = model.sampler(sampler).temperature
+
+    @torch.no_grad()
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
+    ) -> Rollout[TokenTrajectory[E]]:
+        """G samples of each prompt. All randomness comes from seeds drawn from ``generator``."""
+        started = time.perf_counter()
+        groups = self.sample(prompts, group_size, generator)
+        seconds = time.perf_counter() - started
+        samples = self.model.samples(groups.records, groups.sampled.trajectory, groups.decode_seeds)
+        decoding = time.perf_counter() - started - seconds
+        return self.as_rollout(groups, samples, {"seconds/tokens": seconds, "seconds/decode": decoding})
+
+    @torch.no_grad()
+    def sample(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> SampledGroups[E]:
+        """The tokens of a rollout, with the reference's log-probs where there is a KL penalty."""
+        records = repeated(prompts, group_size)
+        seeds = draw_seeds(len(records), generator)
+        decode_seeds = seeds
+        if self.config.share_start_noise:
+            decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
+        sampled = sample_merged(self.model, records, seeds, self.sampler, self.config)
+        if self.kl_reference:
+            reference = self.reference_log_probs(sampled.trajectory)
+            sampled = replace(sampled, trajectory=replace(sampled.trajectory, reference_log_probs=reference))
+        return SampledGroups(records=records, decode_seeds=decode_seeds, sampled=sampled)
+
+    def as_rollout(
+        self, groups: SampledGroups[E], samples: Sequence[Sample], stats: Mapping[str, float]
+    ) -> Rollout[TokenTrajectory[E]]:
+        """``samples``: [B], decoded from the tokens of ``groups``; ``stats`` hold ``seconds/tokens``."""
+        sampled = groups.sampled
+        trajectory = sampled.trajectory
+        counted = float(trajectory.mask.sum())
+        return Rollout(
+            prompts=groups.records,
+            samples=samples,
+            trajectory=trajectory,
+            log_probs=sampled.log_probs,
+            mask=trajectory.mask,
+            stats={
+                "entropy": float(sampled.entropy[trajectory.mask].mean()),
+                "tokens_per_sample": counted / len(groups.records),
+                "speed/tokens_per_second": counted / stats["seconds/tokens"],
+                **stats,
+            },
+            rounding=self._rounding(sampled),
+        )
+
+    def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
+        """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
+        with present(self.model.network):  # Also while the caller goes backward.
+            log_probs = self._log_probs(trajectory, rows)
+            kl = None
+            if trajectory.reference_log_probs is not None:
+                kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
+            yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
+
+    @torch.no_grad()
+    def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
+        """[B, T] float32 with the adapter switched off."""
+        with present(self.model.network), self.adapter.disabled():
+            batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
+            return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
+
+    def _rounding(self, sampled: SampledTokens[E]) -> float:
+        if sampled.deviation is None:
+            return 0.0
+        deviation = float(sampled.deviation[sampled.trajectory.mask].mean())
+        return expected_gap(self.model.network, self.model.head.dtype, deviation / self.temperature)
+
+    def _log_probs(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Tensor:
+        checkpointing = self.config.gradient_checkpointing
+        return token_log_probs(self.model, trajectory, rows, self.temperature, checkpointing=checkpointing)
 
 
-def row_uniforms(seeds: Sequence[int], count: int) -> Tensor:
-    """[B, count] float64 uniforms, each row from a generator with that row's seed."""
-    rows = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
-    return torch.stack(rows)
+def sample_merged(
+    model: TokenModel[E],
+    records: Sequence[PromptRecord],
+    seeds: Sequence[int],
+    settings: SamplerConfig,
+    config: PolicyConfig,
+) -> SampledTokens[E]:
+    """B trajectories under the present adapter, which is merged into the weights meanwhile."""
+    with present(model.network), merged(model.network):
+        return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
 
 
-class _ChosenLogProbs(torch.autograd.Function):
-    """``log softmax(h W^T / temperature)[y]`` for a frozen head W, without keeping [rows, V].
+class TokenGenerator(Generic[E]):
+    """Satisfies ``family.Model`` for any `TokenModel` with one LoRA."""
 
-    The gradient ``(W[y] - softmax W) / temperature`` is formed in the forward, chunk by chunk.
-    """
+    def __init__(self, model: TokenModel[E], modules: Mapping[str, Module], settings: ModelSettings) -> None:
+        """``modules``: the family's, of which there is one."""
+        (name,) = modules
+        self.model, self.config = model, settings.policy
+        self.adapters = AdapterSet(modules, {name: model.network})
 
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float, bias: Tensor | None
-    ) -> Tensor:
-        values = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        gradient = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        at_once = CHUNK
-        if hidden.device.type == "cpu":
-            at_once = min(CHUNK, max(_LEAST, _CACHED // len(head)))
-        for start in range(0, len(hidden), at_once):
-            part = slice(start, start + at_once)
-            logits = (hidden[part] @ head.t()).float()
-            if bias is not None:
-                logits += bias
-            log_probs = logits.div_(temperature).log_softmax(-1)
-            values[part] = log_probs.gather(1, tokens[part, None])[:, 0]
-            if gradient is not None:
-                expected = log_probs.exp_().to(head.dtype) @ head
-                gradient[part] = (head[tokens[part]] - expected) / temperature
-        if gradient is not None:
-            ctx.save_for_backward(gradient)
-        return values
+    @torch.no_grad()
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        """One sample per record; each depends on its record, its seed and the weights."""
+        sampled = sample_merged(self.model, records, seeds, sampler, self.config)
+        return list(self.model.samples(records, sampled.trajectory, seeds))
 
-    @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None, None]:
-        (gradient,) = ctx.saved_tensors
-        return outputs[0][:, None].to(gradient.dtype) * gradient, None, None, None, None
+    def policy(
+        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+    ) -> TokenPolicy[E]:
+        """Answers to each prompt; ``stock`` decides nothing here."""
+        return TokenPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)
 
 
-def chosen_log_probs(
-    hidden: Tensor, head: Tensor, tokens: Tensor, temperature: float, bias: Tensor | None = None
+def token_log_probs(
+    model: TokenModel[E],
+    trajectory: TokenTrajectory[E],
+    rows: Tensor,
+    temperature: float,
+    *,
+    checkpointing: bool = False,
 ) -> Tensor:
-    """Log-probability of each chosen token, [B, T, H] and [B, T] int64 -> [B, T] float32.
-
-    ``head`` [V, H] is frozen: no gradient reaches it. ``bias`` [V] float32 is added to its logits: 0, or -inf for an id
-    that may not be sampled and is not among ``tokens``.
-    """
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    values: Tensor = _ChosenLogProbs.apply(flat, head.detach(), tokens.reshape(-1), temperature, bias)
-    return values.view(tokens.shape)
-
-
-def deviation(log_probs: Tensor) -> Tensor:
-    """Standard deviation of [B, V] log-probs over the ids that may be drawn, which is that of their logits, [B]."""
-    allowed = log_probs.isfinite()
-    count = allowed.sum(-1, keepdim=True)
-    values = log_probs.masked_fill(~allowed, 0.0)
-    spread = (values - values.sum(-1, keepdim=True) / count).masked_fill(~allowed, 0.0)
-    return (spread.square().sum(-1) / count[:, 0]).sqrt()
-
-
-def entropy(log_probs: Tensor, probabilities: Tensor) -> Tensor:
-    """Shannon entropy in nats, [B], of [B, V] log-probs and their exponentials; ids of probability 0 add nothing."""
-    return -(probabilities * log_probs.clamp(min=-1e9)).sum(-1)
-
-
-def expected_gap(network: Any, dtype: torch.dtype, deviation: float) -> float:
-    """Mean |log ratio| in nats that rounding alone makes between sampler and replay of a transformers model.
-
-    ``deviation``: standard deviation of its logits over the ids that may be drawn.
-    """
-    layers: int = network.config.get_text_config().num_hidden_layers
-    return ROUNDING[dtype] * math.sqrt(layers) * deviation
+    """[b, T] float32 of the stored tokens of ``rows`` ([b]), on the CPU, under the weights as they are now."""
+    tokens, prompt_of_row = trajectory.tokens[rows], trajectory.prompt_of_row[rows]
+    prompts = trajectory.encoded.prompts
+    hidden = hidden_shared(model.network, prompts, prompt_of_row, tokens, checkpointing=checkpointing)
+    return chosen_log_probs(hidden, model.head, tokens, temperature, model.bias).cpu()

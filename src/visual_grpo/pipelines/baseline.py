@@ -19,7 +19,7 @@ from visual_grpo.evaluation import generate
 from visual_grpo.grpo.distributed import group, launch
 from visual_grpo.grpo.distributed.policy import follow, leading
 from visual_grpo.models.family import Model
-from visual_grpo.models.family_settings import Plan
+from visual_grpo.models.run_spec import Plan
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 from visual_grpo.training import components
 from visual_grpo.training.cache_key import cache_key

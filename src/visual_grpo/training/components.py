@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
     from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.models.family import Family, Model, TwoStageModel
-    from visual_grpo.models.family_settings import Plan
+    from visual_grpo.models.run_spec import Plan
     from visual_grpo.rewards.combine import RewardSet
 
 ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
@@ -29,7 +29,7 @@ STOCK = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 
 def family_of(config: Parameters, model: str | None = None) -> Family:
     """The family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
-    from visual_grpo.models.families import AUTO, find_family
+    from visual_grpo.models.family import AUTO, find_family
 
     path = model if model is not None else config.model.path
     name = config.model.family
@@ -40,9 +40,9 @@ def family_of(config: Parameters, model: str | None = None) -> Family:
 
 def make_plan(config: Parameters, model: str | None = None) -> Plan:
     """What the configuration asks of its model's family; raises UserError where that does not fit."""
-    from visual_grpo.models import family_settings
+    from visual_grpo.models import run_spec
 
-    return family_settings.make_plan(family_of(config, model), config)
+    return run_spec.make_plan(family_of(config, model), config)
 
 
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:
@@ -188,10 +188,9 @@ def load_model(
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
     """
-    from visual_grpo.models.families import find_family
-    from visual_grpo.models.family import ModelSettings
-    from visual_grpo.models.family_settings import options_of
+    from visual_grpo.models.family import ModelSettings, find_family
     from visual_grpo.models.quantized import require_quantised
+    from visual_grpo.models.run_spec import options_of
 
     config = policy or PolicyConfig()
     found = find_family(family, model)
@@ -229,7 +228,7 @@ def load_policy(
         rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
-    from visual_grpo.models.families import find_family
+    from visual_grpo.models.family import find_family
 
     found = find_family(family, model)
     name = module or next(iter(found.modules))

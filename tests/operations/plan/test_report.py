@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 
-from tests.models.sd3 import tiny
+from tests.models.families.sd3 import tiny
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
 from visual_grpo.operations.plan.estimate import (

@@ -15,8 +15,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
 from visual_grpo.grpo.distributed.sharding import layers_of
-from visual_grpo.models.family_settings import Plan
 from visual_grpo.models.offload import brought, on_device, put_away
+from visual_grpo.models.run_spec import Plan
 from visual_grpo.operations.plan.host_values import HostValues
 from visual_grpo.operations.plan.meter import Meter, as_on_a_device
 from visual_grpo.operations.plan.model import PlannedModel, segmenter_of

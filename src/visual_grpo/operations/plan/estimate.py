@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import Parameters
-from visual_grpo.models.family_settings import Plan
+from visual_grpo.models.run_spec import Plan
 from visual_grpo.operations.plan.meter import Meter, Phase
 
 LAUNCH_SECONDS = 14.6e-6

@@ -16,9 +16,8 @@ from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import ModelConfig, Parameters
 from visual_grpo.config.command import rerun_command
-from visual_grpo.models.families import find_family
-from visual_grpo.models.family import Family, Model, ModelSettings
-from visual_grpo.models.family_settings import Plan, make_plan
+from visual_grpo.models.family import Family, Model, ModelSettings, find_family
+from visual_grpo.models.run_spec import Plan, make_plan
 
 _RELEASED = Path(__file__).with_name("released")
 """Configuration files of released models by hub id. Their tokenizers only count words."""

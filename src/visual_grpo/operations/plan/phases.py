@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from visual_grpo.common.types import ReplayChunk
-from visual_grpo.models import token_model, token_policy
+from visual_grpo.models import decoding, tokens
 from visual_grpo.models.denoising import Denoiser
-from visual_grpo.models.flow_policy import FlowPolicy
+from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.operations.plan.meter import Meter
 
 CONDITIONS = "prompts and conditions"
@@ -36,7 +36,7 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
         phases: `Meter` or `gpu_check.Stopwatch`.
     """
     marked: list[tuple[Any, str, str]] = [
-        (token_policy, "sample_tokens", "tokens"),
+        (tokens, "sample_tokens", "tokens"),
         (Denoiser, "sample_path", "denoising"),
         (Denoiser, "integrate", "denoising"),
         (Denoiser, "pixels", "pictures (VAE)"),
@@ -94,7 +94,7 @@ def fewer_repeats(meter: Meter) -> Iterator[None]:
         return reference_means
 
     with (
-        replaced(token_model, "_sample_batch", lambda real: _two_tokens(meter, real)),
+        replaced(decoding, "_sample_batch", lambda real: _two_tokens(meter, real)),
         replaced(Denoiser, "_ode", two_steps),
         replaced(Denoiser, "_batched", one_batch),
         replaced(FlowPolicy, "reference_means", one_reference),
@@ -124,7 +124,7 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
             def start(*given: Any) -> Any:
                 forward, each = token_steps(*given).next, length / runs
                 if model.ends:
-                    meter.wait((length - 1) // token_model.EOS_CHECK_INTERVAL)
+                    meter.wait((length - 1) // decoding.EOS_CHECK_INTERVAL)
                 meter.weight *= each  # From here on all is done for each token, but one forward less.
 
                 def step(embeds: Tensor) -> Tensor:
@@ -138,8 +138,8 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
 
         with (
             meter.weighted(1.0),
-            replaced(token_model, "prefill", prefilled),
-            replaced(token_model, "token_steps", started),
+            replaced(decoding, "prefill", prefilled),
+            replaced(decoding, "token_steps", started),
         ):
             found = real(model, prompts, prompt_of_row, uniforms[:, :runs], *rest)
         return tuple(pad(column, (0, length - runs)) for column in found)

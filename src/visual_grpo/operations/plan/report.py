@@ -13,9 +13,9 @@ from torch import nn
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.models.family_settings import Plan
 from visual_grpo.models.offload import pinned_bytes
 from visual_grpo.models.quantized import quantised_layers
+from visual_grpo.models.run_spec import Plan
 from visual_grpo.operations.plan.dry_run import DryRunner
 from visual_grpo.operations.plan.estimate import Card, find_card, phase_seconds, run_seconds, seconds_of, smallest_card
 from visual_grpo.operations.plan.meter import OUTSIDE, Meter

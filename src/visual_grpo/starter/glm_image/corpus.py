@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from visual_grpo.models.glm_image.sources import upsampled
+from visual_grpo.models.families.glm_image.sources import upsampled
 from visual_grpo.starter.glm_image.codebook import CELLS, IMAGE_END, PATCH, fit_codebook, nearest_codes, patch_features
 from visual_grpo.starter.shapes.draw import Jitter, draw_all, draw_edit, draw_scene, random_edit, stacked
 from visual_grpo.starter.shapes.world import BACKGROUND, COMBINATIONS, EDITS, Combination

@@ -12,7 +12,7 @@ from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 from torch import Tensor
 
-from visual_grpo.models.glm_image.sources import write_sources
+from visual_grpo.models.families.glm_image.sources import write_sources
 from visual_grpo.starter.optimise import Report, minimise, random_sigma
 from visual_grpo.starter.shapes.world import BACKGROUND
 

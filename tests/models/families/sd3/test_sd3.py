@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.models import flow_checks
-from tests.models.sd3 import tiny
+from tests.models.families.sd3 import tiny
 from visual_grpo.config import ModelConfig, SamplerConfig
-from visual_grpo.models.sd3 import FAMILY, Sd3, Sd3Options
+from visual_grpo.models.families.sd3 import FAMILY, Sd3, Sd3Options
 
 RECORDS = flow_checks.records_of()
 CPU = ModelConfig(device="cpu")

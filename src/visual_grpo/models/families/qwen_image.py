@@ -21,18 +21,17 @@ from visual_grpo.common.images import fit, read_image
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow_model import (
+from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow_parts import (
     PaddedText,
-    Schedule,
-    Velocity,
     as_images,
     guided,
     latent_shape,
+    mmdit_modules,
     packed,
     packed_schedule,
     unpacked,
 )
-from visual_grpo.models.flow_policy import FlowGenerator, mmdit_modules
 from visual_grpo.models.loading import load_pipeline, saved_class
 from visual_grpo.models.offload import present
 from visual_grpo.models.rows import distinct, source_count

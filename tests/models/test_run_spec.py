@@ -10,8 +10,8 @@ import pytest
 from tests.training.test_run import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.models.families import find_family
-from visual_grpo.models.family_settings import make_plan
+from visual_grpo.models.family import find_family
+from visual_grpo.models.run_spec import make_plan
 
 STEPS = {"steps": 4, "guidance_scale": 1.5}
 TOKENS = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}

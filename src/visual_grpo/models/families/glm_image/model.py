@@ -11,17 +11,17 @@ from torch import Tensor
 
 from visual_grpo.common.types import JointRollout, PromptRecord, Sample
 from visual_grpo.config import ModelConfig, SamplerConfig
+from visual_grpo.models.decoding import SampledTokens
 from visual_grpo.models.denoising import Denoiser
+from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.models.families.glm_image.sources import SourceEncoder
+from visual_grpo.models.families.glm_image.token_model import EncodedPrompts, GlmImageTokens
 from visual_grpo.models.family import Family, ModelSettings, Module
-from visual_grpo.models.flow_policy import FlowPolicy
-from visual_grpo.models.glm_image.decoder import Conditions, GlmImageDecoder
-from visual_grpo.models.glm_image.sources import SourceEncoder
-from visual_grpo.models.glm_image.token_model import EncodedPrompts, GlmImageTokens
+from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.lora import AdapterSet, DiffusersAdapter, PeftAdapter
 from visual_grpo.models.rows import rows_by_source_count
-from visual_grpo.models.token_model import SampledTokens
-from visual_grpo.models.token_policy import TokenPolicy, sample_merged
+from visual_grpo.models.tokens import TokenPolicy, sample_merged
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline
@@ -151,7 +151,7 @@ _PARTS = ("tokenizer", "processor", "text_encoder", "vision_language_encoder", "
 
 def load(path: str, config: ModelConfig) -> GlmImagePipeline:
     """A folder or hub id, frozen; with the preview size that a small model's folder says."""
-    from visual_grpo.models.glm_image.processor import PreviewProcessor, preview_side
+    from visual_grpo.models.families.glm_image.processor import PreviewProcessor, preview_side
 
     def prepare(pipeline: GlmImagePipeline) -> None:
         pipeline.vae.to(memory_format=torch.channels_last)  # 3x faster convolutions on a CPU.

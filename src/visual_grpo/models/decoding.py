@@ -1,25 +1,165 @@
-"""Hidden states of generated token after token, with a cache that grows or one that is whole from the start.
+"""Generates tokens with a cache that grows, or one that is whole from the start.
 
 Masks and rotary tables of all tokens are made at once and given to the language model's layers: its own forward would
 make them anew for each token, and look at the mask's values, where the host waits for the GPU.
-Shapes: b rows, P prompt tokens (left-padded), T generated tokens, H hidden width.
+Shapes: B rows (b of them), P prompt tokens (left-padded), T generated tokens, H hidden width.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.models.prompt_cache import Prefix
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.models.prompt_cache import Prefix, Prompts, prefill
+from visual_grpo.models.rows import distinct
+from visual_grpo.models.token_probs import TokenSampler, deviation, draw, entropy, row_uniforms
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, StaticCache
 
+    from visual_grpo.models.tokens import TokenModel
+
 TokenCache = Literal["growing", "static"]
 _KNOWN_ATTENTION = ("sdpa", "eager")
+
+
+class Encoded(Protocol):
+    """N distinct records as a language model reads them; a model may remember more about them."""
+
+    @property
+    def prompts(self) -> Prompts: ...
+
+
+E = TypeVar("E", bound=Encoded)
+
+
+EOS_CHECK_INTERVAL = 8
+"""Tokens between two checks of whether all rows have ended, each of which waits for the GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenTrajectory(Generic[E]):
+    """Everything the replay needs of B sampled rows."""
+
+    encoded: E
+    prompt_of_row: Tensor
+    """[B] int64, row -> index among the N encoded records."""
+    tokens: Tensor
+    """[B, T] int64; after an end token it goes on with end tokens."""
+    mask: Tensor
+    """[B, T] bool on the CPU: up to and including the first end token."""
+    reference_log_probs: Tensor | None = None
+    """[B, T] float32 under the adapter-disabled model; None without a KL penalty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledTokens(Generic[E]):
+    """A trajectory with what was measured while it was drawn."""
+
+    trajectory: TokenTrajectory[E]
+    log_probs: Tensor
+    """[B, T] float32 at the sampler's temperature, before any truncation."""
+    entropy: Tensor
+    """[B, T] float32 of the same distributions, nats."""
+    deviation: Tensor | None = None
+    """[B, T] float32, of their logits; measured in half precision only, where rounding grows with it."""
+
+
+@torch.no_grad()
+def sample_tokens(
+    model: TokenModel[E],
+    records: Sequence[PromptRecord],
+    seeds: Sequence[int],
+    sampler: TokenSampler,
+    batch: int,
+    cache: TokenCache = "growing",
+) -> SampledTokens[E]:
+    """T tokens for each of B records, ``batch`` rows at a time; row i is a function of its record, ``seeds[i]`` and
+    the weights.
+
+    Raises UserError where the records differ in their number of source images.
+    """
+    firsts, prompt_of_row = distinct(records)
+    encoded = model.encode(firsts)
+    uniforms = row_uniforms(seeds, encoded.prompts.token_positions.shape[-1])
+    parts = [
+        _sample_batch(model, encoded.prompts, prompt_of_row[rows], uniforms[rows], sampler, cache)
+        for rows in torch.arange(len(records)).split(batch)
+    ]
+    tokens, log_probs, entropies, deviations = (torch.cat(column) for column in zip(*parts, strict=True))
+    ended = is_end(model, tokens)
+    mask = ((ended.cumsum(1) - ended.long()) == 0).cpu()
+    trajectory = TokenTrajectory(encoded=encoded, prompt_of_row=prompt_of_row, tokens=tokens, mask=mask)
+    return SampledTokens(
+        trajectory=trajectory,
+        log_probs=log_probs.cpu(),
+        entropy=entropies.cpu(),
+        deviation=deviations.cpu() if _is_half(model) else None,
+    )
+
+
+def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
+    """Which tokens end a row, bool in the shape of ``tokens``."""
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    for end in model.ends:  # A tensor of them would have to be sent to the GPU for every token.
+        found |= tokens == end
+    return found
+
+
+def _sample_batch(
+    model: TokenModel[E],
+    prompts: Prompts,
+    prompt_of_row: Tensor,
+    uniforms: Tensor,
+    sampler: TokenSampler,
+    cache: TokenCache,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """[b, T] tokens, log-probs, entropies and deviations, token by token after one prefill per prompt.
+
+    T columns are returned whether or not every row ends before, so that batches can be joined.
+    """
+    prefix = prefill(model.network, prompts, prompt_of_row)
+    hidden, steps = prefix.hidden, token_steps(model.network, prefix, uniforms.shape[1], cache)
+    embed = model.network.model.get_input_embeddings()
+    padding = model.ends[0] if model.ends else 0
+    tokens = torch.full(uniforms.shape, padding, device=hidden.device)
+    log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
+    # What every token needs is on the device before the first: each copy would make the GPU wait for the host.
+    uniforms = uniforms.to(hidden.device)
+    done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
+    for step in range(uniforms.shape[1]):
+        logits = (hidden[:, -1] @ model.head.t()).float()
+        if model.bias is not None:
+            logits += model.bias
+        plain = (logits / sampler.temperature).log_softmax(-1)
+        probabilities = plain.exp()
+        chosen = sampler.warp(logits).softmax(-1) if sampler.truncates else probabilities
+        token = draw(chosen, uniforms[:, step])
+        if model.ends:
+            token = torch.where(done, padding, token)
+        tokens[:, step] = token
+        log_probs[:, step] = plain.gather(1, token[:, None])[:, 0]
+        entropies[:, step] = entropy(plain, probabilities)
+        if _is_half(model):
+            deviations[:, step] = deviation(plain)
+        if step + 1 == uniforms.shape[1]:
+            break
+        if model.ends:
+            done |= is_end(model, token)
+            if step % EOS_CHECK_INTERVAL == EOS_CHECK_INTERVAL - 1 and done.all():
+                break
+        hidden = steps.next(embed(token[:, None]))
+    return tokens, log_probs, entropies, deviations
+
+
+def _is_half(model: TokenModel[Any]) -> bool:
+    return model.head.dtype != torch.float32
 
 
 def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> GrowingSteps | StaticSteps:

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import SamplerConfig
-from visual_grpo.models.glm_image.sources import SourceEncoder
+from visual_grpo.models.decoding import TokenTrajectory
+from visual_grpo.models.families.glm_image.sources import SourceEncoder
 from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.rows import source_count
-from visual_grpo.models.token_model import TokenTrajectory
-from visual_grpo.models.tokens import TokenSampler
+from visual_grpo.models.token_probs import TokenSampler
 
 if TYPE_CHECKING:
     from transformers import BatchFeature, GlmImageForConditionalGeneration
 
-    from visual_grpo.models.glm_image.processor import PreviewProcessor
+    from visual_grpo.models.families.glm_image.processor import PreviewProcessor
 
 Decode = Callable[[Sequence[PromptRecord], Tensor, Sequence[int]], list[Sample]]
 """(records, [B, T] tokens, seeds of the start noise) -> B uint8 images [3, H, W]."""

@@ -1,6 +1,8 @@
-"""Any flow model as a policy: its decisions are the stochastic denoising steps (Flow-GRPO, arXiv 2505.05470).
+"""Flow matching as a policy: its decisions are the stochastic denoising steps (Flow-GRPO, arXiv 2505.05470).
 
-Shapes: N prompts, G samples of each, B = N * G rows, S trained steps, C x h x w latents of one image.
+A family offers a `FlowModel`; `FlowPolicy` samples, replays and trains it. The formulas are in flow_sde.py.
+Shapes: N prompts (*entries* of the conditions), G samples of each, B = N * G rows (b of them), S trained steps,
+C x h x w latents of one image.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,13 +19,70 @@ from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.family import ModelSettings, Module
-from visual_grpo.models.flow_model import FlowModel, Schedule
 from visual_grpo.models.flow_sde import log_prob, normalised_log_ratio, transition_kl
-from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet, PipelineAdapter
+from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
 from visual_grpo.models.offload import present
 from visual_grpo.models.rows import draw_seeds, repeated, rows_by_source_count
 
 C = TypeVar("C")
+
+Velocity = Callable[[Tensor, float], Tensor]
+"""(state [b, C, h, w] float32, timestep) -> guided velocity [b, C, h, w] float32, with gradient where it is on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """n denoising steps of the pipeline's scheduler."""
+
+    timesteps: tuple[float, ...]
+    """n of them, as the transformer is called with at each step."""
+    sigmas: tuple[float, ...]
+    """n + 1 noise levels, the first at most 1, the last 0."""
+
+    @classmethod
+    def of(cls, scheduler: Any) -> Schedule:
+        """What a scheduler of diffusers was set to."""
+        return cls(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+
+class FlowModel(Protocol[C]):
+    """A pipeline at one image size. ``C`` is what its transformer is told of N records."""
+
+    @property
+    def transformer(self) -> Any:
+        """The diffusers model that the LoRA adapter is on."""
+        ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, h, w) of one image."""
+        ...
+
+    def schedule(self, steps: int) -> Schedule: ...
+
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> C:
+        """What the transformer is told of N records.
+
+        ``seeds``: [N], for a model that samples a part of it (GLM-Image's tokens). ``guidance_scale``: 1 = off.
+        """
+        ...
+
+    def velocity(self, conditions: C, entries: Tensor) -> Velocity:
+        """The velocity field of b rows; ``entries`` ([b] int64) says which of the N records each row belongs to.
+
+        What all steps share, such as the embeddings of these rows, is prepared once here.
+        """
+        ...
+
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        """[b, C, h, w] float32 -> b uint8 images [3, H, W] on the CPU.
+
+        On a CPU several threads call it at the same time.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,19 +273,3 @@ class FlowGenerator(Generic[C]):
     ) -> FlowPolicy[C]:
         """Decodes of each prompt; ``stock`` decides nothing here."""
         return FlowPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)
-
-
-_ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
-_ADVICE = (
-    "a reward that sees what the early steps decide (layout, objects, text); policy.flow.noise between .4 and 1;"
-    " policy.flow.window_start=0; policy.share_start_noise=true; more grpo.prompts_per_step"
-)
-
-
-def mmdit_modules(*feed_forwards: str) -> dict[str, Module]:
-    """The module of a transformer with a stream for the image and one for the text (MMDiT, arXiv 2403.03206).
-
-    ``feed_forwards``: what a block calls its feed-forward networks, such as ``ff`` and ``ff_context``.
-    """
-    targets = [*_ATTENTION, *(f"{name}.net.{layer}" for name in feed_forwards for layer in ("0.proj", "2"))]
-    return {"dit": Module(kind="flow", adapter=PipelineAdapter, targets=targets, advice=_ADVICE)}

@@ -16,19 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import SIZE, stir
 from tests.evaluation.painter import brightness
-from tests.models.glm_image.test_ar import RECORDS
+from tests.models.families.glm_image.test_ar import RECORDS
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Dtype, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.checks import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.lora_sampling import merged
-from visual_grpo.models.token_policy import TokenPolicy
-from visual_grpo.models.tokens import deviation, expected_gap
+from visual_grpo.models.token_probs import deviation, expected_gap
+from visual_grpo.models.tokens import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_policy
 
-BENCHMARK = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks" / "rounding_gap.py"))
+BENCHMARK = runpy.run_path(str(Path(__file__).parents[4] / "benchmarks" / "rounding_gap.py"))
 
 
 def half(folder: Path, module: str) -> Any:

@@ -1,13 +1,13 @@
-"""What a flow-matching generator must offer for the generic flow policy, and parts that families share.
+"""What families of flow models share: latent shapes, guidance, prompts in a batch, packed latents, LoRA targets.
 
-Shapes: N records (*entries* of the conditions), b rows, C x h x w latents of one image.
+Shapes: N prompts, b rows, C x h x w latents of one image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,67 +15,9 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from torch.nn.utils.rnn import pad_sequence
 
-from visual_grpo.common.types import PromptRecord
-
-C = TypeVar("C")
-
-Velocity = Callable[[Tensor, float], Tensor]
-"""(state [b, C, h, w] float32, timestep) -> guided velocity [b, C, h, w] float32, with gradient where it is on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """n denoising steps of the pipeline's scheduler."""
-
-    timesteps: tuple[float, ...]
-    """n of them, as the transformer is called with at each step."""
-    sigmas: tuple[float, ...]
-    """n + 1 noise levels, the first at most 1, the last 0."""
-
-    @classmethod
-    def of(cls, scheduler: Any) -> Schedule:
-        """What a scheduler of diffusers was set to."""
-        return cls(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
-
-    def __len__(self) -> int:
-        return len(self.timesteps)
-
-
-class FlowModel(Protocol[C]):
-    """A pipeline at one image size. ``C`` is what its transformer is told of N records."""
-
-    @property
-    def transformer(self) -> Any:
-        """The diffusers model that the LoRA adapter is on."""
-        ...
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of one image."""
-        ...
-
-    def schedule(self, steps: int) -> Schedule: ...
-
-    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> C:
-        """What the transformer is told of N records.
-
-        ``seeds``: [N], for a model that samples a part of it (GLM-Image's tokens). ``guidance_scale``: 1 = off.
-        """
-        ...
-
-    def velocity(self, conditions: C, entries: Tensor) -> Velocity:
-        """The velocity field of b rows; ``entries`` ([b] int64) says which of the N records each row belongs to.
-
-        What all steps share, such as the embeddings of these rows, is prepared once here.
-        """
-        ...
-
-    def pixels(self, latents: Tensor) -> list[Tensor]:
-        """[b, C, h, w] float32 -> b uint8 images [3, H, W] on the CPU.
-
-        On a CPU several threads call it at the same time.
-        """
-        ...
+from visual_grpo.models.family import Module
+from visual_grpo.models.flow import Schedule
+from visual_grpo.models.lora import PipelineAdapter
 
 
 def latent_shape(pipeline: Any, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
@@ -158,3 +100,19 @@ def packed_schedule(scheduler: Any, steps: int, latent_shape: tuple[int, int, in
     offset = config.base_shift - slope * config.base_image_seq_len
     scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=h * w // 4 * slope + offset)
     return Schedule.of(scheduler)
+
+
+_ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
+_ADVICE = (
+    "a reward that sees what the early steps decide (layout, objects, text); policy.flow.noise between .4 and 1;"
+    " policy.flow.window_start=0; policy.share_start_noise=true; more grpo.prompts_per_step"
+)
+
+
+def mmdit_modules(*feed_forwards: str) -> dict[str, Module]:
+    """The module of a transformer with a stream for the image and one for the text (MMDiT, arXiv 2403.03206).
+
+    ``feed_forwards``: what a block calls its feed-forward networks, such as ``ff`` and ``ff_context``.
+    """
+    targets = [*_ATTENTION, *(f"{name}.net.{layer}" for name in feed_forwards for layer in ("0.proj", "2"))]
+    return {"dit": Module(kind="flow", adapter=PipelineAdapter, targets=targets, advice=_ADVICE)}

@@ -11,7 +11,7 @@ from diffusers import GlmImagePipeline
 from PIL import Image
 
 from tests.conftest import SIZE, stir
-from tests.models.glm_image.test_dit import DitPolicy, model_with
+from tests.models.families.glm_image.test_dit import DitPolicy, model_with
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from tests.conftest import SIZE
-from tests.models.qwen_image import tiny as tiny_qwen_image
-from tests.models.sd3 import tiny as tiny_sd3
+from tests.models.families.qwen_image import tiny as tiny_qwen_image
+from tests.models.families.sd3 import tiny as tiny_sd3
 from tests.models.toy_flow import FAMILY, ToyFlow
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import SamplerConfig
-from visual_grpo.models.families import BUILT_IN, find_family
+from visual_grpo.models.family import BUILT_IN, find_family
 from visual_grpo.training.components import load_model, load_policy
 
 OWN = "tests.models.toy_flow:FAMILY"

@@ -9,7 +9,7 @@ from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as modules
-from visual_grpo.models.glm_image.sources import SourceCache, write_sources
+from visual_grpo.models.families.glm_image.sources import SourceCache, write_sources
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
 
 Sources = tuple[list[Tensor], list[Tensor]]

@@ -20,14 +20,14 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import ModelConfig, SamplerConfig, Strict
+from visual_grpo.models.decoding import TokenTrajectory, is_end
 from visual_grpo.models.family import Family, ModelSettings, Module
 from visual_grpo.models.loading import loading, place
 from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.quantized import check_base_weights, quantise
-from visual_grpo.models.token_model import TokenTrajectory, is_end
-from visual_grpo.models.token_policy import TokenGenerator
-from visual_grpo.models.tokens import TokenSampler
+from visual_grpo.models.token_probs import TokenSampler
+from visual_grpo.models.tokens import TokenGenerator
 
 if TYPE_CHECKING:
     from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor

@@ -12,10 +12,10 @@ from tests.conftest import SIZE, stir
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
-from visual_grpo.models.flow_policy import FlowPolicy
-from visual_grpo.models.glm_image.decoder import Conditions, GlmImageDecoder
-from visual_grpo.models.glm_image.model import GlmImage
-from visual_grpo.models.glm_image.processor import PreviewProcessor
+from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.models.families.glm_image.model import GlmImage
+from visual_grpo.models.families.glm_image.processor import PreviewProcessor
+from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.training.components import load_model, load_policy
 
 TEXTS = [

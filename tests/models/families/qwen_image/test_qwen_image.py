@@ -11,11 +11,11 @@ import torch
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 
 from tests.models import flow_checks
-from tests.models.qwen_image import tiny
+from tests.models.families.qwen_image import tiny
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig
-from visual_grpo.models.qwen_image import FAMILY, QwenImage, QwenImageOptions
+from visual_grpo.models.families.qwen_image import FAMILY, QwenImage, QwenImageOptions
 
 CPU = ModelConfig(device="cpu")
 

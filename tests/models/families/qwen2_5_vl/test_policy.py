@@ -18,8 +18,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.qwen2_5_vl import AnswerModel, EncodedQueries
-from visual_grpo.models.token_policy import TokenGenerator, TokenPolicy
+from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
+from visual_grpo.models.tokens import TokenGenerator, TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
 from visual_grpo.training.components import load_model

@@ -16,8 +16,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow_model import PooledText, Schedule, Velocity, as_images, guided, latent_shape
-from visual_grpo.models.flow_policy import FlowGenerator, mmdit_modules
+from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow_parts import PooledText, as_images, guided, latent_shape, mmdit_modules
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.rows import distinct
 
