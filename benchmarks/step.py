@@ -84,7 +84,7 @@ def _step(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
     """A training step of the project, by phase."""
     seconds: Seconds = {}
     whole: Seconds = {}
-    with phases_of_methods(seconds, [*_methods(trainer.policy), (trainer, "_update", "updates")]), phase(whole, "step"):
+    with phases_of_methods(seconds, [*_methods(trainer.policy), (trainer, "update", "updates")]), phase(whole, "step"):
         trainer.take_step(records, PromptOrder.over(records, trainer.seed))
     return seconds | {"everything else": whole["step"] - sum(seconds.values())}
 

@@ -56,7 +56,7 @@ def test_every_built_in_family_has_its_name_and_saved_classes_of_its_own() -> No
 
 def test_a_saved_model_of_another_class_names_the_known_families(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "DDPMPipeline", "unet": [None, None]}))
-    with pytest.raises(UserError, match=r"is a DDPMPipeline, which belongs to no known family.*glm_image, sd3, qwen"):
+    with pytest.raises(UserError, match=r"is a DDPMPipeline, which belongs to no known family.*glm_image, .*, sd3"):
         find_family("auto", str(tmp_path))
 
 

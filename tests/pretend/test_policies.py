@@ -106,6 +106,6 @@ def test_a_copy_at_every_token_is_seen_and_a_tensor_left_on_the_host_is_refused(
         train(config, folder, records)
     assert between
     assert all(count >= 2 for _, count in between)
-    said = r"aten.mul got .* on cpu, .* on cuda:0, models/tokens.py"
+    said = r"aten.mul got .* on cpu, .* on cuda:0, models/token_probs.py"
     with Accelerator(), replaced(decoding, "draw", stays), pytest.raises(DeviceMixError, match=said):
         train(config, folder, records)

@@ -86,12 +86,12 @@ class GRPOTrainer(Generic[T]):
 
         groups = informative_groups(draw, self.config)
         self.positions = dict(order.positions)
-        return self._update(self.compare(groups), scored, clock)
+        return self.update(self.compare(groups), scored, clock)
 
     def learn(self, rollout: Rollout[T], scores: Scores, clock: Clock) -> StepMetrics:
         """Updates the policy on a rollout that was drawn and scored elsewhere."""
         scored = [(rollout, scores)]
-        return self._update(self.compare(all_groups(scored, self.config.group_size)), scored, clock)
+        return self.update(self.compare(all_groups(scored, self.config.group_size)), scored, clock)
 
     def compare(self, groups: Sequence[ScoredGroups[T]]) -> list[TrainBatch[T]]:
         """Gives each sample its advantage over the other samples of its prompt, in all rollouts together.
@@ -178,7 +178,7 @@ class GRPOTrainer(Generic[T]):
     ) -> list[tuple[Rollout[T], Scores]]:
         return sample_and_score(self.policy, self.scorer, prompts, self.config, generator, clock)
 
-    def _update(
+    def update(
         self, batches: list[TrainBatch[T]], scored: Sequence[tuple[Rollout[T], Scores]], clock: Clock
     ) -> StepMetrics:
         """Takes all optimizer updates of a step."""
