@@ -38,8 +38,8 @@ def main() -> None:
     blind = {"chance": RewardConfig(function="check_signal:chance")}
     for reward, own in (("its own", config), ("chance", config.model_copy(update={"rewards": blind}))):
         path = own.model.path or own.starter.model
-        plan, model = components.make_plan(own, path), components.build_model(own, path)
-        trainer = components.build_trainer(own, plan, model, components.build_scorer(own, plan.modules))
+        spec, model = components.make_run_spec(own, path), components.build_model(own, path)
+        trainer = components.build_trainer(own, spec, model, components.build_scorer(own, spec.modules))
         most, useful = own.policy.signal_check.most(own.grpo.steps), useful_cosine(own.grpo.steps)
         for module, one in trainer.modules.items():
             started = time.process_time()

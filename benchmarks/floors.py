@@ -1,6 +1,6 @@
 """A minimal reference implementation of a training step, as a lower bound (floor) on its CPU time.
 
-Sampling runs with merged adapters in one batch; an update is one forward and backward pass of the trained module.
+Sampling runs in one batch; an update is one forward and backward pass of the trained module.
 Nothing is shared within a group, checked or recorded. Shapes: B rows, T tokens, C x h x w latents.
 """
 
@@ -23,7 +23,7 @@ from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
 from visual_grpo.models.flow import FlowPolicy, FlowTrajectory
 from visual_grpo.models.flow_sde import log_prob, ode_step, transition
-from visual_grpo.models.lora_sampling import merged
+from visual_grpo.models.lora import fast_lora
 from visual_grpo.models.prompt_cache import forward
 from visual_grpo.models.tokens import TokenPolicy
 
@@ -60,7 +60,7 @@ def dit_floor(
     with phase(seconds, "tokens"):
         generate(image, records, tokens_by)
     trajectory = policy.rollout(records, config.group_size, torch.Generator().manual_seed(0)).trajectory
-    with phase(seconds, "denoising"), torch.no_grad(), merged(image.pipeline.transformer):
+    with phase(seconds, "denoising"), torch.no_grad(), fast_lora(image.pipeline.transformer):
         flow = BareFlow.of(image, policy, records, trajectory)
         latents = flow.integrate(policy.denoiser.start_noise(range(len(flow.tokens))))
     with phase(seconds, "pixels"), torch.no_grad():
@@ -84,7 +84,7 @@ def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConf
     count = preview + height * width
     drawn_from = tokens.sampler(sampler)
     model = image.pipeline.vision_language_encoder.eval()
-    with merged(model):
+    with fast_lora(model):
         model.generate(
             **inputs,
             max_new_tokens=count,
@@ -99,7 +99,7 @@ def generate(image: GlmImage, rows: Sequence[PromptRecord], sampler: SamplerConf
 @torch.no_grad()
 def decode_by_pipeline(image: GlmImage, rows: Sequence[PromptRecord], tokens: Tensor, sampler: SamplerConfig) -> None:
     """Decodes [B, T] tokens to pixels with the pipeline's ``__call__``: ODE and VAE, each in one batch."""
-    with merged(image.pipeline.transformer):
+    with fast_lora(image.pipeline.transformer):
         image.pipeline(
             prompt=[record.prompt for record in rows],
             prior_token_ids=_upsampled(image, sampler, tokens),

@@ -114,10 +114,10 @@ class Loop:
 
     def __init__(self, config: Parameters, *, halves: bool) -> None:
         path = config.model.path or config.starter.model
-        self.plan = components.make_plan(config, path)
-        self.scorer = components.build_scorer(config, self.plan.modules)
+        self.spec = components.make_run_spec(config, path)
+        self.scorer = components.build_scorer(config, self.spec.modules)
         self.model: Any = components.build_model(config, path)
-        trainer = components.build_trainer(config, self.plan, self.model, self.scorer)
+        trainer = components.build_trainer(config, self.spec, self.model, self.scorer)
         (module,) = trainer.modules
         self.trainer: GRPOTrainer = trainer.modules[module]
         if halves:

@@ -45,7 +45,7 @@ def _base_at(config: Parameters, records: RecordTable, scales: list[float]) -> p
     path = config.model.path or config.starter.model
     controls = [ControlConfig(guidance_scale=scale) for scale in scales]
     evaluation = config.evaluation.model_copy(update={"controls": controls})
-    plan = components.make_plan(config.model_copy(update={"evaluation": evaluation}), path)
+    spec = components.make_run_spec(config.model_copy(update={"evaluation": evaluation}), path)
     requests = generate.plan_images(
         {"held_out": records.split("held_out")},
         seed=config.evaluation.seed,
@@ -55,13 +55,13 @@ def _base_at(config: Parameters, records: RecordTable, scales: list[float]) -> p
     with tempfile.TemporaryDirectory() as folder:
         return generate.draw_and_score(
             components.build_model(config, path),
-            components.build_scorer(config, plan.modules),
+            components.build_scorer(config, spec.modules),
             requests,
             {},
             Path(folder),
             batch_size=config.evaluation.batch_size,
-            facts={"controls": dict.fromkeys(plan.controls)},
-            controls=plan.controls,
+            facts={"controls": dict.fromkeys(spec.controls)},
+            controls=spec.controls,
         )
 
 

@@ -235,9 +235,9 @@ def _honest(config: Parameters, records: RecordTable, seed: int, folder: Path) -
             }
         )
         path = own.model.path or own.starter.model
-        plan = components.make_plan(own, path)
-        model, scorer = components.build_model(own, path), components.build_scorer(own, plan.modules)
-        trainer = components.build_trainer(own, plan, model, scorer)
+        spec = components.make_run_spec(own, path)
+        model, scorer = components.build_model(own, path), components.build_scorer(own, spec.modules)
+        trainer = components.build_trainer(own, spec, model, scorer)
         run = _Keeping(
             own, model, scorer, trainer,
             train=records.split("train"), evaluation=records.split("eval"), identity={}, run_id=None,

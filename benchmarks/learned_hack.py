@@ -60,13 +60,13 @@ def main() -> None:
 
 def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
     path = config.model.path or config.starter.model
-    plan = components.make_plan(config, path)
-    model, scorer = components.build_model(config, path), components.build_scorer(config, plan.modules)
+    spec = components.make_run_spec(config, path)
+    model, scorer = components.build_model(config, path), components.build_scorer(config, spec.modules)
     run = TrainingRun(
         config,
         model,
         scorer,
-        components.build_trainer(config, plan, model, scorer),
+        components.build_trainer(config, spec, model, scorer),
         train=records.split("train"),
         evaluation=distinct_prompts(records.split("eval"), config.evaluation.prompts),
         identity={},
@@ -88,7 +88,7 @@ def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
     (alarm,) = facts["alarms"]
     best = run.progress.best_step
     at_alarm, kept = (run.progress.history[step - 1] for step in (alarm["step"], best))
-    model.adapters.load(folder / "adapters", plan.modules)
+    model.adapters.load(folder / "adapters", spec.modules)
     left = run.model.adapters.state()
     same = left.keys() == had[best].keys() and all(torch.equal(left[name], had[best][name]) for name in left)
     return [

@@ -56,11 +56,11 @@ def main() -> None:
     part = config.grpo.model_copy(update={"rollout_prompts": arguments.rollout_prompts})
     config = config.model_copy(update={"grpo": part})
     image: Any = components.build_model(config, arguments.model)
-    plan = components.make_plan(config, arguments.model)
+    spec = components.make_run_spec(config, arguments.model)
     with _worker(arguments.seconds) as url:
         reward = HttpReward(url, batch_size=64, concurrency=1)
         rewards = RewardSet({"brightness": (reward, 1.0)})
-        trainer = components.build_trainer(config, plan, image, rewards).modules[arguments.module]
+        trainer = components.build_trainer(config, spec, image, rewards).modules[arguments.module]
         records = distinct_prompts(trainer.config.prompts_per_step)
         order = PromptOrder.over(records, trainer.seed)
         requests = plan_images({"held_out": records}, seed=0, images_per_prompt=4, max_prompts=None)

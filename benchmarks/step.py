@@ -46,8 +46,8 @@ def main() -> None:
     arguments = _arguments()
     config = base_config(arguments.module, arguments.model)
     image: Any = components.build_model(config, arguments.model)
-    plan = components.make_plan(config, arguments.model)
-    trainer = components.build_trainer(config, plan, image, RewardSet({"brightness": (brightness, 1.0)}))
+    spec = components.make_run_spec(config, arguments.model)
+    trainer = components.build_trainer(config, spec, image, RewardSet({"brightness": (brightness, 1.0)}))
     console = Console(width=120)
     for module, module_trainer in trainer.modules.items():
         records = distinct_prompts(module_trainer.config.prompts_per_step)

@@ -77,10 +77,10 @@ def _row(config: Parameters, records: RecordTable, seed: int, folder: Path, argu
         }
     )
     path = own.model.path or own.starter.model
-    plan = components.make_plan(own, path)
-    judge = components.build_scorer(own, plan.modules)
-    before, votes_before = _judged(judge, components.build_model(own, path), plan, own, records, arguments)
-    after, votes_after = _judged(judge, _trained(own, plan, path, records), plan, own, records, arguments)
+    spec = components.make_run_spec(own, path)
+    judge = components.build_scorer(own, spec.modules)
+    before, votes_before = _judged(judge, components.build_model(own, path), spec, own, records, arguments)
+    after, votes_after = _judged(judge, _trained(own, spec, path, records), spec, own, records, arguments)
     units = [record.held_with or record.id for record, _ in _asked(own, records, arguments)]
     found = paired_difference(before, after, units)
     return [
@@ -144,10 +144,10 @@ def _vote(config: Parameters, records: RecordTable, seed: int, file: Path, argum
     return agreed
 
 
-def _trained(config: Parameters, plan: Any, path: str, records: RecordTable) -> Any:
-    model, scorer = components.build_model(config, path), components.build_scorer(config, plan.modules)
+def _trained(config: Parameters, spec: Any, path: str, records: RecordTable) -> Any:
+    model, scorer = components.build_model(config, path), components.build_scorer(config, spec.modules)
     scorer.check_machine()
-    trainer = components.build_trainer(config, plan, model, scorer)
+    trainer = components.build_trainer(config, spec, model, scorer)
     run = TrainingRun(
         config, model, scorer, trainer,
         train=records.split("train"), evaluation=records.split("eval"), identity={}, run_id=None,
@@ -157,7 +157,7 @@ def _trained(config: Parameters, plan: Any, path: str, records: RecordTable) -> 
 
 
 def _judged(
-    judge: Any, model: Any, plan: Any, config: Parameters, records: RecordTable, arguments: argparse.Namespace
+    judge: Any, model: Any, spec: Any, config: Parameters, records: RecordTable, arguments: argparse.Namespace
 ) -> tuple[list[float], float]:
     """The true reward of held-out samples at the stock sampler, and the mean of the fitted one."""
     asked, size = _asked(config, records, arguments), config.evaluation.batch_size
@@ -166,7 +166,7 @@ def _judged(
     for start in range(0, len(asked), size):
         batch = asked[start : start + size]
         chosen = [record for record, _ in batch]
-        samples = model.generate(chosen, [seed for _, seed in batch], plan.samplers["stock"])
+        samples = model.generate(chosen, [seed for _, seed in batch], spec.samplers["stock"])
         values += _truth(chosen, samples, arguments.truth)
         votes += float(judge(chosen, samples).total.sum())
     return values, votes / len(asked)

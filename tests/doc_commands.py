@@ -24,7 +24,7 @@ from visual_grpo.config.presets import AUTO
 from visual_grpo.config.validation import validate
 from visual_grpo.pipeline_registry import PIPELINES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.training.components import build_scorer, make_plan
+from visual_grpo.training.components import build_scorer, make_run_spec
 
 
 def check_command(words: list[str], project: Path) -> None:
@@ -47,11 +47,11 @@ def parameters_of(project: Path, env: str | None = None, changes: dict[str, Any]
 
 def check_parameters(config: Parameters) -> None:
     """They fit the family, and the rewards can be built; on a machine without a GPU too."""
-    plan = make_plan(config)
+    spec = make_run_spec(config)
     if config.reward == AUTO:  # The records decide it (tests/operations/preflight).
         return
     rewards = {name: r.model_copy(update={"options": _on_cpu(r.options)}) for name, r in config.rewards.items()}
-    for module in plan.modules:
+    for module in spec.modules:
         build_scorer(config.model_copy(update={"rewards": rewards}), [module])
 
 

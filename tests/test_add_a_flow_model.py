@@ -24,7 +24,7 @@ from visual_grpo.config.validation import validate
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow_parts import packed, unpacked
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.training.components import load_policy, make_plan
+from visual_grpo.training.components import load_policy, make_run_spec
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "own_model.md"
@@ -86,8 +86,8 @@ def test_the_pages_settings_fit_the_family() -> None:
     files += [block for block in shown if "my_family" in block]
     config = validate(reduce(merged, map(yaml.safe_load, files)) | {"seed": 0})
     assert config.model.path == "black-forest-labs/FLUX.1-dev"
-    plan = make_plan(config)
-    assert (plan.family.name, plan.modules, plan.options.max_sequence_length) == ("flux", ("dit",), 256)
+    spec = make_run_spec(config)
+    assert (spec.family.name, spec.modules, spec.options.max_sequence_length) == ("flux", ("dit",), 256)
 
 
 def policy_of(folder: Path) -> Any:

@@ -93,12 +93,12 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_environment_is_valid(environment):
     from visual_grpo.config.validation import validate
-    from visual_grpo.training.components import make_plan
+    from visual_grpo.training.components import make_run_spec
 
     conf = loader(environment)
     config = validate(conf["parameters"])
     assert config.seed == 0
-    assert make_plan(config).modules, "what the environment says fits its model's family"
+    assert make_run_spec(config).modules, "what the environment says fits its model's family"
     assert set(conf["catalog"]) >= {"records", "baseline", "adapters", "evaluation"}
 
 

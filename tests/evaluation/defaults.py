@@ -13,7 +13,7 @@ import yaml
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import merged
 from visual_grpo.pipelines import baseline
-from visual_grpo.training.components import make_plan
+from visual_grpo.training.components import make_run_spec
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
@@ -30,4 +30,4 @@ def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, 
     starter = {"digest": "model", "content": None} | report
     records: Any = SimpleNamespace(digest="data")
     with patch.object(baseline, "reward_commits", return_value=commits or {}):
-        return baseline.conditions(config, make_plan(config), starter, records)
+        return baseline.conditions(config, make_run_spec(config), starter, records)

@@ -15,8 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.lora import AdapterSet
-from visual_grpo.models.lora_sampling import merged
+from visual_grpo.models.lora import AdapterSet, fast_lora
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_model, load_policy
 
@@ -152,9 +151,9 @@ def outputs(network: Any) -> list[torch.Tensor]:
     return [layer(torch.randn(2, 5, layer.in_features, generator=generator)) for layer in layers]
 
 
-def test_a_merged_adapter_takes_part_and_is_taken_out_again(network: Any) -> None:
+def test_fast_lora_computes_what_the_layers_do_and_leaves_nothing_behind(network: Any) -> None:
     before = outputs(network)
-    with merged(network), torch.no_grad():
+    with fast_lora(network), torch.no_grad():
         during = outputs(network)
     for mixed, apart in zip(during, before, strict=True):
         torch.testing.assert_close(mixed, apart.detach(), rtol=1e-5, atol=1e-4)
@@ -162,21 +161,21 @@ def test_a_merged_adapter_takes_part_and_is_taken_out_again(network: Any) -> Non
     assert all(value.requires_grad and torch.equal(value, old) for value, old in zip(after, before, strict=True))
 
 
-def test_an_adapter_that_is_off_is_off_while_merged(network: Any) -> None:
+def test_fast_lora_leaves_an_adapter_off(network: Any) -> None:
     layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
     with_adapter = [value.detach() for value in outputs(network)]
     for layer in layers:
         layer.enable_adapters(False)
     plain = outputs(network)
-    with merged(network), torch.no_grad():
+    with fast_lora(network), torch.no_grad():
         during = outputs(network)
     for value, expected, other in zip(during, plain, with_adapter, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
         assert not torch.allclose(value, other, rtol=1e-3, atol=1e-3)
 
 
-def test_an_error_while_merged_leaves_the_weights(network: Any) -> None:
+def test_an_error_within_fast_lora_leaves_the_layers(network: Any) -> None:
     before = outputs(network)
-    with pytest.raises(ValueError, match="in between"), merged(network):
+    with pytest.raises(ValueError, match="in between"), fast_lora(network):
         raise ValueError("in between")
     assert all(torch.equal(value, old) for value, old in zip(outputs(network), before, strict=True))

@@ -11,7 +11,7 @@ from tests.training.test_run import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.models.family import find_family
-from visual_grpo.models.run_spec import make_plan
+from visual_grpo.models.run_spec import make_run_spec
 
 STEPS = {"steps": 4, "guidance_scale": 1.5}
 TOKENS = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}
@@ -104,42 +104,42 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("family", "changes", "complaint"), CASES)
 def test_what_a_family_lacks_is_refused(tmp_path: Path, family: str, changes: dict[str, Any], complaint: str) -> None:
     found, base = find_family(family), {"glm_image": asked, "sd3": of_sd3, "qwen2_5_vl": of_vl}[family]
-    make_plan(found, base(tmp_path))
+    make_run_spec(found, base(tmp_path))
     with pytest.raises(UserError, match=complaint):
-        make_plan(found, base(tmp_path, **changes))
+        make_run_spec(found, base(tmp_path, **changes))
 
 
 def test_a_window_does_not_matter_where_no_flow_module_is_trained(tmp_path: Path) -> None:
     config = asked(tmp_path, policy={"train": "ar", "flow": {"window_steps": 4}})
-    plan = make_plan(find_family("glm_image"), config)
-    assert plan.modules == ("ar",)
-    assert list(plan.samplers) == ["rollout", "stock"]  # No way to draw with that window.
+    spec = make_run_spec(find_family("glm_image"), config)
+    assert spec.modules == ("ar",)
+    assert list(spec.samplers) == ["rollout", "stock"]  # No way to draw with that window.
 
 
 def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
-    plan = make_plan(find_family("glm_image"), asked(tmp_path, policy={"train": ["dit", "ar"]}))
-    assert plan.modules == ("ar", "dit")
-    assert not plan.joint
-    assert (plan.rollout.temperature, plan.rollout.top_p, plan.rollout.top_k) == (1.3, 1.0, 0)
-    assert {name: sampler.stochastic for name, sampler in plan.samplers.items()} == {
+    spec = make_run_spec(find_family("glm_image"), asked(tmp_path, policy={"train": ["dit", "ar"]}))
+    assert spec.modules == ("ar", "dit")
+    assert not spec.joint
+    assert (spec.rollout.temperature, spec.rollout.top_p, spec.rollout.top_k) == (1.3, 1.0, 0)
+    assert {name: sampler.stochastic for name, sampler in spec.samplers.items()} == {
         "rollout": False,
         "sde": True,
         "stock": False,
     }
-    assert plan.samplers["stock"].temperature is None
-    flow_only = make_plan(find_family("sd3"), of_sd3(tmp_path))
+    assert spec.samplers["stock"].temperature is None
+    flow_only = make_run_spec(find_family("sd3"), of_sd3(tmp_path))
     assert list(flow_only.samplers) == ["sde", "stock"]
     assert flow_only.rollout.temperature is None
-    vl = make_plan(find_family("qwen2_5_vl"), of_vl(tmp_path, sampling={"rollout": {}, "stock": {}}))
+    vl = make_run_spec(find_family("qwen2_5_vl"), of_vl(tmp_path, sampling={"rollout": {}, "stock": {}}))
     assert list(vl.samplers) == ["rollout", "stock"]
     assert (vl.rollout.temperature, vl.rollout.top_p, vl.rollout.top_k) == (1.0, 1.0, 0)
 
 
 def test_a_control_is_the_stock_sampler_with_its_changes(tmp_path: Path) -> None:
     controls = [{"guidance_scale": 3.0}, {"guidance_scale": 1.5}, {"top_k": 5, "steps": 8}, {"guidance_scale": 3.0}]
-    plan = make_plan(find_family("glm_image", None), asked(tmp_path, evaluation={"controls": controls}))
-    stock = plan.samplers["stock"]
-    assert plan.controls == {  # Without the one that changes nothing, and each once.
+    spec = make_run_spec(find_family("glm_image", None), asked(tmp_path, evaluation={"controls": controls}))
+    stock = spec.samplers["stock"]
+    assert spec.controls == {  # Without the one that changes nothing, and each once.
         "stock guidance_scale=3": stock.model_copy(update={"guidance_scale": 3.0}),
         "stock top_k=5 steps=8": stock.model_copy(update={"top_k": 5, "steps": 8}),
     }
@@ -152,7 +152,7 @@ def test_an_empty_control_is_refused(tmp_path: Path) -> None:
 
 def test_controls_of_what_a_family_lacks_are_left_out(tmp_path: Path) -> None:
     controls = {"evaluation": {"controls": [{"guidance_scale": 3.0}, {"temperature": 0.5, "top_p": 0.9}]}}
-    sd3 = make_plan(find_family("sd3", None), of_sd3(tmp_path, **controls))
+    sd3 = make_run_spec(find_family("sd3", None), of_sd3(tmp_path, **controls))
     assert list(sd3.controls) == ["stock guidance_scale=3"]
-    language = make_plan(find_family("qwen2_5_vl", None), of_vl(tmp_path, **controls))
+    language = make_run_spec(find_family("qwen2_5_vl", None), of_vl(tmp_path, **controls))
     assert list(language.controls) == ["stock temperature=0.5 top_p=0.9"]

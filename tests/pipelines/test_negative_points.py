@@ -118,9 +118,9 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
         )
         for row in rows
     ]
-    plan = components.make_plan(config, str(folder / "model"))
-    qwen, scorer = components.build_model(config, str(folder / "model")), components.build_scorer(config, plan.modules)
-    trainer = components.build_trainer(config, plan, qwen, scorer)
+    spec = components.make_run_spec(config, str(folder / "model"))
+    qwen, scorer = components.build_model(config, str(folder / "model")), components.build_scorer(config, spec.modules)
+    trainer = components.build_trainer(config, spec, qwen, scorer)
     return TrainingRun(
         config, qwen, scorer, trainer, train=records[:12], evaluation=records[12:], identity={}, run_id=None
     )

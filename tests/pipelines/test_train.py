@@ -33,7 +33,7 @@ from visual_grpo.operations.training_inputs import identity
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.baseline import conditions
 from visual_grpo.tracking import Tracker
-from visual_grpo.training.components import make_plan
+from visual_grpo.training.components import make_run_spec
 
 
 class Project:
@@ -80,7 +80,7 @@ class Project:
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {"brightness": 1.0}
         scores.attrs["facts"] = self.conditions or conditions(
-            config, make_plan(config, starter["model"]), starter, catalog.load("records")
+            config, make_run_spec(config, starter["model"]), starter, catalog.load("records")
         )
         scores.to_parquet(self.folder / "baseline" / "scores.parquet")
 
@@ -283,5 +283,5 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     options = {"model": "someone/clip", "revision": "c" * 40}
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
     assert identity(config, starter, records)["commit of reward clip_score: model"] == "c" * 40
-    judged = conditions(config, make_plan(config, starter["model"]), starter, records)["rewards"]
+    judged = conditions(config, make_run_spec(config, starter["model"]), starter, records)["rewards"]
     assert judged["clip_score"]["commits"] == {"model": "c" * 40}

@@ -16,7 +16,7 @@ from tests.pretend.test_policies import CASES
 from tests.pretend.trained import assert_equal, config_of, networks_of, records_of, score, train
 from visual_grpo.common.errors import UserError
 from visual_grpo.models import offload
-from visual_grpo.models.offload import on_device, pinned_bytes, present, put_away, take_turns
+from visual_grpo.models.offload import device_tensors, enable_offload, move_to_host, on_device, pinned_bytes
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
@@ -87,19 +87,19 @@ def test_one_network_is_there_at_a_time_and_those_that_are_needed_together() -> 
     with Accelerator():
         networks = small(first=2, second=3, third=4)
         first, second, third = networks.values()
-        take_turns(networks, DEVICE)
+        enable_offload(networks, DEVICE)
         host = {torch.device("cpu")}
         assert where(first) == where(second) == host
-        with present(first):
+        with on_device(first):
             assert first(torch.ones(1, 2, device=DEVICE)).device == DEVICE
             second(torch.ones(1, 3, device=DEVICE))
             assert where(first) == where(second) == {DEVICE}
-        with pytest.raises(ZeroDivisionError), present(second):
+        with pytest.raises(ZeroDivisionError), on_device(second):
             raise ZeroDivisionError
         third(torch.ones(1, 4, device=DEVICE))
         assert where(first) == where(second) == host, "nobody is needed after an error"
         assert where(third) == {DEVICE}
-        put_away(third)
+        move_to_host(third)
         assert where(third) == host
 
 
@@ -108,13 +108,13 @@ def test_a_weight_that_two_layers_share_is_copied_once_and_stays_the_same_on_the
         networks = small(only=3)
         network: Any = networks["only"]
         values = network[0].weight.detach().clone()
-        take_turns(networks, DEVICE)
+        enable_offload(networks, DEVICE)
         host, before = network[0].weight, gpu.count()
-        with present(network):
+        with on_device(network):
             assert network[0].weight is network[1].weight
             assert isinstance(network[0].weight, OnDevice)
             assert gpu.count() - before == len([*network.parameters(), *network.buffers()]) == 4
-        put_away(network)
+        move_to_host(network)
         assert network[0].weight is network[1].weight is host
         assert torch.equal(host, values)
 
@@ -123,7 +123,7 @@ def test_a_host_keeps_each_tensor_in_a_power_of_two_once() -> None:
     with Accelerator():
         networks = small(first=3, second=5)
         assert pinned_bytes(*networks.values()) == 0, "nobody takes turns yet"
-        take_turns(networks, DEVICE)
+        enable_offload(networks, DEVICE)
         # Of each: the weight that two layers share, two biases, and the buffer of int64.
         assert pinned_bytes(networks["first"]) == 64 + 16 + 16 + 32, "36 + 12 + 12 + 24 bytes"
         assert pinned_bytes(*networks.values()) == 128 + (128 + 32 + 32 + 64), "100 + 20 + 20 + 40 bytes more"
@@ -135,20 +135,20 @@ def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_
     with Accelerator():
         model: Any = components.build_model(config, str(sd3_folder))
         scorer = RewardSet({"brightness": (score, 1.0)})
-        plan = components.make_plan(config, str(sd3_folder))
-        trainer: Any = components.build_trainer(config, plan, model, scorer)
+        spec = components.make_run_spec(config, str(sd3_folder))
+        trainer: Any = components.build_trainer(config, spec, model, scorer)
         before = [id(parameter) for parameter in trainer.parameters]
         next(iter(trainer.fit(records_of())))
         transformer = model.model.transformer
-        put_away(*networks_of(model))
+        move_to_host(*networks_of(model))
         trained = [p for p in transformer.parameters() if p.requires_grad]
         assert [id(parameter) for parameter in trained] == before
         assert {parameter.device for parameter in trained} == {DEVICE}
         assert {state["exp_avg"].device for state in trainer.optimizer.state.values()} == {DEVICE}
-        assert {t.device for t in on_device(transformer)} == {DEVICE}
-        assert sum(t.nbytes for t in on_device(transformer)) == sum(parameter.nbytes for parameter in trained)
+        assert {t.device for t in device_tensors(transformer)} == {DEVICE}
+        assert sum(t.nbytes for t in device_tensors(transformer)) == sum(parameter.nbytes for parameter in trained)
         tensors, facts = trainer.state()
-        resumed: Any = components.build_trainer(config, plan, components.build_model(config, str(sd3_folder)), scorer)
+        resumed: Any = components.build_trainer(config, spec, components.build_model(config, str(sd3_folder)), scorer)
         resumed.load_state({name: value.cpu().clone() for name, value in tensors.items()}, facts)
         expected, found = next(iter(trainer.fit(records_of()))), next(iter(resumed.fit(records_of())))
         assert expected.values["reward/total"] == found.values["reward/total"]
@@ -181,7 +181,7 @@ def test_a_model_of_one_network_is_refused_and_on_a_cpu_all_stays_where_it_compu
     vl_folder: Path, sd3_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"model\.offload is phases, but qwen2_5_vl is one network"):
-        components.make_plan(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), str(vl_folder))
+        components.make_run_spec(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), str(vl_folder))
     config = config_of(tmp_path, "cpu", **{**CASES["sd3"][1], "model": {"offload": "phases"}})
     model = components.build_model(config, str(sd3_folder))
     assert not any(hasattr(network, "_hf_hook") for network in networks_of(model))

@@ -65,7 +65,7 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
             # As a GPU's copies are: a CPU rounds by where in memory weights begin, and those of a file begin anywhere.
             tensor.data = tensor.data.clone()
     trainer = components.build_trainer(
-        config, components.make_plan(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)})
+        config, components.make_run_spec(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)})
     )
     return finish(config, trainer, model, records)
 

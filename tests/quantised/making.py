@@ -31,8 +31,8 @@ def loaded(config: Parameters, folder: Path) -> Any:
 
 def trainer_of(config: Parameters, folder: Path, model: Any = None) -> Any:
     model = loaded(config, folder) if model is None else model
-    plan = components.make_plan(config, str(folder))
-    return components.build_trainer(config, plan, model, RewardSet({"brightness": (score, 1.0)}))
+    spec = components.make_run_spec(config, str(folder))
+    return components.build_trainer(config, spec, model, RewardSet({"brightness": (score, 1.0)}))
 
 
 def base_tensors(networks: Sequence[nn.Module]) -> list[Tensor]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from visual_grpo.models.quantized import FORMATS, QuantisedLinear, quantise, quantised_layers
+from visual_grpo.models.quantized import FORMATS, QuantizedLinear, quantize, quantized_layers
 
 pytest.importorskip("bitsandbytes", reason="make quantised")
 CPU = torch.device("cpu")
@@ -29,8 +29,8 @@ def layer(dtype: torch.dtype = torch.float32, inputs: int = 128, outputs: int = 
     return made.to(dtype)
 
 
-def quantised(base: nn.Linear, bits: str) -> QuantisedLinear:
-    return QuantisedLinear(base, FORMATS[bits], CPU)
+def quantised(base: nn.Linear, bits: str) -> QuantizedLinear:
+    return QuantizedLinear(base, FORMATS[bits], CPU)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,7 +85,7 @@ def test_for_the_gradient_only_codes_are_kept(bits: str) -> None:
 @pytest.mark.parametrize(("bits", "bytes_a_number"), [("8bit", 1 + 4 / 256), ("4bit", 0.5 + 4 / 64)])
 def test_bytes_are_those_of_codes_and_scales_also_without_values(bits: str, bytes_a_number: float) -> None:
     for device in (CPU, torch.device("meta")):
-        found = QuantisedLinear(layer().to(device), FORMATS[bits], device)
+        found = QuantizedLinear(layer().to(device), FORMATS[bits], device)
         assert sum(buffer.nbytes for buffer in found.buffers()) == 128 * 96 * bytes_a_number
         assert found.weight.device == device
         assert found.weight.shape == (96, 128)
@@ -100,13 +100,13 @@ class Network(nn.Module):
 
 def test_layers_of_blocks_are_quantised_and_heads_and_odd_sizes_are_not() -> None:
     network: Any = Network().requires_grad_(False)
-    quantise({"network": network}, "8bit", CPU, kept=CPU)
-    assert [type(block[0]) for block in network.blocks] == [QuantisedLinear] * 2
+    quantize({"network": network}, "8bit", CPU, kept=CPU)
+    assert [type(block[0]) for block in network.blocks] == [QuantizedLinear] * 2
     assert [type(block[1]) for block in network.blocks] == [nn.Linear] * 2
     assert type(network.head) is nn.Linear
     before = network.blocks[0][0]
-    quantise({"network": network}, "4bit", CPU, kept=CPU)
+    quantize({"network": network}, "4bit", CPU, kept=CPU)
     assert network.blocks[0][0] is before, "what is quantised stays as it is"
     whole: Any = Network()
-    quantise({"network": whole}, "full", CPU, kept=CPU)
-    assert not quantised_layers(whole)
+    quantize({"network": whole}, "full", CPU, kept=CPU)
+    assert not quantized_layers(whole)

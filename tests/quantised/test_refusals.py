@@ -14,7 +14,7 @@ from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
 from visual_grpo.common.errors import UserError
 from visual_grpo.models import loading
-from visual_grpo.models.quantized import Format, check_base_weights, require_quantised
+from visual_grpo.models.quantized import Format, check_base_weights, require_quantized
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.operations.preflight.configuration import check
 from visual_grpo.training.cache_key import cache_key
@@ -68,8 +68,8 @@ def test_a_library_that_does_not_work_is_told_with_its_reason() -> None:
 
 def test_a_network_without_such_layers_is_refused() -> None:
     with pytest.raises(UserError, match="nothing to quantise in dit: expected nn"):
-        require_quantised({"dit": nn.Sequential(nn.Linear(64, 64))}, "4bit")
-    require_quantised({"dit": nn.Linear(64, 64)}, "full")
+        require_quantized({"dit": nn.Sequential(nn.Linear(64, 64))}, "4bit")
+    require_quantized({"dit": nn.Linear(64, 64)}, "full")
 
 
 def test_a_family_that_quantises_nothing_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.pretend.accelerator import Accelerator
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import assert_equal, networks_of, records_of, train
 from tests.quantised.making import FAMILIES, assert_same, base_tensors, few_bits, loaded, trainer_of
-from visual_grpo.models.quantized import quantised_layers
+from visual_grpo.models.quantized import quantized_layers
 
 pytest.importorskip("bitsandbytes", reason="make quantised")
 BITS = ("8bit", "4bit")
@@ -37,7 +37,7 @@ def test_a_family_trains(folder_of: Any, tmp_path: Path, source_images: list[Pat
     trainer = trainer_of(config, folder_of(case), model)
     fresh = {name: value.clone() for name, value in model.adapters.state().items()}
     steps = list(trainer.fit(records(case, source_images)))
-    assert all(quantised_layers(network) for network in model.adapters.networks.values())
+    assert all(quantized_layers(network) for network in model.adapters.networks.values())
     # The sampler's three kernels and the replay round otherwise, in the last bits of float32. The second step samples
     # with an adapter that is not zero.
     assert all(step.values["ratio/first_max_abs_log"] < 1e-4 for step in steps)
@@ -54,7 +54,7 @@ def test_a_family_trains(folder_of: Any, tmp_path: Path, source_images: list[Pat
 def test_the_first_ratio_is_exactly_one(sd3_folder: Path, tmp_path: Path, dtype: str) -> None:
     config = few_bits(tmp_path, "sd3", "4bit", model={"dtype": dtype}, grpo={"old_log_probs": "replay"})
     model = loaded(config, sd3_folder)
-    assert {layer.weight.dtype for layer in quantised_layers(model.adapters.networks["dit"])} == {getattr(torch, dtype)}
+    assert {layer.weight.dtype for layer in quantized_layers(model.adapters.networks["dit"])} == {getattr(torch, dtype)}
     trainer = trainer_of(config, sd3_folder, model)
     assert [step.values["update_1/ratio"] for step in trainer.fit(records_of())] == [1.0, 1.0]
 

@@ -32,7 +32,7 @@ from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.evaluation.generate import image_seed
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc, read
-from visual_grpo.training.components import load_model, make_plan
+from visual_grpo.training.components import load_model, make_run_spec
 
 NAME = "served"
 MOST = 10**6
@@ -151,7 +151,7 @@ def test_answers_to_queries_about_images_are_served(
         sampling={"rollout": {**no_steps, "temperature": 1.0}, "stock": no_steps},
         evaluation={"controls": []},
     )
-    make_plan(config, str(tmp_path / "qwen"))
+    make_run_spec(config, str(tmp_path / "qwen"))
     adapters, model = trained(tmp_path / "adapters", tmp_path / "qwen", ["vl"], config)
     promoted(adapters)
     asked = [

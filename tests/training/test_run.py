@@ -65,14 +65,14 @@ def make_run(
     config: Parameters, pipeline_folder: Path, data: str = "data", reward: Callable[..., list[float]] = brightness
 ) -> TrainingRun:
     random.seed(0)
-    plan = components.make_plan(config, str(pipeline_folder))
+    spec = components.make_run_spec(config, str(pipeline_folder))
     model = components.build_model(config, str(pipeline_folder))
     scorer = RewardSet({"brightness": (reward, 1.0)})
     return TrainingRun(
         config,
         model,
         scorer,
-        components.build_trainer(config, plan, model, scorer),
+        components.build_trainer(config, spec, model, scorer),
         train=RECORDS[:6],
         evaluation=RECORDS[6:],
         identity={"data": data},

@@ -72,7 +72,7 @@ class TrackingHooks:
     def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
         given = os.environ.get("MLFLOW_RUN_ID")
         earlier = given or self._earlier_run(config, pipeline)
-        modules = components.make_plan(config).modules if _trains(pipeline) else ()
+        modules = components.make_run_spec(config).modules if _trains(pipeline) else ()
         names = run_params.get("pipeline_names") or ["__default__"]
         name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._given)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=earlier)

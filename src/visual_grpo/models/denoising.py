@@ -16,8 +16,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.parallel import map_on_cores
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow_sde import noises, ode_step, transition
-from visual_grpo.models.lora_sampling import merged
-from visual_grpo.models.offload import present
+from visual_grpo.models.lora import fast_lora
+from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import START_NOISE, STEP_NOISE
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class Denoiser(Generic[C]):
 
     @torch.no_grad()
     def integrate(self, conditions: C, entries: Tensor, noise_seeds: Sequence[int], steps: int) -> Tensor:
-        """ODE from start noise to latents, [B, C, h, w] float32, with the adapter merged into the weights."""
+        """ODE from start noise to latents, [B, C, h, w] float32."""
         schedule = self.model.schedule(steps)
-        with present(self.model.transformer), merged(self.model.transformer):
+        with on_device(self.model.transformer), fast_lora(self.model.transformer):
             return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
 
     @torch.no_grad()
@@ -102,8 +102,7 @@ class Denoiser(Generic[C]):
     ) -> DenoisedPath:
         """Stochastic steps in ``window``, ODE elsewhere.
 
-        The adapter stays unmerged in the window, where log-probs must be the replay's to the last bit, and is merged
-        elsewhere.
+        In the window the adapter runs as in the replay, whose log-probs must be the same to the last bit.
 
         Args:
             entries: [B] int64, which of the conditions' entries each row has.
@@ -116,8 +115,8 @@ class Denoiser(Generic[C]):
         start = self.start_noise(noise_seeds)[::shared]
         drawn = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
         before, after, means, stds = [], [], [], []
-        with present(transformer):
-            with merged(transformer):
+        with on_device(transformer):
+            with fast_lora(transformer):
                 state = self._ode(start, conditions, entries[::shared], schedule, range(window.start))
             for column, step in enumerate(window):
                 if column:
@@ -130,7 +129,7 @@ class Denoiser(Generic[C]):
                 after.append(state)
                 means.append(mean)
                 stds.append(std)
-            with merged(transformer):
+            with fast_lora(transformer):
                 latents = self._ode(state, conditions, entries, schedule, range(window.stop, steps))
         return DenoisedPath(
             latents=latents,

@@ -21,7 +21,7 @@ from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.family import ModelSettings, Module
 from visual_grpo.models.flow_sde import log_prob, normalised_log_ratio, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
-from visual_grpo.models.offload import present
+from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import draw_seeds, repeated, rows_by_source_count
 
 C = TypeVar("C")
@@ -195,7 +195,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
 
     def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk per trained step, so that only one step's graph is alive at a time."""
-        with present(self.model.transformer):  # Also while the caller goes backward.
+        with on_device(self.model.transformer):  # Also while the caller goes backward.
             for column in range(len(trajectory.steps)):
                 mean, std = self._step(trajectory, column, rows)
                 sample = trajectory.next_states[rows, column]
@@ -213,7 +213,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:
         """[B, S, C, h, w] with the adapter switched off."""
         batches = torch.arange(len(trajectory.states)).split(self.config.denoise_batch)
-        with present(self.model.transformer), self.adapter.disabled():
+        with on_device(self.model.transformer), self.adapter.disabled():
             columns = [
                 torch.cat([self._step(trajectory, column, rows)[0] for rows in batches])
                 for column in range(len(trajectory.steps))

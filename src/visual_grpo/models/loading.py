@@ -14,8 +14,8 @@ from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.common.saved_model import may_be_hub_id
 from visual_grpo.config import ModelConfig
 from visual_grpo.grpo.distributed import sharding
-from visual_grpo.models.offload import take_turns
-from visual_grpo.models.quantized import check_base_weights, quantise
+from visual_grpo.models.offload import enable_offload
+from visual_grpo.models.quantized import check_base_weights, quantize
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ def load_pipeline(
     networks = networks_of(pipeline)
     # The VAE's convolutions and pixels need their precision.
     frozen = {name: network for name, network in networks.items() if name != "vae"}
-    quantise(frozen, config.base_weights, device, kept=kept)
+    quantize(frozen, config.base_weights, device, kept=kept)
     place(networks, device, config.offload)
     return pipeline
 
@@ -78,7 +78,7 @@ def place(networks: Mapping[str, Any], device: torch.device, offload: str = "non
     if sharding.active():
         sharding.cut(networks, device)
     elif offload != "none":
-        take_turns(networks, device)
+        enable_offload(networks, device)
     else:
         for network in networks.values():
             network.to(device)

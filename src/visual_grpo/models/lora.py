@@ -10,6 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import LoraParams
 from visual_grpo.config.command import rerun_command
-from visual_grpo.models.lora_sampling import lora_layers
-from visual_grpo.models.offload import present
+from visual_grpo.models.offload import on_device
+from visual_grpo.models.quantized import QuantizedLinear
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -183,13 +184,13 @@ class AdapterSet:
         """A fresh adapter for each module named; changes nothing until it is trained."""
         for name, own in params.items():
             module = self._modules[name]
-            with present(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
+            with on_device(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
                 self._adapters[name] = module.adapter.attach(self.networks[name], own, module.targets, seed)
 
     def load(self, folder: Path, names: Sequence[str]) -> None:
         """Saved adapters, one folder a module, for sampling only."""
         for name in names:
-            with present(self.networks[name]):
+            with on_device(self.networks[name]):
                 self._adapters[name] = self._modules[name].adapter.load(self.networks[name], folder / name)
 
     def start_from(self, folder: Path) -> None:
@@ -293,3 +294,50 @@ def _rewrite(file: Path, prefix: str | None) -> None:
         {_start(prefix) + name: value for name, value in part.items()} for part in (load_file(file), config)
     )
     save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
+
+
+@contextmanager
+def fast_lora(model: nn.Module) -> Iterator[None]:
+    """Inside the block LoRA layers compute y = W x + b + s B (A x) in three kernels, without gradient.
+
+    A and s B are rounded to the precision of W. Weights are not merged: half precision would round the update away,
+    quantized weights cannot hold it, and sharded ones are gathered for one call at a time. Layers whose adapter is off
+    are left alone.
+    """
+    layers = [layer for layer in lora_layers(model) if not layer.disable_adapters]
+    try:
+        for layer in layers:
+            layer.forward = partial(_lora_forward, layer.get_base_layer(), _factors(layer))
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+
+
+def _factors(layer: Any) -> list[tuple[Tensor, Tensor]]:
+    """A^T [in, r] and s B^T [r, out] of each active adapter."""
+    base = layer.get_base_layer()
+    dtype = base.compute_dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+    return [
+        (
+            layer.lora_A[name].weight.detach().t().to(dtype),
+            (layer.lora_B[name].weight.detach() * layer.scaling[name]).t().to(dtype),
+        )
+        for name in layer.active_adapters
+        if name in layer.lora_A
+    ]
+
+
+@torch.no_grad()
+def _lora_forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
+    y: Tensor = base(x)
+    flat = y.reshape(-1, y.shape[-1])
+    for down, up in factors:
+        flat = torch.addmm(flat, x.reshape(-1, x.shape[-1]) @ down, up)
+    return flat.view(y.shape)
+
+
+def lora_layers(model: nn.Module) -> list[Any]:
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in model.modules() if isinstance(module, LoraLayer)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 _TURN = "_turn"
 
 
-def take_turns(networks: Mapping[str, nn.Module], device: torch.device) -> None:
+def enable_offload(networks: Mapping[str, nn.Module], device: torch.device) -> None:
     """Keeps at most one of the frozen ``networks`` on ``device``, and those that a caller needs together (`present`).
 
     They are on the host, or on the device called meta, where the copies are made, too. Does nothing on a CPU.
@@ -40,7 +40,7 @@ def take_turns(networks: Mapping[str, nn.Module], device: torch.device) -> None:
 
 
 @contextmanager
-def present(*networks: nn.Module) -> Iterator[None]:
+def on_device(*networks: nn.Module) -> Iterator[None]:
     """Keeps them on their device inside the block; they stay until another takes its turn."""
     turns = [vars(network)[_TURN] for network in networks if _TURN in vars(network)]
     for turn in turns:
@@ -54,19 +54,19 @@ def present(*networks: nn.Module) -> Iterator[None]:
             turn.needed -= 1
 
 
-def put_away(*networks: nn.Module) -> None:
+def move_to_host(*networks: nn.Module) -> None:
     """Takes those with turns off their device."""
     for network in networks:
         if _TURN in vars(network):
             vars(network)[_TURN].leave()
 
 
-def brought(*networks: nn.Module) -> int:
+def copied_bytes(*networks: nn.Module) -> int:
     """Counts the bytes that were copied to the device."""
     return sum(vars(network)[_TURN].brought for network in networks if _TURN in vars(network))
 
 
-def on_device(network: nn.Module) -> Iterator[Tensor]:
+def device_tensors(network: nn.Module) -> Iterator[Tensor]:
     """Yields parameters and buffers without those that wait on the host."""
     hosts = {id(host) for host in _hosts(network)}
     yield from (tensor for tensor in (*network.parameters(), *network.buffers()) if id(tensor) not in hosts)

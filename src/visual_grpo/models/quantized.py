@@ -37,7 +37,7 @@ class Format:
         """Needs whole blocks, and whole bytes in a row."""
         return layer.weight.numel() % self.block == 0 and layer.in_features % self.codes_a_byte == 0
 
-    def quantise(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def quantize(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Returns codes [numel / codes a byte] uint8 and scales [numel / block] float32."""
         if weight.is_meta:
             codes = weight.new_empty(weight.numel() // self.codes_a_byte, dtype=torch.uint8)
@@ -49,7 +49,7 @@ class Format:
             codes, scales = ops.quantize_blockwise(weight, _even_steps(weight.device), self.block)
         return codes.flatten(), scales
 
-    def dequantise(self, codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    def dequantize(self, codes: Tensor, scales: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         """Returns the weight, [out, in]."""
         if codes.is_meta:
             return codes.new_zeros(shape, dtype=dtype)  # One kernel, for a plan.
@@ -70,7 +70,7 @@ def _even_steps(device: torch.device) -> Tensor:
     return torch.cat([-half.flip(0), half]).to(device)
 
 
-class QuantisedLinear(nn.Linear):
+class QuantizedLinear(nn.Linear):
     """A frozen ``nn.Linear`` of few bits a weight; its bias stays as it is."""
 
     codes: Tensor
@@ -82,7 +82,7 @@ class QuantisedLinear(nn.Linear):
         self.in_features, self.out_features, self.form = layer.in_features, layer.out_features, form
         self.compute_dtype = layer.weight.dtype
         """peft asks for the weight's dtype by this name."""
-        codes, scales = form.quantise(layer.weight.detach().to(device).contiguous())
+        codes, scales = form.quantize(layer.weight.detach().to(device).contiguous())
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
         self.bias = layer.bias
@@ -90,7 +90,7 @@ class QuantisedLinear(nn.Linear):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """[out, in], made again each time."""
-        return self.form.dequantise(self.codes, self.scales, (self.out_features, self.in_features), self.compute_dtype)
+        return self.form.dequantize(self.codes, self.scales, (self.out_features, self.in_features), self.compute_dtype)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear calls it.
         if torch.is_grad_enabled() and input.requires_grad:
@@ -102,7 +102,7 @@ class _Product(torch.autograd.Function):
     """x W^T + b with a gradient for x alone, for which not W but its codes are kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, layer: QuantisedLinear) -> Any:
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, layer: QuantizedLinear) -> Any:
         ctx.save_for_backward(codes, scales)  # The layer's own may be on another device by then.
         ctx.layer = layer
         return F.linear(x, layer.weight, bias)
@@ -111,7 +111,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         layer = ctx.layer
         shape = layer.out_features, layer.in_features
-        weight = layer.form.dequantise(*ctx.saved_tensors, shape, layer.compute_dtype)
+        weight = layer.form.dequantize(*ctx.saved_tensors, shape, layer.compute_dtype)
         return gradients[0] @ weight, None, None, None, None
 
 
@@ -122,7 +122,7 @@ def check_base_weights(base_weights: BaseWeights, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def quantise(
+def quantize(
     networks: Mapping[str, nn.Module], base_weights: BaseWeights, device: torch.device, *, kept: torch.device
 ) -> None:
     """Replaces the plain Linear layers in the networks' repeated blocks; heads and embeddings keep their precision.
@@ -136,23 +136,23 @@ def quantise(
     for network in networks.values():
         for owner, name, layer in list(_layers(network)):
             if form.fits(layer):
-                setattr(owner, name, QuantisedLinear(layer, form, device).to(kept))
+                setattr(owner, name, QuantizedLinear(layer, form, device).to(kept))
 
 
-def require_quantised(networks: Mapping[str, nn.Module], base_weights: BaseWeights) -> None:
+def require_quantized(networks: Mapping[str, nn.Module], base_weights: BaseWeights) -> None:
     """Raises UserError naming each of the ``networks`` that was to be quantised and has no layer that is."""
-    without = [name for name, network in networks.items() if not quantised_layers(network)]
+    without = [name for name, network in networks.items() if not quantized_layers(network)]
     if base_weights != "full" and without:
         raise UserError(
             f"{SETTING} is {base_weights}, but there is nothing to quantise in {', '.join(without)}: expected"
             " nn.Linear layers in repeated blocks (an nn.ModuleList) whose weights are multiples of"
             f" {FORMATS[base_weights].block} numbers. Leave {SETTING} out; a family of your own calls"
-            " visual_grpo.models.quantized.quantise in its load (load_pipeline does)."
+            " visual_grpo.models.quantized.quantize in its load (load_pipeline does)."
         )
 
 
-def quantised_layers(network: nn.Module) -> list[QuantisedLinear]:
-    return [layer for layer in network.modules() if isinstance(layer, QuantisedLinear)]
+def quantized_layers(network: nn.Module) -> list[QuantizedLinear]:
+    return [layer for layer in network.modules() if isinstance(layer, QuantizedLinear)]
 
 
 def _layers(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -17,7 +17,7 @@ _GENERATES = {"tokens": "tokens", "flow": "denoising steps"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunSpec:
     """What a configuration asks of a model family."""
 
     family: Family
@@ -35,7 +35,7 @@ class Plan:
     """``model.options`` as the family's own class."""
 
 
-def make_plan(family: Family, config: Parameters) -> Plan:
+def make_run_spec(family: Family, config: Parameters) -> RunSpec:
     """Raises UserError where the parameters ask for something that the family does not have; says what it has."""
     if config.data.task not in family.tasks:
         raise UserError(
@@ -50,7 +50,7 @@ def make_plan(family: Family, config: Parameters) -> Plan:
     _check_decode_guidance(family, config, modules)
     _check_memory(family, config)
     rollout = _rollout_sampler(family, config.sampling)
-    return Plan(
+    return RunSpec(
         family=family,
         modules=modules,
         joint=config.policy.stages == "joint",

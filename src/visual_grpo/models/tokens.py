@@ -19,9 +19,8 @@ from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.models.decoding import Encoded, SampledTokens, TokenTrajectory, sample_tokens
 from visual_grpo.models.family import ModelSettings, Module
-from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
-from visual_grpo.models.lora_sampling import merged
-from visual_grpo.models.offload import present
+from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet, fast_lora
+from visual_grpo.models.offload import on_device
 from visual_grpo.models.prompt_cache import hidden_shared
 from visual_grpo.models.rows import draw_seeds, repeated
 from visual_grpo.models.token_probs import TokenSampler, chosen_log_probs, expected_gap
@@ -153,7 +152,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
         """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
-        with present(self.model.network):  # Also while the caller goes backward.
+        with on_device(self.model.network):  # Also while the caller goes backward.
             log_probs = self._log_probs(trajectory, rows)
             kl = None
             if trajectory.reference_log_probs is not None:
@@ -163,7 +162,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
     @torch.no_grad()
     def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
         """[B, T] float32 with the adapter switched off."""
-        with present(self.model.network), self.adapter.disabled():
+        with on_device(self.model.network), self.adapter.disabled():
             batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
             return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
 
@@ -185,8 +184,8 @@ def sample_merged(
     settings: SamplerConfig,
     config: PolicyConfig,
 ) -> SampledTokens[E]:
-    """B trajectories under the present adapter, which is merged into the weights meanwhile."""
-    with present(model.network), merged(model.network):
+    """Samples B trajectories under the current adapter."""
+    with on_device(model.network), fast_lora(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
 
 

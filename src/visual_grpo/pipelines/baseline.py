@@ -19,7 +19,7 @@ from visual_grpo.evaluation import generate
 from visual_grpo.grpo.distributed import group, launch
 from visual_grpo.grpo.distributed.policy import follow, leading
 from visual_grpo.models.family import Model
-from visual_grpo.models.run_spec import Plan
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 from visual_grpo.training import components
 from visual_grpo.training.cache_key import cache_key
@@ -38,8 +38,8 @@ def draw_baseline(
     The one that is there is kept where it is what would be drawn.
     """
     components.check_unchanged(starter_report)
-    plan = components.make_plan(parameters, starter_report["model"])
-    made = _made_with(parameters, starter_report, conditions(parameters, plan, starter_report, records))
+    spec = components.make_run_spec(parameters, starter_report["model"])
+    made = _made_with(parameters, starter_report, conditions(parameters, spec, starter_report, records))
     present = final_of(baseline_draft)
     why = "evaluation.redraw is true" if parameters.evaluation.redraw else _why_drawn(present, made)
     if why is None:
@@ -68,8 +68,8 @@ def draw_samples(
     be scored is checked before the model is loaded.
     """
     components.check_unchanged(starter_report)
-    plan = components.make_plan(config, starter_report["model"])
-    scorer = components.build_scorer(config, plan.modules)
+    spec = components.make_run_spec(config, starter_report["model"])
+    scorer = components.build_scorer(config, spec.modules)
     splits = {split: records.split(split) for split in generate.SPLITS}
     for split in splits.values():
         scorer.check_records(split)
@@ -79,8 +79,8 @@ def draw_samples(
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
-    controls = plan.controls if adapters is None else {}
-    count = len(requests) * len(plan.samplers) + len(generate.held_out(requests)) * len(controls)
+    controls = spec.controls if adapters is None else {}
+    count = len(requests) * len(spec.samplers) + len(generate.held_out(requests)) * len(controls)
     with (
         launch.ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
         console.progress(title, count) as bar,
@@ -90,11 +90,11 @@ def draw_samples(
             model,
             scorer,
             requests,
-            plan.samplers,
+            spec.samplers,
             folder,
             batch_size=config.evaluation.batch_size * config.distributed.processes,
             controls=controls,
-            facts=conditions(config, plan, starter_report, records),
+            facts=conditions(config, spec, starter_report, records),
             advance=bar.advance,
         )
 
@@ -109,14 +109,14 @@ def _load(config: Parameters, model: str, adapters: Path | None) -> Model:
 
 
 def conditions(
-    config: Parameters, plan: Plan, starter_report: Mapping[str, Any], records: RecordTable
+    config: Parameters, spec: RunSpec, starter_report: Mapping[str, Any], records: RecordTable
 ) -> dict[str, Any]:
     """Everything but the adapter that samples and scores depend on: equal for two results that pair.
 
     The weights of the rewards are not among it: a total can be computed again from the scores.
     """
     tree = config.public()
-    samplers = {"sampling": plan.samplers, "controls": plan.controls}
+    samplers = {"sampling": spec.samplers, "controls": spec.controls}
     commits = reward_commits(config.rewards)
     return {
         "seed": config.evaluation.seed,
@@ -130,7 +130,7 @@ def conditions(
         "dataset": records.digest,
         "data": {side: tree["data"][side] for side in ("height", "width")},
         **{kind: {name: s.model_dump(mode="json") for name, s in found.items()} for kind, found in samplers.items()},
-        "flow": tree["policy"]["flow"] if any(sampler.stochastic for sampler in plan.samplers.values()) else None,
+        "flow": tree["policy"]["flow"] if any(sampler.stochastic for sampler in spec.samplers.values()) else None,
         "options": tree["model"]["options"],
         "rewards": {
             name: _judge(name, reward, config.output) | {"commits": commits.get(name, {})}

@@ -94,8 +94,8 @@ def unseen(records: RecordTable, sides: Sequence[Side], task: str, split: str = 
 
 def shared_scorer(parameters: Parameters, facts: dict[str, Any], records: Sequence[PromptRecord]) -> RewardSet:
     """The scorer of every side, with the weights of the modules that were trained in the training of ``facts``."""
-    plan = components.make_plan(_of_side(parameters, facts), facts["model"])
-    scorer = components.build_scorer(parameters, plan.modules)
+    spec = components.make_run_spec(_of_side(parameters, facts), facts["model"])
+    scorer = components.build_scorer(parameters, spec.modules)
     scorer.check_machine()
     scorer.check_records(records)
     return scorer

@@ -34,8 +34,8 @@ def draw_trained(
 ) -> Path:
     """The folder with the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(starter_report)
-    plan = components.make_plan(parameters, starter_report["model"])
-    facts = conditions(parameters, plan, starter_report, records)
+    spec = components.make_run_spec(parameters, starter_report["model"])
+    facts = conditions(parameters, spec, starter_report, records)
     training = read_facts(adapters)
     pairing.check_facts(generate.read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
     pairing.check_adapter(training, model=starter_report["digest"], data=records.digest)

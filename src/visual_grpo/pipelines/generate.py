@@ -28,7 +28,7 @@ def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
     with _prompts(parameters) as records:
         adapters = adapters_of(parameters)
         model_path = model_of(parameters, adapters)
-        scorer = components.build_scorer(parameters, components.make_plan(parameters, model_path).modules)
+        scorer = components.build_scorer(parameters, components.make_run_spec(parameters, model_path).modules)
         model = components.build_model(parameters, model_path, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)

@@ -47,7 +47,7 @@ def check(parameters: Parameters) -> dict[str, Any]:
     device = resolve_device(device_name)
     facts, model = torch.cuda.get_device_properties(device), parameters.model.path or parameters.starter.model
     plan_settings = parameters.plan.model_copy(update={"gpu": card_of(device)})
-    modules, cases = components.make_plan(parameters, model).modules, []
+    modules, cases = components.make_run_spec(parameters, model).modules, []
     with console.progress("Steps on the GPU", total=len(modules)) as bar:
         for module in modules:
             case = case_of(parameters.model_copy(update={"plan": plan_settings}), module)

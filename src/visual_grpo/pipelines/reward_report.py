@@ -49,8 +49,8 @@ def report_rewards(
 ) -> Path:
     """The folder with tables of the rewards and of the samples, and a picture of what each reward likes."""
     components.check_unchanged(starter_report)
-    plan = components.make_plan(parameters, starter_report["model"])
-    scorer = components.build_scorer(parameters, plan.modules)
+    spec = components.make_run_spec(parameters, starter_report["model"])
+    scorer = components.build_scorer(parameters, spec.modules)
     settings = parameters.reward_report
     prompts = distinct_prompts(records.split("train"), settings.prompts)
     if len(prompts) < 2:
@@ -62,7 +62,7 @@ def report_rewards(
     asked = requests(prompts, settings.samples, parameters.evaluation.seed)
     samples: list[Sample] = []
     with console.progress("Drawing", len(asked)) as bar:
-        sampler = plan.samplers[settings.sampler]
+        sampler = spec.samplers[settings.sampler]
         for batch, drawn in draw(model, asked, sampler, parameters.evaluation.batch_size):
             samples += drawn
             bar.advance(len(batch))

@@ -69,17 +69,17 @@ def train(
     """
     tracker, project, model = Tracker.active(), Path.cwd(), starter_report["model"]
     components.check_unchanged(starter_report)
-    plan = components.make_plan(parameters, model)
+    spec = components.make_run_spec(parameters, model)
     start = find_start(parameters)
     if start is not None:
-        check_start(parameters, list(plan.modules), start, model)
+        check_start(parameters, list(spec.modules), start, model)
     known = identity(parameters, starter_report, records)
     origin = resuming.origin(parameters.resume, Path(parameters.tracking.checkpoints))
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_another_origin(origin.checkpoint, origin.facts, known)
     facts = generate.read_scores(baseline).attrs["facts"]
-    pairing.check_facts(facts, conditions(parameters, plan, starter_report, records))
-    scorer = components.build_scorer(parameters, plan.modules)
+    pairing.check_facts(facts, conditions(parameters, spec, starter_report, records))
+    scorer = components.build_scorer(parameters, spec.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
     scorer.check_records(eval_records)
@@ -90,7 +90,7 @@ def train(
         "held_out": records.split("held_out"),
         "identity": known,
         "run_id": tracker.run_id,
-        "advice": {module: plan.family.modules[module].advice for module in plan.modules},
+        "advice": {module: spec.family.modules[module].advice for module in spec.modules},
         "lineage": _lineage(parameters, starter_report, project, start),
     }
     every = parameters.evaluation.every or parameters.grpo.steps
@@ -103,7 +103,7 @@ def train(
         # With the run's id, so that two trainings of the same settings stay apart.
         name = tracker.name() or "training"
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as others:
-            progress = _Report(run, scorer, tracker, [tracker, *others], tuple(plan.modules)).execute()
+            progress = _Report(run, scorer, tracker, [tracker, *others], tuple(spec.modules)).execute()
     run.write_adapters(adapters_draft)
     if changes:
         (adapters_draft / CHANGES).write_text(changes, encoding="utf-8")
@@ -115,7 +115,7 @@ def train(
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
     facts = read_facts(adapters_draft) | {RUN_NAME: tracker.run_name, "finished": finished}
     (adapters_draft / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
-    (adapters_draft / CARD).write_text(model_card(facts, plan.modules), encoding="utf-8")
+    (adapters_draft / CARD).write_text(model_card(facts, spec.modules), encoding="utf-8")
     _show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
 
@@ -138,8 +138,8 @@ def _build(config: Parameters, name: str, start: Path | None, scorer: RewardSet 
 
     def build() -> tuple[Model, Trainer]:
         model = components.build_model(config, name)
-        plan = components.make_plan(config, name)
-        return model, components.build_trainer(config, plan, model, first, start=start)
+        spec = components.make_run_spec(config, name)
+        return model, components.build_trainer(config, spec, model, first, start=start)
 
     model, trainer = group.together(build)
     return TrainingRun(config, DistributedModel(model), first, trainer, **given)

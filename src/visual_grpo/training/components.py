@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
     from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.models.family import Family, Model, TwoStageModel
-    from visual_grpo.models.run_spec import Plan
+    from visual_grpo.models.run_spec import RunSpec
     from visual_grpo.rewards.combine import RewardSet
 
 ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
@@ -38,11 +38,11 @@ def family_of(config: Parameters, model: str | None = None) -> Family:
     return find_family(name, path)
 
 
-def make_plan(config: Parameters, model: str | None = None) -> Plan:
+def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
     """What the configuration asks of its model's family; raises UserError where that does not fit."""
     from visual_grpo.models import run_spec
 
-    return run_spec.make_plan(family_of(config, model), config)
+    return run_spec.make_run_spec(family_of(config, model), config)
 
 
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:
@@ -71,18 +71,18 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     import torch
 
     from visual_grpo.models.family import ModelSettings
-    from visual_grpo.models.quantized import require_quantised
+    from visual_grpo.models.quantized import require_quantized
 
     torch.set_num_threads(config.model.threads)
-    plan = make_plan(config, model)
+    spec = make_run_spec(config, model)
     size = (config.data.height, config.data.width)
-    settings = ModelSettings(size=size, policy=config.policy, options=plan.options)
-    built = plan.family.build(plan.family.load(model, config.model), settings)
-    require_quantised(built.adapters.networks, config.model.base_weights)
+    settings = ModelSettings(size=size, policy=config.policy, options=spec.options)
+    built = spec.family.build(spec.family.load(model, config.model), settings)
+    require_quantized(built.adapters.networks, config.model.base_weights)
     if adapters is not None:
         check_weights(adapters)
         check_base(adapters, model, content_digest(model))
-        built.adapters.load(adapters, plan.modules)
+        built.adapters.load(adapters, spec.modules)
     return built
 
 
@@ -94,23 +94,23 @@ def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
 
 
 def build_policies(
-    config: Parameters, plan: Plan, model: Model, start: Path | None = None
+    config: Parameters, spec: RunSpec, model: Model, start: Path | None = None
 ) -> tuple[dict[str, Policy[Any]], JointPolicy | None]:
     """Those of ``policy.train``'s modules, with adapters on ``model``: fresh ones, or with the weights of those in the
     folder ``start``. And that of both together, where one rollout trains both."""
-    model.adapters.attach({module: config.lora_of(module) for module in plan.modules}, config.training_seed)
+    model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
     if start is not None:
         model.adapters.start_from(start)
     policies = {
         module: model.policy(
             module,
-            rollout=plan.rollout,
+            rollout=spec.rollout,
             stock=config.sampling.stock,
             kl_reference=config.grpo_of(module).kl_weight > 0,
         )
-        for module in plan.modules
+        for module in spec.modules
     }
-    return policies, cast("TwoStageModel", model).joint_policy(*policies.values()) if plan.joint else None
+    return policies, cast("TwoStageModel", model).joint_policy(*policies.values()) if spec.joint else None
 
 
 def require_gpus(config: Parameters) -> None:
@@ -129,7 +129,7 @@ def require_gpus(config: Parameters) -> None:
 
 def build_trainer(
     config: Parameters,
-    plan: Plan,
+    spec: RunSpec,
     model: Model,
     scorer: RewardSet | FirstScores,
     *,
@@ -138,7 +138,7 @@ def build_trainer(
     """The trainer of `build_policies`, which all ranks of the command share."""
     from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 
-    policies, joint = build_policies(config, plan, model, start)
+    policies, joint = build_policies(config, spec, model, start)
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
     if joint is not None:
         return JointTrainer(
@@ -151,7 +151,7 @@ def build_trainer(
             seed=config.training_seed,
         )
     if len(trainers) == 1:
-        return trainers[plan.modules[0]]
+        return trainers[spec.modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.training_seed)
 
 
@@ -189,7 +189,7 @@ def load_model(
         adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
     """
     from visual_grpo.models.family import ModelSettings, find_family
-    from visual_grpo.models.quantized import require_quantised
+    from visual_grpo.models.quantized import require_quantized
     from visual_grpo.models.run_spec import options_of
 
     config = policy or PolicyConfig()
@@ -197,7 +197,7 @@ def load_model(
     settings = ModelSettings(size=size, policy=config, options=options_of(found, options or {}))
     own = ModelConfig(path=model, dtype=dtype, base_weights=base_weights, device=device)
     built = found.build(found.load(model, own), settings)
-    require_quantised(built.adapters.networks, base_weights)
+    require_quantized(built.adapters.networks, base_weights)
     if adapters is not None:
         built.adapters.load(adapters, train)
     else:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from visual_grpo.models.offload import brought, on_device, present, put_away, take_turns
+from visual_grpo.models.offload import copied_bytes, device_tensors, enable_offload, move_to_host, on_device
 from visual_grpo.operations.plan.dry_run import on_other_cards
 from visual_grpo.operations.plan.meter import OUTSIDE, Meter, Phase, as_on_a_device
 
@@ -125,18 +125,18 @@ def test_unknown_values_are_finite_and_of_the_greatest_length():
 
 def test_what_waits_on_the_host_is_not_counted():
     large, small = (nn.Linear(width, width, bias=False, device="meta").requires_grad_(False) for width in (64, 8))
-    take_turns({"large": large, "small": small}, torch.device("meta"))
+    enable_offload({"large": large, "small": small}, torch.device("meta"))
     with Meter() as meter:
-        meter.hold([*on_device(large), *on_device(small)])
+        meter.hold([*device_tensors(large), *device_tensors(small)])
         assert meter.live == 0
         large(meta(1, 64))
         assert meter.live == FLOAT * 64 * 64
-        with present(small):
+        with on_device(small):
             assert meter.live == FLOAT * 8 * 8
-        put_away(small)
+        move_to_host(small)
         assert meter.live == 0
     assert meter.peak == FLOAT * (64 * 64 + 2 * 64), "with its input and result"
-    assert brought(large, small) == FLOAT * (64 * 64 + 8 * 8)
+    assert copied_bytes(large, small) == FLOAT * (64 * 64 + 8 * 8)
 
 
 def test_a_sharded_card_holds_its_part_and_two_whole_blocks():

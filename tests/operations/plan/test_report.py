@@ -25,7 +25,7 @@ from visual_grpo.operations.plan.model import frozen, planned_model, segmenter_o
 from visual_grpo.operations.plan.report import changes, largest_batches, make_plan
 from visual_grpo.pipelines import plan as nodes
 from visual_grpo.starter.sd3.modules import build_transformer
-from visual_grpo.training.components import make_plan as settings_of
+from visual_grpo.training.components import make_run_spec as settings_of
 
 
 def seconds(flops: float, moved: float, kernels: int, card: str = "H100", dtype: str = "bfloat16") -> float:

@@ -25,7 +25,7 @@ from visual_grpo.models.family import Family, ModelSettings, Module
 from visual_grpo.models.loading import loading, place
 from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.prompt_cache import Prompts
-from visual_grpo.models.quantized import check_base_weights, quantise
+from visual_grpo.models.quantized import check_base_weights, quantize
 from visual_grpo.models.token_probs import TokenSampler
 from visual_grpo.models.tokens import TokenGenerator
 
@@ -200,7 +200,7 @@ def load(path: str, config: ModelConfig) -> Loaded:
             path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
         )
     model.eval().requires_grad_(False)
-    quantise({"model": model}, config.base_weights, device, kept=device)
+    quantize({"model": model}, config.base_weights, device, kept=device)
     place({"model": model}, device)
     return model, processor
 

@@ -33,7 +33,7 @@ from visual_grpo.models.flow_parts import (
     unpacked,
 )
 from visual_grpo.models.loading import load_pipeline, saved_class
-from visual_grpo.models.offload import present
+from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import distinct, source_count
 
 _SOURCE_AREA = 1024 * 1024
@@ -146,7 +146,7 @@ class QwenImage:
         """[1, S, 4 C] float32."""
         vae = self.pipeline.vae
         pixels = self.pipeline.image_processor.preprocess(image, *self._source_size).unsqueeze(2)
-        with present(vae):
+        with on_device(vae):
             latents = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode().float()
         mean, std = self._statistics(latents.device)
         return packed(((latents - mean) / std)[:, :, 0])

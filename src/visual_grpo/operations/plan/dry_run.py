@@ -15,8 +15,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
 from visual_grpo.grpo.distributed.sharding import layers_of
-from visual_grpo.models.offload import brought, on_device, put_away
-from visual_grpo.models.run_spec import Plan
+from visual_grpo.models.offload import copied_bytes, device_tensors, move_to_host
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.plan.host_values import HostValues
 from visual_grpo.operations.plan.meter import Meter, as_on_a_device
 from visual_grpo.operations.plan.model import PlannedModel, segmenter_of
@@ -35,7 +35,7 @@ class DryRunner:
         self.networks = planned.networks | segmenter_of(config)
         self._values = HostValues()
         self.trainer = planned_trainer(config, planned.plan, planned.model)
-        put_away(*planned.networks.values())  # Offloaded networks came to get their adapters.
+        move_to_host(*planned.networks.values())  # Offloaded networks came to get their adapters.
         with self.counting() as meter:
             pass
         self.weights: int = meter.live
@@ -78,17 +78,17 @@ class DryRunner:
         """Counts what happens inside, with weights and the optimiser's state there from the start."""
         meter, networks = Meter(self._values), self.planned.networks.values()
         for network in self.networks.values():
-            meter.hold(on_device(network))
+            meter.hold(device_tensors(network))
         if self.config.distributed.sharded:
             blocks = [block for network in networks for block in layers_of(network)]
             meter.live -= on_other_cards(blocks, self.config.distributed.processes)
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))
-        before = brought(*networks)
+        before = copied_bytes(*networks)
         with fewer_repeats(meter), as_on_a_device(), meter:
             yield meter
-        meter.brought = brought(*networks) - before
+        meter.brought = copied_bytes(*networks) - before
 
 
 def on_other_cards(blocks: Sequence[torch.nn.Module], count: int) -> int:
@@ -97,7 +97,7 @@ def on_other_cards(blocks: Sequence[torch.nn.Module], count: int) -> int:
     return sum(sizes) - sum(sizes) // count - 2 * max(sizes, default=0)
 
 
-def planned_trainer(config: Parameters, plan: Plan, model: Any) -> Any:
+def planned_trainer(config: Parameters, plan: RunSpec, model: Any) -> Any:
     """Builds a trainer whose only reward costs nothing."""
     modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
     config = config.model_copy(update={"rewards": {"planned": RewardConfig()}, "modules": modules})

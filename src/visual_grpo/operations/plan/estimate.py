@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import Parameters
-from visual_grpo.models.run_spec import Plan
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.plan.meter import Meter, Phase
 
 LAUNCH_SECONDS = 14.6e-6
@@ -88,7 +88,7 @@ def seconds_of(meter: Meter, card: Card, dtype: str) -> float:
     return phases + meter.brought / HOST_BANDWIDTH
 
 
-def run_seconds(config: Parameters, plan: Plan, step: float, batch: Mapping[str, float]) -> dict[str, float]:
+def run_seconds(config: Parameters, plan: RunSpec, step: float, batch: Mapping[str, float]) -> dict[str, float]:
     """Returns the seconds of each part of a run.
 
     Args:

@@ -17,7 +17,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import ModelConfig, Parameters
 from visual_grpo.config.command import rerun_command
 from visual_grpo.models.family import Family, Model, ModelSettings, find_family
-from visual_grpo.models.run_spec import Plan, make_plan
+from visual_grpo.models.run_spec import RunSpec, make_run_spec
 
 _RELEASED = Path(__file__).with_name("released")
 """Configuration files of released models by hub id. Their tokenizers only count words."""
@@ -25,7 +25,7 @@ _RELEASED = Path(__file__).with_name("released")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    plan: Plan
+    plan: RunSpec
     model: Model
     networks: dict[str, nn.Module]
     """By the name of the model's part."""
@@ -47,7 +47,7 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     else:  # Offloaded networks are copied to the GPU from the host.
         built_on = str(resolve_device(model.device)) if model.offload == "none" else "cpu"
         loaded, source = load_without_weights(family, folder, model, built_on), f"random weights, sizes from {source}"
-    plan = make_plan(family, config)
+    plan = make_run_spec(family, config)
     settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}

@@ -14,8 +14,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.models.offload import pinned_bytes
-from visual_grpo.models.quantized import quantised_layers
-from visual_grpo.models.run_spec import Plan
+from visual_grpo.models.quantized import quantized_layers
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.plan.dry_run import DryRunner
 from visual_grpo.operations.plan.estimate import Card, find_card, phase_seconds, run_seconds, seconds_of, smallest_card
 from visual_grpo.operations.plan.meter import OUTSIDE, Meter
@@ -89,7 +89,7 @@ def _of_one_card(config: Parameters) -> Parameters:
     return config.model_copy(update={"grpo": grpo, "modules": modules, "policy": policy})
 
 
-def largest_batches(config: Parameters, plan: Plan, step: Meter, usable: int) -> dict[str, dict[str, int]]:
+def largest_batches(config: Parameters, plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[str, int]]:
     """Returns the set and the largest value of each parameter that says how many rows are computed at a time.
 
     What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
@@ -150,7 +150,7 @@ def host_bytes(planned: PlannedModel, dtype: str) -> int:
 
 def parameters_in(network: nn.Module) -> int:
     full = sum(parameter.numel() for parameter in network.parameters() if not parameter.requires_grad)
-    return full + sum(layer.in_features * layer.out_features for layer in quantised_layers(network))
+    return full + sum(layer.in_features * layer.out_features for layer in quantized_layers(network))
 
 
 def _phases(meter: Meter, card: Card, dtype: str) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ def check(config: Parameters, *, scores: bool = True) -> None:
     modules: tuple[str, ...] = ()
     with problems.collect():
         check_model(config)
-        modules = components.make_plan(config).modules
+        modules = components.make_run_spec(config).modules
         _check_processes(config, modules)
     _check_rewards(config, modules, problems, scores)
     with problems.collect():

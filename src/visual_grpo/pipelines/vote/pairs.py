@@ -71,7 +71,7 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
     asked, there = _asked(parameters, records, what), _drawn_before(file)
     missing = {pair: both for pair, both in asked.items() if pair not in there}
     if missing:
-        scorer = components.build_scorer(parameters, components.make_plan(parameters, model_path).modules)
+        scorer = components.build_scorer(parameters, components.make_run_spec(parameters, model_path).modules)
         model = components.build_model(parameters, model_path, adapters)
         requests, names = list(itertools.chain(*missing.values())), iter(missing)
         size = 2 * max(1, parameters.evaluation.batch_size // 2)

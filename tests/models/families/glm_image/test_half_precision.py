@@ -21,8 +21,7 @@ from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Dtype, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.checks import RatioCheckError
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.lora import PeftAdapter
-from visual_grpo.models.lora_sampling import merged
+from visual_grpo.models.lora import PeftAdapter, fast_lora
 from visual_grpo.models.token_probs import deviation, expected_gap
 from visual_grpo.models.tokens import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
@@ -88,7 +87,7 @@ def test_sampling_takes_three_kernels_a_layer_and_loses_nothing(pipeline_folder:
     network = policy.model.network if module == "ar" else policy.model.transformer
     errors, counts = {}, {}
     layers = layers_of(network)
-    for where in (contextlib.nullcontext(), merged(network)):
+    for where in (contextlib.nullcontext(), fast_lora(network)):
         with where, torch.no_grad():
             name = "sampling" if "forward" in layers[0].__dict__ else "training"
             difference, kernels = torch.zeros(0), Kernels()
@@ -113,10 +112,10 @@ def test_nothing_is_left_of_sampling_in_half_precision(pipeline_folder: Path, mo
     network = policy.model.network if module == "ar" else policy.model.transformer
     x = torch.randn(2, layers_of(network)[0].in_features).bfloat16()
     plain = layers_of(network)[0](x)
-    with policy.adapter.disabled(), merged(network):
+    with policy.adapter.disabled(), fast_lora(network):
         without = layers_of(network)[0](x)
         assert torch.equal(without, layers_of(network)[0].get_base_layer()(x))
-    with pytest.raises(ValueError, match="in between"), merged(network):
+    with pytest.raises(ValueError, match="in between"), fast_lora(network):
         raise ValueError("in between")
     after = layers_of(network)[0](x)
     assert torch.equal(plain, after)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from visual_grpo.common.images import fit, read_image
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.offload import present
+from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import source_count
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class SourceEncoder:
     @torch.no_grad()
     def _encode(self, image: Image) -> Source:
         ar, vae = self.pipeline.vision_language_encoder, self.pipeline.vae
-        with present(ar):
+        with on_device(ar):
             inputs = self.pipeline.processor.image_processor(images=[image], return_tensors="pt").to(ar.device)
             grid = inputs["image_grid_thw"]
             features = ar.get_image_features(inputs["pixel_values"], grid).pooler_output
             tokens = ar.get_image_tokens(features, grid).view(*grid[0, 1:].tolist())
-        with present(vae):
+        with on_device(vae):
             latents = self._latents(image, vae)
         return Source(image=image, tokens=tokens, latents=latents)
 
