@@ -16,9 +16,8 @@ from typing import Any
 from PIL import Image
 
 from visual_grpo.config import DataChecks, DataConfig
-from visual_grpo.data.drift import check, drift, lost_share
+from visual_grpo.data.drift import Profile, check, drift, lost_share, profile_of
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.profile import Profile, profile_of
 from visual_grpo.data.table import RecordTable, write_manifest
 from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.words.world import draw_words

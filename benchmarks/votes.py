@@ -81,7 +81,7 @@ def _row(config: Parameters, records: RecordTable, seed: int, folder: Path, argu
     judge = components.build_scorer(own, spec.modules)
     before, votes_before = _judged(judge, components.build_model(own, path), spec, own, records, arguments)
     after, votes_after = _judged(judge, _trained(own, spec, path, records), spec, own, records, arguments)
-    units = [record.held_with or record.id for record, _ in _asked(own, records, arguments)]
+    units = [record.split_group or record.id for record, _ in _asked(own, records, arguments)]
     found = paired_difference(before, after, units)
     return [
         str(seed),

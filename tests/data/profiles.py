@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.data.profile import Profile, profile_of
+from visual_grpo.data.drift import Profile, profile_of
 from visual_grpo.data.table import RecordTable, write_manifest
 
 ANIMALS = ("cat", "dog", "horse", "bear", "owl", "whale", "crane", "lizard", "snail", "tiger")

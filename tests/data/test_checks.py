@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 import tests.same_examples  # noqa: F401
 from tests.data.making import data_config, picture
-from visual_grpo.data.checks import checked, with_ids
-from visual_grpo.data.columns import box_and_points, record_of
-from visual_grpo.data.guard import Guard
-from visual_grpo.data.queries import placed_box, placed_points
-from visual_grpo.data.raw import EmbeddedImage, Note, Place, RawRecord, Rejected
+from visual_grpo.data.checks import box_and_points, checked, record_of
+from visual_grpo.data.images import placed_box, placed_points
+from visual_grpo.data.preparation import with_ids
+from visual_grpo.data.record import EmbeddedImage, Limits, Note, Place, Record, Rejected
 
-ANYWHERE = Guard.of(data_config(".", allow_outside=True), Path())
+ANYWHERE = Limits.of(data_config(".", allow_outside=True), Path())
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -30,7 +29,7 @@ KEYS = st.sampled_from(("prompt", "id", "group", "metadata", "image", "mask", "b
 @pytest.fixture
 def raw(tmp_path):
     picture(tmp_path / "a.png")
-    return RawRecord(place=Place("records.jsonl", 3), folder=tmp_path, id="x", prompt=" a cat\n")
+    return Record(place=Place("records.jsonl", 3), folder=tmp_path, id="x", prompt=" a cat\n")
 
 
 def check(raw, task="mixed"):
@@ -138,10 +137,10 @@ def test_a_misspelt_box_of_a_query_is_no_metadata(raw, key, meant):
 
 class TestIds:
     def ids(self, *records):
-        return [record.id for record in with_ids(iter(records)) if isinstance(record, RawRecord)]
+        return [record.id for record in with_ids(iter(records)) if isinstance(record, Record)]
 
     def raw(self, prompt, line=1, file="records.jsonl", **fields):
-        return RawRecord(place=Place(file, line), folder=Path(), prompt=prompt, **fields)
+        return Record(place=Place(file, line), folder=Path(), prompt=prompt, **fields)
 
     def test_an_id_depends_on_the_records_content_not_its_place(self):
         cat, dog = self.ids(self.raw("a cat", 1), self.raw("a dog", 2))
@@ -172,7 +171,7 @@ class TestQueries:
     def test_alternative_names_are_accepted(self, query, box):
         row = {query: "the left wing", "image": "a.png", "mask": "m.png", box: [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
         record = record_of(row, Place("records.jsonl", 3), Path("data"), "segmentation", canonical=True)
-        assert isinstance(record, RawRecord)
+        assert isinstance(record, Record)
         assert (record.prompt, record.source_images, record.target_image) == ("the left wing", "a.png", "m.png")
         assert record.extra == {"box": [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
 
@@ -182,7 +181,7 @@ class TestQueries:
     )
     def test_any_row_is_read_or_rejected(self, row, task):
         found = record_of(row, Place("a"), Path(), task, canonical=True)
-        if isinstance(found, RawRecord):
+        if isinstance(found, Record):
             try:
                 check(replace(found, id="x"), task)
             except Rejected as rejected:

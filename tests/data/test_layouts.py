@@ -17,15 +17,15 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, read_mask
 from visual_grpo.config import command
 from visual_grpo.config.command import Command
-from visual_grpo.data.detect import LAYOUTS, find_records
 from visual_grpo.data.folders import decoded_counts
-from visual_grpo.data.raw import Note, RawRecord, Rejected
+from visual_grpo.data.record import Note, Record, Rejected
+from visual_grpo.data.sources import LAYOUTS, find_records
 
 
 def read(path, layout="auto", task="t2i"):
     """Records, rejections and notes."""
     items = list(find_records(data_config(path, layout=layout, task=task)).items())
-    return tuple([item for item in items if isinstance(item, kind)] for kind in (RawRecord, Rejected, Note))
+    return tuple([item for item in items if isinstance(item, kind)] for kind in (Record, Rejected, Note))
 
 
 def refusal(path, **changes):

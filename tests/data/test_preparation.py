@@ -15,8 +15,7 @@ from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import fit, read_image, read_size
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.split import FEW_PROMPTS
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.table import FEW_PROMPTS, RecordTable
 
 
 def rows(folder):
@@ -173,7 +172,7 @@ def test_a_group_or_one_instruction_with_one_source_is_held_out_as_a_whole(tmp_p
         rows.append({"prompt": "make it red", "source_image": name, "of": name, "k": number})
     jsonl(tmp_path / "data/records.jsonl", rows)
     table = prepare(tmp_path, held_out_share=0.5, task="i2i")
-    units = {(record.metadata["of"], record.held_with, record.split) for record in table}
+    units = {(record.metadata["of"], record.split_group, record.split) for record in table}
     assert len(units) == len({of for of, _, _ in units}) == len({unit for _, unit, _ in units}) == 20
     for mark in ("png", "g"):
         assert {split for of, _, split in units if of.lstrip("0123456789.").startswith(mark)} == {"train", "held_out"}

@@ -12,7 +12,7 @@ from tests.data.making import jsonl, picture, prepare
 from tests.data.profiles import profile, prompts
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import ImageError
-from visual_grpo.data.profile import PROMPTS, QUANTILES, image_features, profile_of, read_profile, write_profile
+from visual_grpo.data.drift import PROMPTS, QUANTILES, image_features, profile_of, read_profile, write_profile
 
 
 def prepared(folder, rows, **changes):

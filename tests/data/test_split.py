@@ -8,7 +8,7 @@ import pytest
 
 from tests.data.making import data_config
 from visual_grpo.common.errors import UserError
-from visual_grpo.data.split import SEEN, SPLITS, SeenPrompts, held_out_by, prompt_key, split_of
+from visual_grpo.data.table import SEEN, SPLITS, SeenPrompts, held_out_by, prompt_key, split_of
 
 
 def shares(eval_share, held_out, sealed=0.0):

@@ -147,8 +147,8 @@ def test_seeds_never_change_and_differ_by_seed_record_and_index() -> None:
 def test_units_and_sources_stand_beside_the_scores(tmp_path: Path) -> None:
     names = ["prepared/a.png", "prepared/b.png"]
     found = [
-        PromptRecord(id="a", prompt="left wing", held_with="bird"),
-        PromptRecord(id="b", prompt="right wing", held_with="bird"),
+        PromptRecord(id="a", prompt="left wing", split_group="bird"),
+        PromptRecord(id="b", prompt="right wing", split_group="bird"),
         PromptRecord(id="c", prompt="mix them", source_images=tuple(tmp_path / name for name in names)),
     ]
     plan = plan_images({"eval": found}, seed=0, images_per_prompt=1, max_prompts=None)

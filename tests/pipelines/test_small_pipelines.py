@@ -14,8 +14,7 @@ from PIL import Image
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
-from visual_grpo.data.split import SeenPrompts
-from visual_grpo.data.table import RecordTable, write_manifest
+from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.operations.candidates import Side
 from visual_grpo.pipelines.compare import compare_adapters, differences

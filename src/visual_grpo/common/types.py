@@ -52,7 +52,7 @@ class PromptRecord:
     """Images to edit (image-to-image); empty for text-to-image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever else the dataset says of the record; rewards may read it."""
-    held_with: str | None = None
+    split_group: str | None = None
     """Group key: records that share it (one image, one prompt) go to the same split; None = ungrouped."""
 
 

@@ -13,21 +13,20 @@ from PIL import Image, ImageDraw
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Task
-from visual_grpo.data.columns import mask_image
-from visual_grpo.data.guard import Guard, is_image_name, open_text
-from visual_grpo.data.raw import Item, Note, Place, RawRecord, Rejected
+from visual_grpo.data.checks import mask_image
+from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
 _COCO = ("images", "annotations", "categories")
 
 
-def find_prompts(path: Path, guard: Guard) -> Path | None:
+def find_prompts(path: Path, limits: Limits) -> Path | None:
     file = path / "prompts.txt" if path.is_dir() else path
     return file if file.suffix.lower() == ".txt" and file.is_file() else None
 
 
-def read_prompts(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+def read_prompts(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
     """Yields one item for each line that is neither blank nor begins with ``#``.
 
     With a folder ``target_images``, the image n belongs to line n, from 0, and every prompt must have one.
@@ -49,9 +48,9 @@ def read_prompts(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
                 continue
             place = Place(path.name, number)
             if targets is None and line.strip():
-                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line)
+                yield Record(place=place, folder=folder, id=str(index), prompt=line)
             elif targets is not None and index in targets:
-                yield RawRecord(place=place, folder=folder, id=str(index), prompt=line, target_image=targets[index])
+                yield Record(place=place, folder=folder, id=str(index), prompt=line, target_image=targets[index])
             elif line.strip():
                 remedy = "Add it, or remove the prompt and renumber the images"
                 message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
@@ -73,22 +72,22 @@ def _numbered(folder: Path) -> dict[int, str]:
     return found
 
 
-def find_captions(path: Path, guard: Guard) -> Path | None:
+def find_captions(path: Path, limits: Limits) -> Path | None:
     """The folder, if at least one image below it has a caption: ``cat.jpg`` and ``cat.txt``."""
-    images = filter(is_image_name, guard.walk(path) if path.is_dir() else ())
+    images = filter(is_image_name, limits.walk(path) if path.is_dir() else ())
     return path if any((path / caption_name(name)).is_file() for name in images) else None
 
 
-def read_captions(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+def read_captions(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
     """Yields one item for each image; an image without a caption is rejected."""
     ignored: list[str] = []
-    for _, group in groupby(guard.walk(path), key=lambda name: name.rpartition("/")[0]):
+    for _, group in groupby(limits.walk(path), key=lambda name: name.rpartition("/")[0]):
         names = list(group)
         images = list(filter(is_image_name, names))
         for image in images:
             place = Place(image)
             try:
-                yield RawRecord(place=place, folder=path, prompt=_read_caption(path, image, guard), target_image=image)
+                yield Record(place=place, folder=path, prompt=_read_caption(path, image, limits), target_image=image)
             except Rejected as rejected:
                 yield rejected.at(place)
         ignored += sorted({*names} - {*images, *map(caption_name, images)})
@@ -100,12 +99,12 @@ def caption_name(image: str) -> str:
     return str(PurePosixPath(image).with_suffix(".txt"))
 
 
-def _read_caption(root: Path, image: str, guard: Guard) -> str:
+def _read_caption(root: Path, image: str, limits: Limits) -> str:
     name = caption_name(image)
     if not (root / name).is_file():
         remedy = f"Write its prompt to {name.rpartition('/')[2]}"
         raise Rejected("empty_prompt", "the image has no caption", remedy)
-    guard.check(root / name, f"the caption {name}")
+    limits.check(root / name, f"the caption {name}")
     try:
         return (root / name).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -113,18 +112,18 @@ def _read_caption(root: Path, image: str, guard: Guard) -> str:
         raise Rejected("unreadable_text", f"the caption {name} cannot be read ({error})", remedy) from error
 
 
-def find_masks(path: Path, guard: Guard) -> Path | None:
+def find_masks(path: Path, limits: Limits) -> Path | None:
     return path if all((path / name).is_dir() for name in (IMAGES, MASKS)) else None
 
 
-def read_masks(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+def read_masks(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
     """Yields a query for each mask: ``masks/THING/a.png`` asks for THING in ``images/a.*``, and ``masks/a.png`` for
     what ``images/a.txt`` or ``masks/a.txt`` says."""
     images: dict[str, str] = {}
-    for name in filter(is_image_name, guard.walk(path / IMAGES)):
+    for name in filter(is_image_name, limits.walk(path / IMAGES)):
         images.setdefault(str(PurePosixPath(name).with_suffix("")), name)
     used = set()
-    for name in filter(is_image_name, guard.walk(path / MASKS)):
+    for name in filter(is_image_name, limits.walk(path / MASKS)):
         stem = str(PurePosixPath(name).with_suffix(""))
         thing, _, below = stem.partition("/")
         place = Place(f"{MASKS}/{name}")
@@ -134,25 +133,25 @@ def read_masks(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
                 remedy = f"Add {IMAGES}/{stem}.png, or remove the mask"
                 raise Rejected("missing_source", f"there is no image of the same name in {IMAGES}", remedy)
             used.add(image)
-            query = thing.replace("_", " ") if stem not in images else _query(path, image, name, guard)
+            query = thing.replace("_", " ") if stem not in images else _query(path, image, name, limits)
         except Rejected as rejected:
             yield rejected.at(place)
             continue
         source, mask = f"{IMAGES}/{image}", f"{MASKS}/{name}"
-        yield RawRecord(place=place, folder=path, prompt=query, source_images=source, target_image=mask)
+        yield Record(place=place, folder=path, prompt=query, source_images=source, target_image=mask)
     if unused := [name for name in images.values() if name not in used]:
         yield Note(f"{len(unused)} images without a mask were ignored, such as {IMAGES}/{unused[0]}")
 
 
-def _query(path: Path, image: str, mask: str, guard: Guard) -> str:
+def _query(path: Path, image: str, mask: str, limits: Limits) -> str:
     for folder, name in ((MASKS, mask), (IMAGES, image)):
         if (path / folder / caption_name(name)).is_file():
-            return _read_caption(path / folder, name, guard)
+            return _read_caption(path / folder, name, limits)
     remedy = f"Write it to {MASKS}/{caption_name(mask)}, or move the mask to {MASKS}/THING/{mask}"
     raise Rejected("empty_prompt", "nothing says what the mask shows", remedy)
 
 
-def find_coco(path: Path, guard: Guard) -> Path | None:
+def find_coco(path: Path, limits: Limits) -> Path | None:
     """A JSON file with images and annotations, or a folder with one, also in its folder ``annotations``."""
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
         if file.suffix == ".json" and file.is_file():
@@ -162,7 +161,7 @@ def find_coco(path: Path, guard: Guard) -> Path | None:
     return None
 
 
-def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+def read_coco(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
     """Yields a query for each image and category: the category's name, and the union of its masks."""
     try:
         with open_text(path) as text:
@@ -176,12 +175,12 @@ def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is not a COCO file of segments ({type(error).__name__}: {error}).") from error
     base = path.parent.parent if path.parent.name == "annotations" else path.parent
-    folders = ["", *sorted({str(Path(name).parent) for name in guard.walk(base) if is_image_name(name)})]
+    folders = ["", *sorted({str(Path(name).parent) for name in limits.walk(base) if is_image_name(name)})]
     for number, ((image_id, category), segments) in enumerate(parts.items(), 1):
         place = Place(path.name, number)
         try:
             image = images[image_id]
-            if image["height"] * image["width"] > guard.max_pixels:
+            if image["height"] * image["width"] > limits.max_pixels:
                 raise ValueError(f"{image['width']}x{image['height']} pixels are more than data.max_pixels")
             file = image["file_name"]
             mask = _union(segments, image["height"], image["width"])
@@ -189,7 +188,7 @@ def read_coco(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
             message = f"the segments of image {image_id} cannot be drawn ({type(error).__name__}: {error})"
             yield Rejected("wrong_mask", message, "Give polygons or run lengths, as COCO does", place)
             continue
-        yield RawRecord(
+        yield Record(
             place=place,
             folder=base,
             prompt=names.get(category),

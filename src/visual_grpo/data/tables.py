@@ -16,9 +16,8 @@ from typing import Any
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Task
-from visual_grpo.data.columns import PROMPTS, QUERIES, record_of
-from visual_grpo.data.guard import Guard, open_text
-from visual_grpo.data.raw import EmbeddedImage, Item, Note, Place, Rejected, shorten
+from visual_grpo.data.checks import PROMPTS, QUERIES, record_of
+from visual_grpo.data.record import EmbeddedImage, Item, Limits, Note, Place, Rejected, open_text, shorten
 
 HUB = "hf://datasets/"
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
@@ -31,38 +30,38 @@ _BATCH = 16
 Row = dict[str, Any] | Rejected
 
 
-def find_records(path: Path, guard: Guard) -> Path | None:
+def find_records(path: Path, limits: Limits) -> Path | None:
     """A file of JSON lines, or ``data.jsonl`` in the folder."""
     file = path / "records.jsonl" if path.is_dir() else path
     return file if file.suffix.lower() == ".jsonl" and not is_metadata(file.name) and file.is_file() else None
 
 
-def read_records(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
-    return _items(path, path.name, guard, task, canonical=True)
+def read_records(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
+    return _items(path, path.name, limits, task, canonical=True)
 
 
-def find_metadata(path: Path, guard: Guard) -> Path | None:
+def find_metadata(path: Path, limits: Limits) -> Path | None:
     """A metadata file of the hub's image folders, or a folder with at least one below it."""
     if path.is_dir():
-        return path if next(_metadata_files(path, guard), None) else None
+        return path if next(_metadata_files(path, limits), None) else None
     return path if path.is_file() and is_metadata(path.name) else None
 
 
-def read_metadata(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
+def read_metadata(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
     """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata."""
     if path.is_file():
-        yield from _items(path, path.name, guard, task)
+        yield from _items(path, path.name, limits, task)
         return
     splits, previous = set(), None
-    for name in _metadata_files(path, guard):
+    for name in _metadata_files(path, limits):
         file = path / name
-        guard.require_inside(file)
+        limits.require_inside(file)
         if file.parent == previous:
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
         previous = file.parent
         split = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
         splits.add(split)
-        yield from _items(file, name, guard, task, more={} if split is None else {"split": split})
+        yield from _items(file, name, limits, task, more={} if split is None else {"split": split})
     if named := sorted(filter(None, splits)):
         yield Note(
             f"the split folders {', '.join(named)} are only stored as metadata['split'];"
@@ -70,38 +69,38 @@ def read_metadata(path: Path, guard: Guard, task: Task) -> Iterator[Item]:
         )
 
 
-def _metadata_files(path: Path, guard: Guard) -> Iterator[str]:
-    return (name for name in guard.walk(path) if is_metadata(name) and (path / name).is_file())
+def _metadata_files(path: Path, limits: Limits) -> Iterator[str]:
+    return (name for name in limits.walk(path) if is_metadata(name) and (path / name).is_file())
 
 
 def is_metadata(name: str) -> bool:
     return name.rpartition("/")[2].lower() in ("metadata.jsonl", "metadata.csv")
 
 
-def find_table(path: Path, guard: Guard) -> Path | None:
+def find_table(path: Path, limits: Limits) -> Path | None:
     """A table, a folder with tables (also in its subfolder ``data``) or one that ``save_to_disk`` has left."""
     if path.is_dir():
         return path if _is_saved(path) or _tables(path) else None
     return path if path.is_file() and path.suffix.lower() in SUFFIXES else None
 
 
-def read_table(path: Path, guard: Guard, task: Task, split: str | None = None) -> Iterator[Item]:
+def read_table(path: Path, limits: Limits, task: Task, split: str | None = None) -> Iterator[Item]:
     if _is_saved(path):
-        yield from _rows_of(_saved(path, split), path.name, path, guard, task)
+        yield from _rows_of(_saved(path, split), path.name, path, limits, task)
         return
     for file in [path] if path.is_file() else _tables(path):
         if file != path:
-            guard.require_inside(file)
-        yield from _items(file, file.name if file == path else file.relative_to(path).as_posix(), guard, task)
+            limits.require_inside(file)
+        yield from _items(file, file.name if file == path else file.relative_to(path).as_posix(), limits, task)
 
 
-def read_hub(path: str, guard: Guard, task: Task, split: str | None, revision: str | None) -> Iterator[Item]:
+def read_hub(path: str, limits: Limits, task: Task, split: str | None, revision: str | None) -> Iterator[Item]:
     """Yields the rows of ``hf://datasets/OWNER/NAME``, which `datasets` downloads into its cache once."""
     import datasets
 
     with _errors_naming(path):
         found = datasets.load_dataset(path.removeprefix(HUB), split=split, revision=revision)
-    return _rows_of(_one_split(found, path, split), path.removeprefix(HUB), None, guard, task)
+    return _rows_of(_one_split(found, path, split), path.removeprefix(HUB), None, limits, task)
 
 
 def _one_split(found: Any, name: str, split: str | None) -> Any:
@@ -149,7 +148,7 @@ def _is_list(file: Path) -> bool:
 
 
 def _items(
-    file: Path, name: str, guard: Guard, task: Task, *, canonical: bool = False, more: Mapping[str, Any] | None = None
+    file: Path, name: str, limits: Limits, task: Task, *, canonical: bool = False, more: Mapping[str, Any] | None = None
 ) -> Iterator[Item]:
     suffix = file.suffix.lower()
     if suffix == ".parquet":
@@ -159,7 +158,7 @@ def _items(
         files, options = glob.escape(str(file)), {"streaming": True, "batch_size": _BATCH}
         with _errors_naming(file):
             found = datasets.load_dataset("parquet", data_files=files, split="train", **options)
-        yield from _rows_of(found, name, file.parent, guard, task)
+        yield from _rows_of(found, name, file.parent, limits, task)
         return
     reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)
     for number, row in reader(file):
@@ -219,29 +218,29 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
             raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
 
 
-def _rows_of(found: Any, name: str, folder: Path | None, guard: Guard, task: Task) -> Iterator[Item]:
+def _rows_of(found: Any, name: str, folder: Path | None, limits: Limits, task: Task) -> Iterator[Item]:
     """The records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
     found = found.to_iterable_dataset() if hasattr(found, "to_iterable_dataset") else found
     with _errors_naming(name):
         for number, row in enumerate(found.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
             try:
-                cells = {key: _cell(value, f"{place}, column {key}", guard, folder) for key, value in row.items()}
+                cells = {key: _cell(value, f"{place}, column {key}", limits, folder) for key, value in row.items()}
             except Rejected as rejected:
                 yield rejected.at(place, None if row.get("id") is None else shorten(str(row["id"])))
             else:
                 yield record_of(cells, place, folder or Path(name, "none"), task)
 
 
-def _cell(value: Any, name: str, guard: Guard, folder: Path | None) -> Any:
+def _cell(value: Any, name: str, limits: Limits, folder: Path | None) -> Any:
     """Wraps an image's bytes; the struct of an image by path becomes the path."""
     if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
-        return [_cell(one, name, guard, folder) for one in value]
+        return [_cell(one, name, limits, folder) for one in value]
     if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
         path = value["path"]
         value = (path if folder or path is None else Path(path)) if value["bytes"] is None else value["bytes"]
     if isinstance(value, bytes):
-        guard.check_size(len(value), name)
+        limits.check_size(len(value), name)
         return EmbeddedImage(name, value)
     return value
 

@@ -20,7 +20,7 @@ import pandas as pd
 from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
-from visual_grpo.data.split import FEW_PROMPTS
+from visual_grpo.data.table import FEW_PROMPTS
 from visual_grpo.evaluation.compare import STOCK, Sides, independent, join
 from visual_grpo.evaluation.headline import FEW_NOTE, decimals
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference

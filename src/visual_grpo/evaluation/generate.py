@@ -216,7 +216,7 @@ def _rows(
                 "split": request.split,
                 "id": record.id,
                 "prompt": record.prompt,
-                "unit": record.held_with or record.id,
+                "unit": record.split_group or record.id,
                 "index": request.index,
                 "seed": request.seed,
                 "file": f"{sampler}/{file_stem(record.id)}_{request.index}.png",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from visual_grpo.data.split import FEW_PROMPTS
+from visual_grpo.data.table import FEW_PROMPTS
 from visual_grpo.evaluation.paired import CONFIDENCE
 
 TASK_MEASURES = {

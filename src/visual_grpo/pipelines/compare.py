@@ -14,8 +14,7 @@ from visual_grpo.common.importing import code_digests
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
-from visual_grpo.data.split import SeenPrompts
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.table import RecordTable, SeenPrompts
 from visual_grpo.evaluation import compare, generate, report
 from visual_grpo.evaluation.headline import headline, lines
 from visual_grpo.operations.candidates import Side, find_side

@@ -10,8 +10,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
 from visual_grpo.config import DataConfig
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.split import SEALED
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.table import SEALED, RecordTable
 
 
 def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_draft: Path) -> Path:

@@ -13,8 +13,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.config.command import Command
-from visual_grpo.data.split import SEALED
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.table import SEALED, RecordTable
 from visual_grpo.evaluation import compare, generate, report
 from visual_grpo.evaluation.gate import decide, subgroups_of
 from visual_grpo.evaluation.generate import distinct_prompts

@@ -27,9 +27,8 @@ from visual_grpo.config.adapter_folder import (
     read_facts,
 )
 from visual_grpo.config.command import Command, is_stage_of_dvc
-from visual_grpo.data.profile import profile_of, write_profile
-from visual_grpo.data.split import SEALED, SeenPrompts
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.drift import profile_of, write_profile
+from visual_grpo.data.table import SEALED, RecordTable, SeenPrompts
 from visual_grpo.evaluation import generate, pairing
 from visual_grpo.evaluation.alarm import Watch, picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 
 from visual_grpo.common.errors import counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.command import Command
-from visual_grpo.data.checks import as_prompt, group_key, survey
-from visual_grpo.data.detect import EMBEDDING, Found, find_records
-from visual_grpo.data.image_store import sha256_of
-from visual_grpo.data.raw import RawRecord, Rejected
-from visual_grpo.data.report import also_rejected, nothing_left
-from visual_grpo.data.split import OPEN, SPLITS, split_of
+from visual_grpo.data.checks import checked, group_key
+from visual_grpo.data.images import sha256_of
+from visual_grpo.data.preparation import also_rejected, nothing_left, with_ids
+from visual_grpo.data.record import Note, Original, Record, Rejected
+from visual_grpo.data.sources import EMBEDDING, Found, find_records
+from visual_grpo.data.table import OPEN, SPLITS, split_of
 from visual_grpo.operations.preflight.reward import Traits
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
@@ -61,11 +63,11 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) ->
         UserError: there is nothing at the path, or no layout fits.
     """
     found, findings = find_records(data), Findings(Traits(data.task))
-    few: list[RawRecord] = []
+    few: list[Record] = []
     rejected: list[Rejected] = []
     rejections = 0
     for item in _items(found, data.task):
-        if isinstance(item, RawRecord):
+        if isinstance(item, Record):
             findings.add(as_prompt(item, data.task))
             few += [item] * (len(few) <= MOST)
         else:
@@ -81,7 +83,35 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) ->
     return findings
 
 
-def _items(found: Found, task: Task) -> Iterator[RawRecord | Rejected]:
+def as_prompt(record: Record, task: Task) -> PromptRecord:
+    """Returns a checked record as rewards will see it, with its original images."""
+    made = dict.fromkeys(("box", "points")) if task == "segmentation" else {}
+    return PromptRecord(
+        id=record.id,
+        prompt=record.prompt,
+        target_image=None if record.target_image is None else _path(record.target_image),
+        source_images=tuple(map(_path, record.source_images)),
+        metadata=made | json.loads(record.metadata),
+    )
+
+
+def _path(image: Original) -> Path:
+    return image if isinstance(image, Path) else Path(image.name)
+
+
+def survey(found: Found, task: Task) -> Iterator[Record | Rejected]:
+    """The records that the preparation will accept, unless an image of theirs is damaged, and those it will reject."""
+    for item in with_ids(found.items(task)):
+        if isinstance(item, Record):
+            try:
+                yield checked(item, task, found.limits)
+            except Rejected as rejected:
+                yield rejected.at(item.place, item.shown_id)
+        elif not isinstance(item, Note):
+            yield item
+
+
+def _items(found: Found, task: Task) -> Iterator[Record | Rejected]:
     items = survey(found, task)
     return islice(items, MOST) if found.layout in EMBEDDING else items
 
@@ -94,7 +124,7 @@ def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], comm
         "segmentation": "are queries about an image with a mask",
     }
     for task, kind in kinds.items():
-        if task != data.task and any(isinstance(item, RawRecord) for item in islice(_items(found, task), MOST)):
+        if task != data.task and any(isinstance(item, Record) for item in islice(_items(found, task), MOST)):
             said = f"The records in {data.path} {kind}, and data.task is {data.task}."
             if task == "segmentation":  # Another model, with other settings, answers queries.
                 return f"{said} Run:\n{command.of_environment('negative_points')}"
@@ -104,7 +134,7 @@ def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], comm
     return ""
 
 
-def _empty_splits(records: Sequence[RawRecord], data: DataConfig) -> str:
+def _empty_splits(records: Sequence[Record], data: DataConfig) -> str:
     """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
     counts = Counter(
         split_of(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task), data)

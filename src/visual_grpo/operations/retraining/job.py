@@ -28,7 +28,7 @@ from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.config.presets import AUTO
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
-from visual_grpo.data.profile import profile_of, read_profile
+from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.operations.candidates import gate_settings, judge_differences, side_of
 from visual_grpo.operations.retraining.outcome import Code, DataRefusedError
 from visual_grpo.operations.retraining.project import Project

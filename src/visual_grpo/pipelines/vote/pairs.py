@@ -86,7 +86,7 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
                         prompt=record.prompt,
                         record=record.id,
                         family=_family(record),
-                        unit=record.held_with or record.id,
+                        unit=record.split_group or record.id,
                         first=keep(pictures[row], file),
                         second=keep(pictures[row + 1], file),
                         sources=tuple(keep(read_image(path), file) for path in record.source_images),

@@ -15,8 +15,7 @@ from visual_grpo.common.files import file_digest, fresh_folder
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.command import Command
 from visual_grpo.data import folders, tables
-from visual_grpo.data.guard import Guard, is_image_name, is_system_file
-from visual_grpo.data.raw import Item, Note
+from visual_grpo.data.record import Item, Limits, Note, is_image_name, is_system_file
 
 _MOST_NAMES = 100_000
 """Files of a folder without records that are looked at for the message."""
@@ -26,7 +25,7 @@ _MOST_NAMES = 100_000
 class Layout:
     """Finds its file or folder in a path (``find``), and reads it."""
 
-    find: Callable[[Path, Guard], Path | None]
+    find: Callable[[Path, Limits], Path | None]
     read: Callable[..., Iterator[Item]]
     files: str
 
@@ -75,15 +74,15 @@ class Found:
     layout: str
     path: Path | str
     """The file or folder that is read, or the name of a hub dataset."""
-    guard: Guard
+    limits: Limits
     data: DataConfig
 
     def items(self, task: Task | None = None) -> Iterator[Item]:
         task = task or self.data.task
         if self.layout == "hub":
-            return tables.read_hub(str(self.path), self.guard, task, self.data.split, self.data.revision)
+            return tables.read_hub(str(self.path), self.limits, task, self.data.split, self.data.revision)
         more: dict[str, Any] = {"split": self.data.split} if self.layout == "table" else {}
-        return LAYOUTS[self.layout].read(self.path, self.guard, task, **more)
+        return LAYOUTS[self.layout].read(self.path, self.limits, task, **more)
 
     def count(self) -> int:
         known = tables.count_table(Path(self.path), self.data.split) if self.layout == "table" else None
@@ -99,28 +98,28 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
     """
     if data.path.startswith(tables.HUB):
         # No file of this machine belongs to it.
-        return Found("hub", data.path, Guard.of(data, Path(data.path.removeprefix(tables.HUB), "none")), data)
+        return Found("hub", data.path, Limits.of(data, Path(data.path.removeprefix(tables.HUB), "none")), data)
     path = Path(data.path)
     if not path.exists():
         raise UserError(f"{parameter}: there is no {path}.{_other_places(path, parameter)}")
     if path.suffix.lower() == ".zip" and path.is_file():
         path = _unzipped(path)
-    guard = Guard.of(data, path)
+    limits = Limits.of(data, path)
     names = [data.layout] if data.layout != "auto" else _MASKS_FIRST if data.task == "segmentation" else list(LAYOUTS)
     for name in names:
-        if (found := LAYOUTS[name].find(path, guard)) is None:
+        if (found := LAYOUTS[name].find(path, limits)) is None:
             continue
         if found != path:  # What the user has named may be a link.
-            guard.require_inside(found)
+            limits.require_inside(found)
         if path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS:
             own = (is_image_name(entry.name) or tables.is_metadata(entry.name) for entry in path.iterdir())
             if not any(own):
                 # Tables may lie beside images without being meant, such as a log in CSV.
-                _refuse_several(path, guard, parameter, names, ignored=EMBEDDING)
-        return Found(name, found, guard, data)
+                _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
+        return Found(name, found, limits, data)
     if path.is_dir():
-        _refuse_several(path, guard, parameter, names)
-    raise UserError(_nothing_found(path, guard, parameter, names))
+        _refuse_several(path, limits, parameter, names)
+    raise UserError(_nothing_found(path, limits, parameter, names))
 
 
 def _unzipped(path: Path) -> Path:
@@ -139,13 +138,13 @@ def _unzipped(path: Path) -> Path:
 
 
 def _refuse_several(
-    path: Path, guard: Guard, parameter: str, names: Collection[str], ignored: Collection[str] = ()
+    path: Path, limits: Limits, parameter: str, names: Collection[str], ignored: Collection[str] = ()
 ) -> None:
     """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together."""
     found: dict[str, str] = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
-        if guard.is_inside(folder):
-            fits = (name for name in names if LAYOUTS[name].find(folder, guard) is not None)
+        if limits.is_inside(folder):
+            fits = (name for name in names if LAYOUTS[name].find(folder, limits) is not None)
             if (layout := next(fits, None)) is not None:
                 found[folder.name] = layout
     layouts = set(found.values()) - {*ignored}
@@ -167,9 +166,9 @@ def _other_places(path: Path, parameter: str) -> str:
     return text
 
 
-def _nothing_found(path: Path, guard: Guard, parameter: str, layouts: Collection[str]) -> str:
+def _nothing_found(path: Path, limits: Limits, parameter: str, layouts: Collection[str]) -> str:
     """Says that no layout fits, what is there, and what was looked for."""
-    names = sorted(islice(guard.walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
+    names = sorted(islice(limits.walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next((PurePath(name).name for name in names if is_image_name(name)), None)
