@@ -22,7 +22,6 @@ from visual_grpo.config.outputs import FLOW, UNNAMED_ENVIRONMENTS
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.api import use_project
 from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.training import components
 
 if TYPE_CHECKING:
     from visual_grpo.training.resuming import Origin
@@ -70,6 +69,8 @@ class TrackingHooks:
         tracker.params(flatten(config.public()))
 
     def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
+        from visual_grpo.training import components
+
         given = os.environ.get("MLFLOW_RUN_ID")
         earlier = given or self._earlier_run(config, pipeline)
         modules = components.make_run_spec(config).modules if _trains(pipeline) else ()

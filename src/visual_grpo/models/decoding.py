@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import StaticCache
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
@@ -282,8 +283,6 @@ def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
 
 def _static(model: Any, prefix: Prefix, places: int) -> StaticCache:
     """With what the cache of ``prefix`` holds, which is given up layer by layer."""
-    from transformers import StaticCache
-
     cache = StaticCache(config=model.config.get_text_config(), max_cache_len=places)
     for own, grown in zip(cache.layers, prefix.cache.layers, strict=True):
         own.lazy_initialization(grown.keys, grown.values)

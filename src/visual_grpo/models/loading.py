@@ -8,6 +8,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import diffusers
+import huggingface_hub
+import torch
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
@@ -42,9 +48,6 @@ def load_pipeline(
         without: components that are not loaded even where they are there.
         prepare: what is done to the pipeline's networks before they are on the device.
     """
-    import diffusers
-    import torch
-
     check_parts(path, parts)
     device = resolve_device(config.device)
     check_base_weights(config.base_weights, device)
@@ -86,8 +89,6 @@ def place(networks: Mapping[str, Any], device: torch.device, offload: str = "non
 
 def networks_of(pipeline: Any) -> dict[str, Any]:
     """By the names of the pipeline's components."""
-    import torch
-
     return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
 
 
@@ -97,8 +98,6 @@ def loading(path: str) -> Iterator[None]:
 
     A folder loads in a moment and shows no progress bar; a download keeps its bars.
     """
-    from safetensors import SafetensorError
-
     with hidden_progress_bars() if Path(path).exists() else nullcontext():
         try:
             yield
@@ -145,11 +144,8 @@ def _facts(path: str, file: str) -> dict[str, Any] | None:
         return _json(Path(path) / file)
     if not may_be_hub_id(path):
         return None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
     try:
-        return _json(Path(hf_hub_download(path, file)))
+        return _json(Path(huggingface_hub.hf_hub_download(path, file)))
     except LocalEntryNotFoundError as error:
         raise UserError(
             f"The family of the model {path!r} cannot be told: the hub cannot be reached and the model was not"

@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from visual_grpo.common.errors import UserError
@@ -57,8 +61,6 @@ class Adapter(ABC):
     @classmethod
     def saved(cls, folder: Path) -> dict[str, Tensor]:
         """The `state` that `save` wrote."""
-        from safetensors.torch import load_file
-
         with _loading(folder, cls.file):
             return load_file(folder / cls.file)
 
@@ -84,14 +86,10 @@ class Adapter(ABC):
 
     def state(self) -> dict[str, Tensor]:
         """Its tensors by the names that peft saves; copies, which training does not change."""
-        from peft import get_peft_model_state_dict
-
         return {name: value.detach().clone() for name, value in get_peft_model_state_dict(self.model).items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Puts tensors of ``state`` back; every one must fit."""
-        from peft import set_peft_model_state_dict
-
         odd = sorted(set(self.state()).symmetric_difference(state))[:3]
         if odd:
             raise UserError(
@@ -107,16 +105,12 @@ class PeftAdapter(Adapter):
 
     @classmethod
     def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
-        from peft import get_peft_model
-
         base.requires_grad_(False)
         with _seeded(seed):
             return cls(get_peft_model(base, _config(params, targets)))
 
     @classmethod
     def load(cls, base: Any, folder: Path) -> Self:
-        from peft import PeftModel
-
         with _loading(folder, "adapter_config.json"):
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
@@ -245,8 +239,6 @@ class AdapterPolicy:
 
 
 def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
-    from peft import LoraConfig
-
     targets = params.target_modules if params.target_modules is not None else default_targets
     return LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
 
@@ -261,8 +253,6 @@ def _seeded(seed: int) -> Iterator[None]:
 @contextmanager
 def _loading(folder: Path, file: str) -> Iterator[None]:
     """Raises UserError where the adapter in ``folder`` has no ``file``, or cannot be loaded."""
-    from safetensors import SafetensorError
-
     if not (folder / file).is_file():
         raise UserError(f"{folder} holds no adapter (no {file}). Train one: {rerun_command('train')}")
     try:
@@ -283,9 +273,6 @@ def _rewrite(file: Path, prefix: str | None) -> None:
     A pipeline reads only what has the prefix, and without the configuration it takes alpha to be the rank. diffusers
     writes several metadata entries, and the names in a set, in any order.
     """
-    from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
-
     with safe_open(file, framework="pt") as opened:
         config = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
     if isinstance(config["target_modules"], list):
@@ -338,6 +325,4 @@ def _lora_forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor
 
 
 def lora_layers(model: nn.Module) -> list[Any]:
-    from peft.tuners.lora import LoraLayer
-
     return [module for module in model.modules() if isinstance(module, LoraLayer)]

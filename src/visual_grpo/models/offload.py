@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 
 _TURN = "_turn"
@@ -23,7 +24,6 @@ def enable_offload(networks: Mapping[str, nn.Module], device: torch.device) -> N
     """
     if device.type == "cpu":
         return
-    from accelerate.hooks import ModelHook, add_hook_to_module
 
     class Come(ModelHook):
         def __init__(self, turn: _Turn) -> None:

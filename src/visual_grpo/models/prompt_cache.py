@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
+from transformers.masking_utils import create_masks_for_generate
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -48,8 +50,6 @@ def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
 
     ``model`` is a transformers model with ``model.language_model``, of which an injected adapter takes part.
     """
-    from transformers import DynamicCache
-
     used, inverse = prompt_of_row.unique(return_inverse=True)
     cache = DynamicCache(config=model.config.get_text_config())
     hidden = forward(model, prompts.embeds[used], prompts.mask[used], prompts.positions[:, used], cache)
@@ -70,9 +70,6 @@ def hidden_shared(
     Every layer runs on the prompts and then on the tokens that follow them. So with ``checkpointing`` it can be
     recomputed in the backward pass; transformers' own gradient checkpointing excludes a cache.
     """
-    from transformers import DynamicCache
-    from transformers.masking_utils import create_masks_for_generate
-
     network, config = model.model.language_model, model.config.get_text_config()
     used, of_row = prompt_of_row.unique(return_inverse=True)
     before = prompts.embeds[used]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 CHUNK = 2048
 """Rows of the [rows, V] logits that exist at a time."""
@@ -38,8 +39,6 @@ class TokenSampler:
 
     def warp(self, logits: Tensor) -> Tensor:
         """[B, V] -> [B, V] float32 in the order of ``generate``: temperature, top-k, top-p."""
-        from transformers import TopKLogitsWarper, TopPLogitsWarper
-
         warped = logits.float() / self.temperature
         unused: Any = None  # The warpers' input_ids argument, which they do not read.
         if self.top_k:

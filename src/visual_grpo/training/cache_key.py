@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from visual_grpo.config import flatten
+from visual_grpo.rewards.catalogue import transport_of
 
 NEVER = (
     *("resume", "output", "generate", "score", "compare", "reward_report", "tracking", "starter"),
@@ -48,8 +49,6 @@ def cache_key(pipeline: str, tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def transport_parameters(tree: Mapping[str, Any]) -> list[str]:
     """Dotted names of the options that the tree's rewards declare as their transport, whether they are set or not."""
-    from visual_grpo.rewards.catalogue import transport_of  # Torch, which `kedro --help` should not pay.
-
     return [
         f"rewards.{name}.options.{option}"
         for name, reward in (tree.get("rewards") or {}).items()

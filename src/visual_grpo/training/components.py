@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import torch
+
+from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.saved_model import content_digest
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
 from visual_grpo.config.command import launched_by, rerun_command
 from visual_grpo.config.data import DEFAULT_FAMILIES
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
+from visual_grpo.models import run_spec
+from visual_grpo.models.family import AUTO, ModelSettings, find_family
+from visual_grpo.models.quantized import require_quantized
+from visual_grpo.models.run_spec import options_of
+from visual_grpo.rewards.catalogue import build_reward_set
 
 if TYPE_CHECKING:
     from visual_grpo.common.types import JointPolicy, Policy
@@ -29,8 +39,6 @@ STOCK = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 
 def family_of(config: Parameters, model: str | None = None) -> Family:
     """The family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
-    from visual_grpo.models.family import AUTO, find_family
-
     path = model if model is not None else config.model.path
     name = config.model.family
     if path is None and name == AUTO:
@@ -40,8 +48,6 @@ def family_of(config: Parameters, model: str | None = None) -> Family:
 
 def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
     """What the configuration asks of its model's family; raises UserError where that does not fit."""
-    from visual_grpo.models import run_spec
-
     return run_spec.make_run_spec(family_of(config, model), config)
 
 
@@ -68,11 +74,6 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
             f"model.path is {config.model.path}, but the starter was run with {model}. Run it again:"
             f" {rerun_command('starter')}"
         )
-    import torch
-
-    from visual_grpo.models.family import ModelSettings
-    from visual_grpo.models.quantized import require_quantized
-
     torch.set_num_threads(config.model.threads)
     spec = make_run_spec(config, model)
     size = (config.data.height, config.data.width)
@@ -88,8 +89,6 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
 
 def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
     """The rewards with their weights for the training of one module, or for judging several together."""
-    from visual_grpo.rewards.catalogue import build_reward_set
-
     return build_reward_set(config.rewards, config.weights(modules))
 
 
@@ -115,10 +114,6 @@ def build_policies(
 
 def require_gpus(config: Parameters) -> None:
     """Raises UserError where this machine has fewer GPUs than processes; torchrun's look at their own."""
-    import torch
-
-    from visual_grpo.common.device import resolve_device
-
     count, device = config.distributed.processes, resolve_device(config.model.device)
     if device.type == "cuda" and count > max(1, torch.cuda.device_count()) and not launched_by():
         raise UserError(
@@ -136,8 +131,6 @@ def build_trainer(
     start: Path | None = None,
 ) -> Trainer:
     """The trainer of `build_policies`, which all ranks of the command share."""
-    from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
-
     policies, joint = build_policies(config, spec, model, start)
     trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
     if joint is not None:
@@ -158,8 +151,6 @@ def build_trainer(
 def _module_trainer(
     config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet | FirstScores
 ) -> GRPOTrainer[Any]:
-    from visual_grpo.grpo.trainer import GRPOTrainer
-
     own = scorer.weighted(config.weights([module]))
     return GRPOTrainer(
         policy, own, config.grpo_of(module), seed=config.training_seed, dtype=config.model.dtype, module=module
@@ -188,10 +179,6 @@ def load_model(
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
     """
-    from visual_grpo.models.family import ModelSettings, find_family
-    from visual_grpo.models.quantized import require_quantized
-    from visual_grpo.models.run_spec import options_of
-
     config = policy or PolicyConfig()
     found = find_family(family, model)
     settings = ModelSettings(size=size, policy=config, options=options_of(found, options or {}))
@@ -228,8 +215,6 @@ def load_policy(
         rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
-    from visual_grpo.models.family import find_family
-
     found = find_family(family, model)
     name = module or next(iter(found.modules))
     if name not in found.modules:

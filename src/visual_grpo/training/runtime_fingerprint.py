@@ -7,6 +7,9 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
+import torch
+
+from visual_grpo.common.device import resolve_device
 from visual_grpo.config import Parameters
 
 LIBRARIES = (
@@ -39,10 +42,6 @@ def source_digest() -> str:
 
 
 def _numerics(config: Parameters) -> str:
-    import torch
-
-    from visual_grpo.common.device import resolve_device
-
     device = config.model.device
     versions = [f"{name} {_version(name)}" for name in (*LIBRARIES, *_of_few_bits(config))]
     kind = resolve_device(device).type

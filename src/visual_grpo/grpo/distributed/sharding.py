@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from visual_grpo.common.errors import LostRankError
 
@@ -69,16 +72,12 @@ class _Shards:
     """The sharded layers, by the number that all ranks know them by."""
 
     def __init__(self, device: torch.device) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-
         self._mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._layers: list[Any] = []
         self._firsts: list[tuple[nn.Module, str]] = []
         """Where each layer has one of its sharded parameters."""
 
     def cut(self, layer: nn.Module) -> None:
-        from torch.distributed.fsdp import fully_shard
-
         number = len(self._layers)
         self._firsts.append(
             next((part, name) for part in layer.modules() for name, own in part._parameters.items() if own is not None)
@@ -117,8 +116,6 @@ class _Shards:
         return number
 
     def _is_whole(self, number: int) -> bool:
-        from torch.distributed.tensor import DTensor
-
         part, name = self._firsts[number]
         return not isinstance(part._parameters[name], DTensor)
 

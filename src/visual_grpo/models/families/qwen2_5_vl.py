@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
+from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError
@@ -190,8 +191,6 @@ Loaded = tuple["Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLProcessor"]
 
 def load(path: str, config: ModelConfig) -> Loaded:
     """Model and processor of a folder or hub id by plain ``from_pretrained``, frozen and in evaluation mode."""
-    from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
-
     device = resolve_device(config.device)
     check_base_weights(config.base_weights, device)
     with loading(path):

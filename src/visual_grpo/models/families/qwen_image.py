@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
 from pydantic import Field
 from torch import Tensor
 
@@ -59,8 +60,6 @@ class Conditions:
 class QwenImage:
     def __init__(self, pipeline: Any, size: tuple[int, int], options: QwenImageOptions) -> None:
         """``size``: (height, width) in pixels, multiples of 16."""
-        from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
-
         self.pipeline, self.transformer, self.size, self.options = pipeline, pipeline.transformer, size, options
         self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels // 4)
         self.edits = hasattr(pipeline, "processor")

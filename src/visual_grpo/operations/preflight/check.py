@@ -12,7 +12,6 @@ from visual_grpo.config.command import Command
 from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.validation import validate
 from visual_grpo.operations.preflight.configuration import check, check_model
-from visual_grpo.training import components
 
 if TYPE_CHECKING:
     from visual_grpo.common.types import PromptRecord
@@ -64,6 +63,8 @@ def _look(
     config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]], command: Command
 ) -> Findings | None:
     """Looks at the user's own data; what the starter draws is known."""
+    from visual_grpo.training import components
+
     if config.data_is_drawn or not outputs & {"records", *SCORED}:
         return None
     from visual_grpo.operations.preflight.data import OF_A_RECORD, look_at_folder, look_at_table

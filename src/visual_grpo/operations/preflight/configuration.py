@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.config import Parameters
-from visual_grpo.training import components
 
 
 def check(config: Parameters, *, scores: bool = True) -> None:
@@ -16,6 +15,7 @@ def check(config: Parameters, *, scores: bool = True) -> None:
         scores: anything will be scored, so that what the rewards need must be on this machine.
     """
     from visual_grpo.common.device import require_bitsandbytes, resolve_device
+    from visual_grpo.training import components
 
     problems = Problems()
     modules: tuple[str, ...] = ()
@@ -36,6 +36,8 @@ def check(config: Parameters, *, scores: bool = True) -> None:
 def check_model(config: Parameters) -> None:
     """Raises UserError where the starter cannot make the model, or its folder holds none, or the library for
     ``model.base_weights`` is missing; loads no model."""
+    from visual_grpo.training import components
+
     if config.model.base_weights != "full":
         from visual_grpo.common.device import require_bitsandbytes
 
@@ -67,6 +69,7 @@ def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
 def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems, scores: bool) -> None:
     """Notes every reward that cannot be made; for each module there must be one to optimise."""
     from visual_grpo.rewards.catalogue import build_reward
+    from visual_grpo.training import components
 
     before = len(problems.texts)
     for name, reward in config.rewards.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift, retrieve_timesteps
 from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord
@@ -71,8 +72,6 @@ class GlmImageDecoder:
 
     def schedule(self, steps: int) -> Schedule:
         """The pipeline's: integer timesteps, sigmas shifted by the number of image tokens."""
-        from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift, retrieve_timesteps
-
         scheduler = self.pipeline.scheduler
         _, rows, columns = self.latent_shape
         config = scheduler.config

@@ -14,6 +14,7 @@ from visual_grpo.config import ModelConfig, SamplerConfig
 from visual_grpo.models.decoding import SampledTokens
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.models.families.glm_image.processor import PreviewProcessor, preview_side
 from visual_grpo.models.families.glm_image.sources import SourceEncoder
 from visual_grpo.models.families.glm_image.token_model import EncodedPrompts, GlmImageTokens
 from visual_grpo.models.family import Family, ModelSettings, Module
@@ -151,7 +152,6 @@ _PARTS = ("tokenizer", "processor", "text_encoder", "vision_language_encoder", "
 
 def load(path: str, config: ModelConfig) -> GlmImagePipeline:
     """A folder or hub id, frozen; with the preview size that a small model's folder says."""
-    from visual_grpo.models.families.glm_image.processor import PreviewProcessor, preview_side
 
     def prepare(pipeline: GlmImagePipeline) -> None:
         pipeline.vae.to(memory_format=torch.channels_last)  # 3x faster convolutions on a CPU.

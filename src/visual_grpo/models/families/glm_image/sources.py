@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from cachetools import LRUCache, cachedmethod
+from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from torch import Tensor
 
 from visual_grpo.common.images import fit, read_image
@@ -94,8 +95,6 @@ class SourceCache:
 
     def select(self, rows: Tensor) -> GlmImageKVCache:
         """A reading cache for a batch of ``rows`` ([b] int64, repeats allowed); it holds views, and gradient flows."""
-        from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
-
         chosen = rows.tolist()
         cache = GlmImageKVCache(num_layers=len(self.keys))
         for layer, keys, values in zip(cache.caches, self.keys, self.values, strict=True):
@@ -132,8 +131,6 @@ def _write(
     dit: GlmImageTransformer2DModel, latents: Tensor, tokens: Tensor, text_width: int
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Keys and values of one source of every row, a tensor [B, n_k, heads, dim] for each layer."""
-    from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
-
     count, _, height, width = latents.shape
     pixels = _TOKEN_PIXELS // dit.config.patch_size
     cache = GlmImageKVCache(num_layers=dit.config.num_layers)
