@@ -14,17 +14,17 @@ from visual_grpo.operations.plan.phases import fewer_repeats
 from visual_grpo.operations.plan.report import make_plan
 
 WAITS = {
-    "glm_image": 382,
-    "glm_image, decoder": 476,
-    "glm_image, 24 GB": 1035,
-    "glm_image, decoder, 24 GB": 476,
-    "glm_image, 4 bits, 24 GB": 1035,
+    "glm_image": 170,
+    "glm_image, decoder": 264,
+    "glm_image, 24 GB": 186,
+    "glm_image, decoder, 24 GB": 264,
+    "glm_image, 4 bits, 24 GB": 186,
     "qwen_image, 4 bits, 24 GB": 356,
     "sd3": 173,
     "qwen_image": 356,
     "qwen_image, 48 GB": 356,
-    "qwen2_5_vl": 334,
-    "qwen2_5_vl, 3B": 334,
+    "qwen2_5_vl": 305,
+    "qwen2_5_vl, 3B": 305,
 }
 """Host waits of a step; fewer are better."""
 PARAMETERS = {
