@@ -20,9 +20,11 @@ from visual_grpo.config.command import Command, use_source
 from visual_grpo.hooks import EndingHooks
 from visual_grpo.hooks.cli import parsed, run
 
+command_of = Command.from_run_params
+
 
 def test_options_and_parameters_of_the_run_are_kept() -> None:
-    command = Command.of(
+    command = command_of(
         {
             "env": "sd3_small",
             "pipeline_names": ["train", "evaluate"],
@@ -30,7 +32,7 @@ def test_options_and_parameters_of_the_run_are_kept() -> None:
             "tags": None,
         }
     )
-    words = shlex.split(str(command.adding({"data.task": "i2i", "seed": 4})))
+    words = shlex.split(str(command.with_parameters({"data.task": "i2i", "seed": 4})))
     assert words[1:] == [
         "run",
         "--env=sd3_small",
@@ -42,26 +44,26 @@ def test_options_and_parameters_of_the_run_are_kept() -> None:
 
 def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_own() -> None:
     for environment in (None, "local"):
-        assert shlex.split(str(Command.of({"env": environment})))[1:] == ["run"]
-    assert "--env=negative_points" in str(Command.of({"env": "local"}).of_environment("negative_points"))
-    command = Command.of({"runtime_params": {"seed": 3, "resume": "auto"}, "pipeline_names": ["train", "evaluate"]})
-    assert str(command.of_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
-    assert str(command.of_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
+        assert shlex.split(str(command_of({"env": environment})))[1:] == ["run"]
+    assert "--env=negative_points" in str(command_of({"env": "local"}).with_environment("negative_points"))
+    command = command_of({"runtime_params": {"seed": 3, "resume": "auto"}, "pipeline_names": ["train", "evaluate"]})
+    assert str(command.for_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
+    assert str(command.for_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
     use_source("other/conf")
     try:
-        assert "run --conf-source=other/conf" in str(Command.of({}))
+        assert "run --conf-source=other/conf" in str(command_of({}))
     finally:
         use_source(None)
 
 
 def test_the_command_that_goes_on_has_all_that_was_given() -> None:
     given = {"data": {"path": "my photos"}, "grpo": {"learning_rate": 5e-05}, "resume": "never", "seed": 3}
-    command = Command.of({"env": "text", "pipeline_names": ["train", "evaluate"], "runtime_params": given})
+    command = command_of({"env": "text", "pipeline_names": ["train", "evaluate"], "runtime_params": given})
     words = shlex.split(str(command.resuming("never", Path("data/x/checkpoints"))))
     params = "--params=data.path=my photos,grpo.learning_rate=5e-05,resume=auto,seed=3"
     assert words[1:] == ["run", "--env=text", "--pipeline=train", params]
     for key, value in (("policy.train", ["dit", "ar"]), ("model.options.instruction", "Find, then answer")):
-        words = shlex.split(str(command.adding({key: value}).resuming("never", Path("data/x/checkpoints"))))
+        words = shlex.split(str(command.with_parameters({key: value}).resuming("never", Path("data/x/checkpoints"))))
         tree = parsed(words[-1].removeprefix("--params="))
         assert flatten(tree) == flatten(parsed(params.removeprefix("--params="))) | {key: value}
     named = command.resuming("elsewhere/step-000004", Path("data/x/checkpoints"))
@@ -76,7 +78,7 @@ def test_the_command_that_goes_on_has_all_that_was_given() -> None:
     ],
 )
 def test_every_value_is_read_as_what_it_was(value: object) -> None:
-    [params] = shlex.split(str(Command.of({"runtime_params": {"key": value, "seed": 3}})))[2:]
+    [params] = shlex.split(str(command_of({"runtime_params": {"key": value, "seed": 3}})))[2:]
     read = parsed(params.removeprefix("--params="))
     assert read == {"key": value, "seed": 3}
     assert type(read["key"]) is type(value)

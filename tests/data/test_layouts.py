@@ -367,6 +367,6 @@ class TestDetection:
 
     def test_a_path_that_does_not_exist_names_the_command_that_draws(self, tmp_path, monkeypatch):
         running = Command(None, ("--pipeline=data_preparation",), {"data.path": "none", "seed": 3})
-        monkeypatch.setattr(command, "_running", [running])
+        monkeypatch.setattr(command, "_current", [running])
         drawing = Command(None, ("--pipeline=starter",), {"seed": 3})
         assert refusal(tmp_path / "none").splitlines()[-1] == str(drawing)

@@ -72,7 +72,7 @@ class TestRecordsFile:
 
     def test_the_check_before_the_run_says_it(self, data):
         jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": "../private/secret.png"}])
-        [said] = look_at_folder(data_config(data), OF_A_RECORD, Command.now()).problems
+        [said] = look_at_folder(data_config(data), OF_A_RECORD, Command.current()).problems
         assert "No record can be used. 1 record rejected:" in said
         assert "set data.allow_outside=true if you trust these records" in said
 

@@ -78,7 +78,9 @@ def test_no_name_and_a_folder_of_something_else_are_refused(tmp_path: Path, monk
     for named in ("", " "):
         with pytest.raises(UserError, match=r"^adapter is empty\. Expected latest, a folder .*MLflow.*, none .*\.$"):
             find_adapters(named, LATEST)
-    monkeypatch.setattr(command, "_running", [Command.of({"runtime_params": {"adapter": str(tmp_path), "seed": 3}})])
+    monkeypatch.setattr(
+        command, "_current", [Command.from_run_params({"runtime_params": {"adapter": str(tmp_path), "seed": 3}})]
+    )
     with pytest.raises(UserError, match=r"has no training\.json.*kedro run --pipeline=train --params=seed=3$"):
         find_adapters(str(tmp_path), LATEST)
 

@@ -25,7 +25,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from visual_grpo.common.errors import visible
+from visual_grpo.common.errors import sanitize
 
 Value = float | int | str
 
@@ -51,7 +51,7 @@ class Bar:
         """Counts ``n`` more steps as done; ``fields`` are shown beside the bar until they are replaced."""
         self._fields |= fields
         self._shown = " ".join(f"{name}={format_value(value)}" for name, value in self._fields.items())
-        self._display.update(self._task.id, advance=n, shown=escape(visible(self._shown)))
+        self._display.update(self._task.id, advance=n, shown=escape(sanitize(self._shown)))
         if self._display.get_time() - self._printed_at >= self._every:
             self.print()
 
@@ -197,4 +197,4 @@ def _print_line(console: Console, text: str, style: str = "") -> None:
 
 def _text(text: str) -> Text:
     """The text as it is: no markup, and nothing that a terminal would obey."""
-    return Text(visible(text))
+    return Text(sanitize(text))

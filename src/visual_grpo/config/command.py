@@ -25,22 +25,22 @@ _OPTIONS = {
 _DEFAULT = "local"
 """The environment of a run that names none."""
 _launcher: list[str] = []
-_running: list[Command] = []
+_current: list[Command] = []
 _source: list[str | None] = [None]
 
 
 def use_source(source: str | None) -> None:
-    """Sets where the configuration of this process's commands is; None = in the project."""
+    """Sets the folder of the configuration of this process's commands; None = the project's."""
     _source[:] = [source]
 
 
 def use_launcher(words: Sequence[str]) -> None:
-    """Sets what starts this process's commands in the place of ``kedro``: torchrun, for several machines."""
+    """Sets what starts this process's commands in place of ``kedro``: torchrun, for several machines."""
     _launcher[:] = words
 
 
-def launched_by() -> list[str]:
-    """Returns the words that `use_launcher` was given; none for ``kedro``."""
+def launcher() -> list[str]:
+    """Returns the words set by `use_launcher`; empty for ``kedro``."""
     return list(_launcher)
 
 
@@ -56,39 +56,39 @@ class Command:
     """The folder of the configuration, where it is not the project's."""
 
     @classmethod
-    def now(cls) -> Command:
-        """The one that is running, as far as the hooks have said so."""
-        return _running[-1] if _running else cls(None, (), {})
+    def current(cls) -> Command:
+        """Returns the running command; an empty one outside ``kedro run``."""
+        return _current[-1] if _current else cls(None, (), {})
 
-    def begins(self) -> None:
-        """Makes it the one that is running."""
-        _running[:] = [self]
+    def set_current(self) -> None:
+        _current[:] = [self]
 
     @classmethod
-    def of(cls, run_params: Mapping[str, Any]) -> Command:
-        """The command of a run, from what Kedro passes to ``before_pipeline_run``."""
-        given = {option: run_params.get(key) for key, option in _OPTIONS.items()}
-        options = tuple(f"--{name}={','.join(values)}" for name, values in given.items() if values)
+    def from_run_params(cls, run_params: Mapping[str, Any]) -> Command:
+        """Builds the command from what Kedro passes to ``before_pipeline_run``."""
+        values = {option: run_params.get(key) for key, option in _OPTIONS.items()}
+        options = tuple(f"--{option}={','.join(names)}" for option, names in values.items() if names)
         environment = None if run_params.get("env") == _DEFAULT else run_params.get("env")
         return cls(environment, options, flatten(run_params.get("runtime_params") or {}), _source[-1])
 
-    def adding(self, parameters: Mapping[str, Any]) -> Command:
+    def with_parameters(self, parameters: Mapping[str, Any]) -> Command:
         return replace(self, parameters={**self.parameters, **parameters})
 
     def without(self, name: str) -> Command:
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
 
-    def of_environment(self, environment: str) -> Command:
+    def with_environment(self, environment: str) -> Command:
         return replace(self, environment=environment)
 
-    def of_pipeline(self, name: str) -> Command:
-        """For one pipeline; only a training is resumed."""
+    def for_pipeline(self, name: str) -> Command:
+        """Returns the command for one pipeline; ``resume`` is kept for train only."""
         command = self if name == "train" else self.without("resume")
         return replace(command, options=(f"--pipeline={name}",))
 
     def resuming(self, resume: str, folder: Path) -> Command:
-        """The command that goes on with the training of this one, whose checkpoints are in ``folder``."""
-        return self.of_pipeline("train").adding({"resume": "auto" if resume in ("auto", "never") else str(folder)})
+        """Returns the command that resumes this training, whose checkpoints are in ``folder``."""
+        checkpoint = "auto" if resume in ("auto", "never") else str(folder)
+        return self.for_pipeline("train").with_parameters({"resume": checkpoint})
 
     def __str__(self) -> str:
         words = [*(_launcher or [_kedro()]), "run"]
@@ -98,22 +98,22 @@ class Command:
             words.append(f"--env={self.environment}")
         words += self.options
         if self.parameters:
-            words.append("--params=" + ",".join(f"{name}={_shown(value)}" for name, value in self.parameters.items()))
+            words.append("--params=" + ",".join(f"{name}={_quoted(value)}" for name, value in self.parameters.items()))
         return shlex.join(words)
 
 
 def is_stage_of_dvc() -> bool:
-    """Returns whether DVC runs this command, and goes on with the next one by itself."""
+    """Returns whether DVC runs this command, and the next one by itself."""
     return "DVC_STAGE" in os.environ
 
 
 def rerun_command(pipeline: str) -> str:
-    """The line that runs ``pipeline`` in the environment and with the parameters of the running command."""
-    return str(Command.now().of_pipeline(pipeline))
+    """Returns the line that runs ``pipeline`` with the environment and parameters of the current command."""
+    return str(Command.current().for_pipeline(pipeline))
 
 
-def _shown(value: Any) -> str:
-    """As ``--params`` takes it: a text that would be read as a number, or as anything else, is quoted."""
+def _quoted(value: Any) -> str:
+    """Formats a value for ``--params``; quotes a text that would be read as a number or anything else."""
     if not isinstance(value, str):
         return json.dumps(value)
     from omegaconf import OmegaConf
@@ -128,10 +128,10 @@ def _shown(value: Any) -> str:
 
 
 def _kedro() -> str:
-    """As Kedro was called; else as it can be called from here."""
+    """Returns ``kedro`` as it was called, else a path by which it can be called from the working directory."""
     called = Path(sys.argv[0])
-    own = called if called.name == "kedro" else Path(sys.executable).with_name("kedro")
-    found = shutil.which("kedro")
-    if not own.is_file() or (found is not None and Path(found) == own.absolute()):
+    script = called if called.name == "kedro" else Path(sys.executable).with_name("kedro")
+    on_path = shutil.which("kedro")
+    if not script.is_file() or (on_path is not None and Path(on_path) == script.absolute()):
         return "kedro"
-    return str(own.relative_to(Path.cwd())) if own.is_relative_to(Path.cwd()) else str(own)
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)

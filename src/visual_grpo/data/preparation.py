@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
-from visual_grpo.common.errors import UserError, counted, sentence, visible
+from visual_grpo.common.errors import UserError, counted, sanitize, sentence
 from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
 from visual_grpo.data.checks import checked, group_key
@@ -126,7 +126,7 @@ class Report:
             "with_target": self._targets,
             "splits": {split: {"records": self._records[split], "prompts": self._prompts[split]} for split in SPLITS},
             "rejected": {"total": rejected, "by_reason": dict(self._reasons.most_common()), "listed": listed},
-            "warnings": [*map(visible, self.warnings)],
+            "warnings": [*map(sanitize, self.warnings)],
         }
 
     def _warn(self, shares: Mapping[str, float], accepted: int) -> None:

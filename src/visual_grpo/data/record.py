@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TextIO
 
-from visual_grpo.common.errors import UserError, sentence, visible
+from visual_grpo.common.errors import UserError, sanitize, sentence
 from visual_grpo.config import DataConfig
 
 _SHOWN = 80
@@ -103,7 +103,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
-        return visible(f"{self.place}{name}: {sentence(self.message)} {self.remedy}.")
+        return sanitize(f"{self.place}{name}: {sentence(self.message)} {self.remedy}.")
 
 
 Item = Record | Rejected | Note

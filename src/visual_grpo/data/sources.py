@@ -162,7 +162,7 @@ def _other_places(path: Path, parameter: str) -> str:
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
         text += f" For a dataset of the Hugging Face hub: --params={parameter}={tables.HUB}{path}."
     if parameter == "data.path":
-        text += f" To draw the default dataset:\n{Command.now().without('data.path').of_pipeline('starter')}"
+        text += f" To draw the default dataset:\n{Command.current().without('data.path').for_pipeline('starter')}"
     return text
 
 

@@ -42,14 +42,14 @@ def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None
         raise UserError(
             "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
             " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out:"
-            f" {Command.now().of_pipeline('compare').adding({'compare.second': 'ADAPTER'})}"
+            f" {Command.current().for_pipeline('compare').with_parameters({'compare.second': 'ADAPTER'})}"
         )
 
 
 def draw_again(adapter: str | None = None) -> str:
     """The remedy for a baseline that does not pair."""
-    command = Command.now().of_pipeline("baseline")
-    return f"Draw the baseline again: {command if adapter is None else command.adding({'adapter': adapter})}"
+    command = Command.current().for_pipeline("baseline")
+    return f"Draw the baseline again: {command if adapter is None else command.with_parameters({'adapter': adapter})}"
 
 
 def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:

@@ -84,7 +84,7 @@ def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) 
         return None
     if max(done) == len(FLOW) - 1:
         return "make ui    (all runs, sorted by their result)"
-    command = Command.of(run_params).without("resume")
+    command = Command.from_run_params(run_params).without("resume")
     # A baseline for an earlier adapter is drawn to judge it, not to train another.
     judges = "adapter" in command.parameters
     following = len(FLOW) - 1 if judges else max(done) + 1
@@ -94,7 +94,7 @@ def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) 
         if step < following and not (judges and name == "adapters") and not _is_on_disk(catalog, name)
     ]
     names = ",".join([*lacking, FLOW[following]])
-    return str(replace(command, options=(f"--pipelines={names}",)) if lacking else command.of_pipeline(names))
+    return str(replace(command, options=(f"--pipelines={names}",)) if lacking else command.for_pipeline(names))
 
 
 def _is_on_disk(catalog: CatalogProtocol, name: str) -> bool:

@@ -27,7 +27,7 @@ class InputHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        Command.of(run_params).begins()
+        Command.from_run_params(run_params).set_current()
         read = sorted(name for name in pipeline.inputs() if name != "parameters" and not name.startswith("params:"))
         missing = [name for name in read if not catalog.exists(name)]
         config: Parameters = catalog.load("parameters")
@@ -88,5 +88,5 @@ def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
     lines = [
         f"  {name} ({_path(catalog, name)}), made by {makers.get(name, 'nothing in this project')}" for name in missing
     ]
-    commands = [str(Command.now().of_pipeline(name)) for name in named]
+    commands = [str(Command.current().for_pipeline(name)) for name in named]
     return "\n".join(["Inputs of this pipeline are missing:", *lines, "Run first:", *commands])

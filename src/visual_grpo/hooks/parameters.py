@@ -55,7 +55,7 @@ class ParameterHooks:
         """
         before: Parameters = catalog.load("parameters")
         parameters = resolve_parameters(
-            before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.of(run_params)
+            before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
         if parameters.resume == SAME and "adapters" in pipeline.all_outputs():
             parameters = _same_or_fresh(parameters, pipeline, catalog)
@@ -93,7 +93,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     if pipeline.all_outputs() & {"records", "starter_report"}:
         raise UserError(
             "resume=same asks whether model and data are those of the checkpoint, but this command makes them. Train"
-            f" alone: {Command.now().of_pipeline('train')}"
+            f" alone: {Command.current().for_pipeline('train')}"
         )
     known = identity(parameters, catalog.load("starter_report"), catalog.load("records"))
     why = resuming.why_another(parameters, known, runtime_fingerprint(parameters))

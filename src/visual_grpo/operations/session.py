@@ -17,7 +17,7 @@ from omegaconf.errors import ConfigTypeError, OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo.common import console, files
-from visual_grpo.common.errors import UserError, nearest_hint, user_error, visible
+from visual_grpo.common.errors import UserError, nearest_hint, sanitize, user_error
 from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
 from visual_grpo.common.stopping import signal_of, terminate_as_interrupt
 from visual_grpo.config.command import use_source
@@ -67,7 +67,7 @@ class Session(KedroSession):
             expected = expected_error(error)
             if expected is None:
                 raise
-            raise click.ClickException(visible(str(expected).strip())) from error
+            raise click.ClickException(sanitize(str(expected).strip())) from error
         finally:
             files.release()
 

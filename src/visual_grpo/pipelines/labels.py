@@ -49,7 +49,7 @@ def label_records(
     if data.task != "segmentation":
         raise UserError(
             f"The labels are of masks, so data.task must be segmentation, got {data.task}."
-            f" Try: {Command.now().of_environment('negative_points')}"
+            f" Try: {Command.current().with_environment('negative_points')}"
         )
     reward = rewards.get("negative_points")
     options: Any = reward.options.get("segmenter", DEFAULT) if reward else DEFAULT

@@ -80,7 +80,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     if adapter_digest(adapters) != digest or now not in (judged_against and judged_against["digest"], digest):
         raise UserError(
             "promote: candidate or champion is not the one that was judged. Judge it again:"
-            f" {Command.now().of_pipeline('promote')}"
+            f" {Command.current().for_pipeline('promote')}"
         )
     # First, for it may fail: once the alias has moved, the gate is not repeated.
     registry.keep_report(judgement["candidate"]["run_id"], promotion)
@@ -136,19 +136,19 @@ def _earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[st
 
 def _refusal(parameters: Parameters, registry: Registry, candidate: Side, references: Mapping[str, Side]) -> str | None:
     """Why the candidate is not even drawn, and the command if that is intended; None if it is to be judged."""
-    again, settings = Command.now().of_pipeline("promote"), parameters.promotion
+    again, settings = Command.current().for_pipeline("promote"), parameters.promotion
     undone = registry.rolled_back(adapter_digest(_folder(candidate)))
     if undone is not None and not settings.rolled_back:  # Somebody had a reason, which the gate does not know.
         return (
             f"is version {undone[0]} of {registry.name}, which was rolled back on {undone[1]}. If it may be champion"
-            f" again: {again.adding({'promotion.rolled_back': True})}"
+            f" again: {again.with_parameters({'promotion.rolled_back': True})}"
         )
     champion = references.get(CHAMPION)
     changed = [] if champion is None else reward_differences(champion, candidate)
     if changed and not settings.new_reward:  # Its own reward calls it better, whatever went wrong there.
         return (
             f"was trained with another reward than the champion ({'; '.join(changed)}). If that is intended, judge both"
-            f" by the new reward: {again.adding({'promotion.new_reward': True})}"
+            f" by the new reward: {again.with_parameters({'promotion.new_reward': True})}"
         )
     return None
 

@@ -235,10 +235,10 @@ class _Report:
 
 def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
     """The last checkpoint of a run that was stopped, and the command that goes on from it."""
-    command = Command.now()
+    command = Command.current()
     newest, folder = run.checkpoints.newest, run.checkpoints.folder
     if newest is None:
-        return f"Stopped before the first checkpoint. Start again with: {command.of_pipeline('train')}"
+        return f"Stopped before the first checkpoint. Start again with: {command.for_pipeline('train')}"
     stopped = f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
     if is_stage_of_dvc():
         return f"{stopped}{and_now} the command that called DVC: the stage goes on from the checkpoint."

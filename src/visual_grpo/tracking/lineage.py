@@ -16,7 +16,7 @@ import yaml
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import walked
-from visual_grpo.config.command import launched_by
+from visual_grpo.config.command import launcher
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
@@ -29,7 +29,7 @@ def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
     program = Path(sys.argv[0])
     is_kedro = "kedro" in (program.name, program.parent.name)
-    words = launched_by() or ([".venv/bin/kedro"] if is_kedro else [])
+    words = launcher() or ([".venv/bin/kedro"] if is_kedro else [])
     return shlex.join([*words, *sys.argv[1:]] if words else ["python", *sys.orig_argv[1:]])
 
 

@@ -46,7 +46,7 @@ def find_adapters(named: str, latest: Path) -> Path:
     if Path(named).is_dir():
         raise UserError(
             f"adapter: {named} has no {FACTS}; expected the folder that a training leaves:"
-            f" {Command.now().without('adapter').of_pipeline('train')}"
+            f" {Command.current().without('adapter').for_pipeline('train')}"
         )
     return _of_run(named, tracking_uri())
 
@@ -63,7 +63,7 @@ def adapters_of(config: Parameters) -> Path | None:
     if config.adapter == LATEST and not latest.is_dir():
         raise UserError(
             f"adapter: nothing was trained yet ({latest} does not exist). Train one: {rerun_command('train')}\nOr draw"
-            f" with the base model: {Command.now().adding({'adapter': NONE})}"
+            f" with the base model: {Command.current().with_parameters({'adapter': NONE})}"
         )
     return find_adapters(config.adapter, latest)
 

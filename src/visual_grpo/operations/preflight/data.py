@@ -127,10 +127,10 @@ def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], comm
         if task != data.task and any(isinstance(item, Record) for item in islice(_items(found, task), MOST)):
             said = f"The records in {data.path} {kind}, and data.task is {data.task}."
             if task == "segmentation":  # Another model, with other settings, answers queries.
-                return f"{said} Run:\n{command.of_environment('negative_points')}"
+                return f"{said} Run:\n{command.with_environment('negative_points')}"
             if task not in tasks:
                 return f"{said} The model does {' and '.join(tasks)} only."
-            return f"{said} Run:\n{command.adding({'data.task': task})}"
+            return f"{said} Run:\n{command.with_parameters({'data.task': task})}"
     return ""
 
 

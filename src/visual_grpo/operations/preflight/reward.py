@@ -93,10 +93,10 @@ class Traits:
             path=path,
             no_target=self.no_target,
             no_text=self.no_text,
-            own=command.adding({"rewards.my_reward.function": "my_rewards:my_reward"}),
+            own=command.with_parameters({"rewards.my_reward.function": "my_rewards:my_reward"}),
             conf=f"conf/{command.environment or 'local'}/parameters.yml",
-            target=command.adding({"reward": "edit" if self.edits else "target"}),
-            text=command.adding({"reward": "text"}),
-            colours=command.adding({"rewards.colour_entropy.weight": 1}),
+            target=command.with_parameters({"reward": "edit" if self.edits else "target"}),
+            text=command.with_parameters({"reward": "text"}),
+            colours=command.with_parameters({"rewards.colour_entropy.weight": 1}),
         )
         raise UserError(text)

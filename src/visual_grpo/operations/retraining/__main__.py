@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console, quiet_libraries
-from visual_grpo.common.errors import UserError, visible
+from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.programs import OutOfTimeError, ProgramError
 from visual_grpo.common.stopping import signal_of, terminate_as_interrupt
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         with terminate_as_interrupt():
             return _retrain(environment)
     except UserError as error:
-        console.note(f"Error: {visible(str(error))}")
+        console.note(f"Error: {sanitize(str(error))}")
         return Code.FAILED
     except KeyboardInterrupt as stop:
         console.note("Stopped.")
@@ -78,7 +78,7 @@ def _run(retraining: Retraining) -> dict[str, Any]:
     except KeyboardInterrupt as stop:
         return retraining.summary(128 + signal_of(stop), "stopped by a signal; the next call goes on")
     except (UserError, ProgramError) as error:
-        return retraining.summary(Code.FAILED, visible(str(error)))
+        return retraining.summary(Code.FAILED, sanitize(str(error)))
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
         return retraining.summary(Code.FAILED, f"{type(error).__name__}: {error}")

@@ -21,7 +21,7 @@ from aiohttp import (
     TCPConnector,
 )
 
-from visual_grpo.common.errors import UserError, visible
+from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.parallel import in_thread
 
 Body = Callable[[Sequence[int]], bytes]
@@ -259,12 +259,12 @@ def _run(work: Any) -> Any:
 def shown(url: str) -> str:
     """The address without user and password."""
     parts = urlsplit(url)
-    return visible(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
+    return sanitize(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
 def _line(said: str) -> str:
     """The start of an answer as one line."""
-    text = " ".join(visible(said[: 4 * _SHOWN]).split())
+    text = " ".join(sanitize(said[: 4 * _SHOWN]).split())
     return text[:_SHOWN] + "..." * (len(text) > _SHOWN)
 
 
@@ -282,7 +282,7 @@ def _check_status(response: ClientResponse, url: str, said: str) -> None:
     status = response.status
     reason = f"{url} answered {status}{f': {said}' if said else ''}"
     if 300 <= status < 400:
-        to = visible(response.headers.get("Location", "?")[:_SHOWN])
+        to = sanitize(response.headers.get("Location", "?")[:_SHOWN])
         raise RefusedError(
             f"{url} redirects to {to} ({status}). Redirects are not followed: set the option url to the right address"
         )

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from visual_grpo.common.errors import UserError, visible
+from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
@@ -196,7 +196,7 @@ class VlmJudge(ServerReward):
             "vlm_judge: %d of %d answers could not be parsed and are unscored, such as %r%s",
             sum(map(_is_unparsed, answers)),
             len(answers),
-            visible(odd[0].text[:200]),
+            sanitize(odd[0].text[:200]),
             remedy,
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from visual_grpo.common.errors import UserError, visible
+from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.types import RewardOutput
 from visual_grpo.rewards.remote.client import Lost, RequestError
 
@@ -140,7 +140,7 @@ def _unirl_scored(result: Any, errors: Any, reward: str | None) -> Scored | Lost
     metrics = result.get(reward) if isinstance(result, dict) else None
     if not isinstance(metrics, dict) or not metrics:
         why = errors.get(reward) if isinstance(errors, dict) else None
-        return Lost(f"no score of {reward!r}: {visible(str(why or 'the service does not say why'))[:200]}")
+        return Lost(f"no score of {reward!r}: {sanitize(str(why or 'the service does not say why'))[:200]}")
     names = [name for name in (reward, "overall") if name in metrics] or list(metrics)
     if names[0] not in (reward, "overall") and len(metrics) > 1:
         return Lost(f"neither {reward!r} nor 'overall' is among its metrics {', '.join(metrics)}"[:200])
