@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import tests.same_examples  # noqa: F401
 from tests.data.making import data_config, picture
-from visual_grpo.data.checks import box_and_points, checked, record_of
-from visual_grpo.data.images import placed_box, placed_points
+from visual_grpo.data.checks import checked, parse_solution, record_from_row
+from visual_grpo.data.images import rescale_box, rescale_points
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.record import EmbeddedImage, Limits, Note, Place, Record, Rejected
 
-ANYWHERE = Limits.of(data_config(".", allow_outside=True), Path())
+ANYWHERE = Limits.from_config(data_config(".", allow_outside=True), Path())
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
@@ -170,7 +170,7 @@ class TestQueries:
     @pytest.mark.parametrize(("query", "box"), [("prompt", "box"), ("query", "bbox"), ("problem", "box")])
     def test_alternative_names_are_accepted(self, query, box):
         row = {query: "the left wing", "image": "a.png", "mask": "m.png", box: [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
-        record = record_of(row, Place("records.jsonl", 3), Path("data"), "segmentation", canonical=True)
+        record = record_from_row(row, Place("records.jsonl", 3), Path("data"), "segmentation", canonical=True)
         assert isinstance(record, Record)
         assert (record.prompt, record.source_images, record.target_image) == ("the left wing", "a.png", "m.png")
         assert record.extra == {"box": [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
@@ -180,7 +180,7 @@ class TestQueries:
         task=st.sampled_from(["t2i", "segmentation"]),
     )
     def test_any_row_is_read_or_rejected(self, row, task):
-        found = record_of(row, Place("a"), Path(), task, canonical=True)
+        found = record_from_row(row, Place("a"), Path(), task, canonical=True)
         if isinstance(found, Record):
             try:
                 check(replace(found, id="x"), task)
@@ -196,18 +196,18 @@ class TestCoordinates:
     def test_pixel_centres_stay_where_they_are_on_the_picture(self):
         """80 x 40 to 160 x 20: the first pixel's centre is .5 from the edge, so 1 wide pixel in: .5 * 2 - .5."""
         to = {"size": (80, 40), "to": (160, 20)}
-        assert placed_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
-        assert placed_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
-        assert placed_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
-        assert placed_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
+        assert rescale_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
+        assert rescale_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
+        assert rescale_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
+        assert rescale_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
 
     def test_points_outside_and_other_values_are_rejected(self):
         for point in ((-1, 0), (0, -1), (8, 0), (0, 10)):
             with pytest.raises(Rejected, match=r"points: .* lies outside the image of 8x10 pixels"):
-                placed_points(((1, 1), point), (8, 10), (16, 16))
+                rescale_points(((1, 1), point), (8, 10), (16, 16))
         for value in (5, "a", [], [1, 2], [[1, 2, 3]], [[1, 2], [3]], [[1, 2], [3, "4"]], [None]):
             with pytest.raises(Rejected, match=r"points must be \[\[x, y\], \.\.\.\], a list of pairs"):
-                placed_points(value, (8, 10), (16, 16))
+                rescale_points(value, (8, 10), (16, 16))
 
     def test_boxes_outside_and_other_values_are_rejected(self):
         outside = ((-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0))
@@ -216,7 +216,7 @@ class TestCoordinates:
         for boxes, said in ((outside, "lies outside"), (others, "box must be"), (turned, "ends before it begins")):
             for box in boxes:
                 with pytest.raises(Rejected, match=said):
-                    placed_box(box, (8, 10), (16, 16))
+                    rescale_box(box, (8, 10), (16, 16))
 
     @pytest.mark.parametrize(
         ("text", "box", "points"),
@@ -231,11 +231,11 @@ class TestCoordinates:
         ],
     )
     def test_seg_zeros_solutions(self, text, box, points):
-        assert box_and_points(text) == (box, points)
+        assert parse_solution(text) == (box, points)
 
     def test_invalid_solutions_are_rejected(self):
         tags = ("left", "<box></box", "<box>12,8,23,31</box>", "<box>(1,2),(3,x)</box>", "<box>" * 200_000)
         one_of_two = "<box>1,2,3,4</box><points>(1,2)</points>"
         for text in (*tags, one_of_two, "[1]", "[{}]", "[", 3):
             with pytest.raises(Rejected, match="solution must be "):
-                box_and_points(text)
+                parse_solution(text)

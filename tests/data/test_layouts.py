@@ -17,20 +17,20 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, read_mask
 from visual_grpo.config import command
 from visual_grpo.config.command import Command
-from visual_grpo.data.folders import decoded_counts
+from visual_grpo.data.folders import decode_counts
 from visual_grpo.data.record import Note, Record, Rejected
 from visual_grpo.data.sources import LAYOUTS, find_records
 
 
 def read(path, layout="auto", task="t2i"):
     """Records, rejections and notes."""
-    items = list(find_records(data_config(path, layout=layout, task=task)).items())
+    items = list(find_records(data_config(path, layout=layout, task=task)).read())
     return tuple([item for item in items if isinstance(item, kind)] for kind in (Record, Rejected, Note))
 
 
 def refusal(path, **changes):
     with pytest.raises(UserError) as error:
-        list(find_records(data_config(path, **changes)).items())
+        list(find_records(data_config(path, **changes)).read())
     return str(error.value)
 
 
@@ -307,7 +307,7 @@ class TestMasks:
                 bits, value = value & 0x1F, value >> 5
                 more = value != (-1 if bits & 0x10 else 0)
                 text += chr((bits | 0x20 if more else bits) + 48)
-        assert decoded_counts(text) == counts
+        assert decode_counts(text) == counts
 
 
 class TestDetection:

@@ -12,13 +12,13 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.config import Task
+from visual_grpo.config import DataConfig
 from visual_grpo.data.checks import mask_image
 from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
-_COCO = ("images", "annotations", "categories")
+_COCO_KEYS = ("images", "annotations", "categories")
 
 
 def find_prompts(path: Path, limits: Limits) -> Path | None:
@@ -26,16 +26,16 @@ def find_prompts(path: Path, limits: Limits) -> Path | None:
     return file if file.suffix.lower() == ".txt" and file.is_file() else None
 
 
-def read_prompts(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
-    """Yields one item for each line that is neither blank nor begins with ``#``.
+def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
+    """Yields a record for each line that is neither blank nor begins with ``#``.
 
-    With a folder ``target_images``, the image n belongs to line n, from 0, and every prompt must have one.
+    With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one.
 
     Raises:
-        UserError: comments among lines with images, of which nobody knows whether they are counted.
+        UserError: comments among lines with images, because they may or may not be counted.
     """
     folder = path.parent / TARGETS
-    targets = _numbered(folder) if folder.is_dir() else None
+    targets = _numbered_images(folder) if folder.is_dir() else None
     index = 0
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
@@ -46,40 +46,38 @@ def read_prompts(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
                         " Remove them, and number the images from 0 in the order of the lines."
                     )
                 continue
-            place = Place(path.name, number)
-            if targets is None and line.strip():
-                yield Record(place=place, folder=folder, id=str(index), prompt=line)
-            elif targets is not None and index in targets:
-                yield Record(place=place, folder=folder, id=str(index), prompt=line, target_image=targets[index])
+            place, target = Place(path.name, number), None if targets is None else targets.get(index)
+            if target is not None or (targets is None and line.strip()):
+                yield Record(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
             elif line.strip():
                 remedy = "Add it, or remove the prompt and renumber the images"
                 message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
-                yield Rejected("missing_target", message, remedy, place, str(index))
+                yield Rejected("missing_target", message, remedy).at(place, index)
             index += 1
     if unused := sum(number >= index for number in targets or ()):
         yield Note(f"{unused} images in {TARGETS} have a number of {index} or more: lines are counted from 0")
 
 
-def _numbered(folder: Path) -> dict[int, str]:
-    """Names of image files by the number that they are named after: ``7.png`` and ``007.jpg`` by 7."""
-    found: dict[int, str] = {}
+def _numbered_images(folder: Path) -> dict[int, str]:
+    """Returns names of image files by their number: ``7.png`` and ``007.jpg`` by 7."""
+    images: dict[int, str] = {}
     for name in sorted(path.name for path in folder.iterdir()):
         stem = PurePath(name).stem
         if is_image_name(name) and stem.isascii() and stem.isdigit() and len(stem) < 20:
-            if int(stem) in found:
-                raise UserError(f"{folder} has {found[int(stem)]} and {name}, of one number. Keep one of them.")
-            found[int(stem)] = name
-    return found
+            if int(stem) in images:
+                raise UserError(f"{folder} has {images[int(stem)]} and {name}, of one number. Keep one of them.")
+            images[int(stem)] = name
+    return images
 
 
 def find_captions(path: Path, limits: Limits) -> Path | None:
-    """The folder, if at least one image below it has a caption: ``cat.jpg`` and ``cat.txt``."""
+    """Returns the folder if at least one image below it has a caption: ``cat.jpg`` and ``cat.txt``."""
     images = filter(is_image_name, limits.walk(path) if path.is_dir() else ())
     return path if any((path / caption_name(name)).is_file() for name in images) else None
 
 
-def read_captions(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
-    """Yields one item for each image; an image without a caption is rejected."""
+def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
+    """Yields a record for each image; an image without a caption is rejected."""
     ignored: list[str] = []
     for _, group in groupby(limits.walk(path), key=lambda name: name.rpartition("/")[0]):
         names = list(group)
@@ -116,9 +114,12 @@ def find_masks(path: Path, limits: Limits) -> Path | None:
     return path if all((path / name).is_dir() for name in (IMAGES, MASKS)) else None
 
 
-def read_masks(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
-    """Yields a query for each mask: ``masks/THING/a.png`` asks for THING in ``images/a.*``, and ``masks/a.png`` for
-    what ``images/a.txt`` or ``masks/a.txt`` says."""
+def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
+    """Yields a query for each mask.
+
+    ``masks/THING/a.png`` asks for THING in ``images/a.*``; the query of ``masks/a.png`` is read from ``masks/a.txt``
+    or ``images/a.txt``.
+    """
     images: dict[str, str] = {}
     for name in filter(is_image_name, limits.walk(path / IMAGES)):
         images.setdefault(str(PurePosixPath(name).with_suffix("")), name)
@@ -133,7 +134,7 @@ def read_masks(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
                 remedy = f"Add {IMAGES}/{stem}.png, or remove the mask"
                 raise Rejected("missing_source", f"there is no image of the same name in {IMAGES}", remedy)
             used.add(image)
-            query = thing.replace("_", " ") if stem not in images else _query(path, image, name, limits)
+            query = thing.replace("_", " ") if stem not in images else _read_query(path, image, name, limits)
         except Rejected as rejected:
             yield rejected.at(place)
             continue
@@ -143,7 +144,7 @@ def read_masks(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
         yield Note(f"{len(unused)} images without a mask were ignored, such as {IMAGES}/{unused[0]}")
 
 
-def _query(path: Path, image: str, mask: str, limits: Limits) -> str:
+def _read_query(path: Path, image: str, mask: str, limits: Limits) -> str:
     for folder, name in ((MASKS, mask), (IMAGES, image)):
         if (path / folder / caption_name(name)).is_file():
             return _read_caption(path / folder, name, limits)
@@ -152,38 +153,38 @@ def _query(path: Path, image: str, mask: str, limits: Limits) -> str:
 
 
 def find_coco(path: Path, limits: Limits) -> Path | None:
-    """A JSON file with images and annotations, or a folder with one, also in its folder ``annotations``."""
+    """Returns a JSON file with images and annotations, in a folder or its subfolder ``annotations``."""
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
         if file.suffix == ".json" and file.is_file():
             text = file.read_bytes()
-            if text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _COCO):
+            if text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _COCO_KEYS):
                 return file
     return None
 
 
-def read_coco(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
+def read_coco(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a query for each image and category: the category's name, and the union of its masks."""
     try:
         with open_text(path) as text:
-            found = json.load(text)
-        names = {category["id"]: category["name"] for category in found["categories"]}
-        images = {image["id"]: image for image in found["images"]}
-        parts: dict[tuple[Any, Any], list[Any]] = {}
-        for annotation in found["annotations"]:
+            content = json.load(text)
+        names = {category["id"]: category["name"] for category in content["categories"]}
+        images = {image["id"]: image for image in content["images"]}
+        segments: dict[tuple[Any, Any], list[Any]] = {}
+        for annotation in content["annotations"]:
             key = annotation["image_id"], annotation["category_id"]
-            parts.setdefault(key, []).append(annotation["segmentation"])
+            segments.setdefault(key, []).append(annotation["segmentation"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} is not a COCO file of segments ({type(error).__name__}: {error}).") from error
     base = path.parent.parent if path.parent.name == "annotations" else path.parent
     folders = ["", *sorted({str(Path(name).parent) for name in limits.walk(base) if is_image_name(name)})]
-    for number, ((image_id, category), segments) in enumerate(parts.items(), 1):
+    for number, ((image_id, category), parts) in enumerate(segments.items(), 1):
         place = Place(path.name, number)
         try:
             image = images[image_id]
             if image["height"] * image["width"] > limits.max_pixels:
                 raise ValueError(f"{image['width']}x{image['height']} pixels are more than data.max_pixels")
             file = image["file_name"]
-            mask = _union(segments, image["height"], image["width"])
+            mask = _union(parts, image["height"], image["width"])
         except (KeyError, ValueError, TypeError, IndexError) as error:
             message = f"the segments of image {image_id} cannot be drawn ({type(error).__name__}: {error})"
             yield Rejected("wrong_mask", message, "Give polygons or run lengths, as COCO does", place)
@@ -200,23 +201,26 @@ def read_coco(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
 
 def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
     """bool [height, width] of polygons ``[[x1, y1, x2, y2, ...], ...]`` and run lengths ``{"counts": ...}``."""
-    drawn = Image.new("1", (width, height))
+    polygons = Image.new("1", (width, height))
     runs = np.zeros((height, width), bool)
     for segment in segments:
         if isinstance(segment, Mapping):
             counts = segment["counts"]
-            counts = decoded_counts(counts) if isinstance(counts, str) else counts
-            # Pixels outside and inside in turn, down the columns.
+            counts = decode_counts(counts) if isinstance(counts, str) else counts
+            # Runs outside and inside alternate, down the columns.
             runs |= np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
         else:
             for polygon in segment:
                 # COCO's coordinates are of the pixels' corners, Pillow's of their centres.
-                ImageDraw.Draw(drawn).polygon([number - 0.5 for number in polygon], fill=1)
-    return np.asarray(drawn) | runs
+                ImageDraw.Draw(polygons).polygon([number - 0.5 for number in polygon], fill=1)
+    return np.asarray(polygons) | runs
 
 
-def decoded_counts(text: str) -> list[int]:
-    """Numbers of COCO's compressed run lengths: 5 bits a character, from the third on as differences to two before."""
+def decode_counts(text: str) -> list[int]:
+    """Decodes COCO's compressed run lengths (``rleFrString`` of pycocotools).
+
+    A character has 5 bits of a number; from the third on, numbers are differences to the one two places before.
+    """
     counts: list[int] = []
     value = shift = 0
     for character in text.encode():

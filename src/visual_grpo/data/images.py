@@ -1,4 +1,7 @@
-"""Stores images as training reads them: upright PNG files of the configured size, RGB or masks."""
+"""Stores images as training reads them: upright PNG files of the configured size, RGB or masks.
+
+Coordinates of queries are in pixels; (0, 0) is the centre of the first pixel.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 from visual_grpo.common.files import file_digest
 from visual_grpo.common.geometry import Box, Point, box_of, inner_points
@@ -27,28 +30,20 @@ from visual_grpo.common.images import (
 )
 from visual_grpo.data.record import EmbeddedImage, Original, Record, Rejected, prefix_rejections, wrong_type
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 T = TypeVar("T")
+Size = tuple[int, int]
+"""(width, height) in pixels."""
 
 _VERSION = 1
 """Part of every file's name; raise it when the same original would give different pixels."""
-_SMALLEST = 32
-"""Minimum pixels per side; smaller images are rejected instead of enlarged."""
+_MIN_SIDE = 32
+"""Pixels; smaller images are rejected instead of enlarged."""
 _COMPRESSION = 1
 """zlib level 1, the fastest: higher levels take several times as long and save a tenth of the size."""
-
-
-class Kind(NamedTuple):
-    read: Callable[[Path | IO[bytes]], Image]
-    resize: Callable[[Image, int, int], Image]
-
-
-CROPPED = Kind(read_image, fit)
-STRETCHED = Kind(read_image, stretch)
-"""Without cropping, because the object of a query may be anywhere in the image."""
-MASK = Kind(read_mask_image, stretch_mask)
+_POINTS = 2
+"""Number of positive points that are derived from the mask if none are given, as in Seg-Zero's records."""
+_MAX_COORDINATE = 1e9
+"""In pixels; excludes infinity, NaN and integers beyond all floats."""
 
 
 class PreparedImage(NamedTuple):
@@ -56,8 +51,8 @@ class PreparedImage(NamedTuple):
     """File name within the images' folder."""
     sha256: str
     original_sha256: str
-    original_size: tuple[int, int]
-    """(width, height) in pixels, upright."""
+    original_size: Size
+    """Upright."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,47 +68,84 @@ class ImageStore:
     width: int
     max_pixels: int
 
-    def prepare(self, original: Original, record_id: str, role: str, kind: Kind = CROPPED) -> PreparedImage:
+    def prepare(self, original: Original, record_id: str, role: str) -> PreparedImage:
         """Resizes an image to height x width and stores it.
 
         Args:
-            role: the image's role in its record, such as ``target``; part of the file name, and always of one ``kind``.
+            role: the image's role in its record, part of the file name. An ``image`` and a ``mask`` of a query are
+                stretched, because the object may be anywhere in the image; others are cropped.
 
         Raises:
             Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
         """
-        digest = sha256_of(original)
+        digest = image_digest(original)
         # Readable, and safe on every file system, whatever characters the id has.
         content = "\0".join([str(_VERSION), record_id, role, digest, str(self.height), str(self.width)])
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
         file = self.folder / ("-".join(part for part in (readable, role, key) if part) + ".png")
-        width, height = size = original_size(original)
+        width, height = size = _open(read_size, original)
         name = original.name if isinstance(original, EmbeddedImage) else original
         if width * height > self.max_pixels:
             message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.max_pixels}"
             raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
-        if min(size) < _SMALLEST:
-            message = f"{name} is {width}x{height} pixels; both sides need {_SMALLEST} or more"
+        if min(size) < _MIN_SIDE:
+            message = f"{name} is {width}x{height} pixels; both sides need {_MIN_SIDE} or more"
             raise Rejected("image_too_small", message, "Replace the image or remove the record")
         if not is_intact_png(file):
             self.folder.mkdir(parents=True, exist_ok=True)
-            fresh = self.folder / f".{uuid.uuid4().hex}.png"
+            draft = self.folder / f".{uuid.uuid4().hex}.png"
             try:
-                image = open_original(kind.read, original)
-                kind.resize(image, self.height, self.width).save(fresh, compress_level=_COMPRESSION)
-                fresh.replace(file)
+                image = _open(read_mask_image if role == "mask" else read_image, original)
+                resize = {"mask": stretch_mask, "image": stretch}.get(role, fit)
+                resize(image, self.height, self.width).save(draft, compress_level=_COMPRESSION)
+                draft.replace(file)
             finally:
-                fresh.unlink(missing_ok=True)
-        return PreparedImage(file.name, sha256_of(file), digest, size)
+                draft.unlink(missing_ok=True)
+        return PreparedImage(file.name, image_digest(file), digest, size)
+
+    def prepare_query(self, record: Record) -> tuple[Record, PreparedImage, PreparedImage]:
+        """Stores a query's image and mask, and puts box and points, in pixels of the stored image, into its metadata.
+
+        Args:
+            record: checked, with one source image and the mask as its target; in ``extra``, optional ``box`` and
+                ``points`` in pixels of the upright original, and ``img_width`` and ``img_height``, the image's size
+                before the dataset's authors resized it.
+
+        Raises:
+            Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
+        """
+        extra = record.extra
+        box, points = extra.get("box"), extra.get("points")
+        with prefix_rejections("image"):
+            image = self.prepare(record.source_images[0], record.id, "image")
+        size, mask_size = image.original_size, _open(read_size, record.target_image)
+        if mask_size not in (size, (extra.get("img_width"), extra.get("img_height"))):
+            message = f"the mask is {mask_size[0]}x{mask_size[1]} pixels, the upright image {size[0]}x{size[1]}"
+            raise Rejected("wrong_mask_size", message, "Give the mask the size of the upright image")
+        with prefix_rejections("mask"):
+            prepared_mask = self.prepare(record.target_image, record.id, "mask")
+        mask = read_mask(self.folder / prepared_mask.name)
+        if not mask.any():
+            message = f"the mask is empty at {self.width}x{self.height} pixels"
+            remedy = "Draw the object in white on black; for a small one, raise data.height and data.width"
+            raise Rejected("empty_mask", message, remedy)
+        to = (self.width, self.height)
+        prompts = {
+            "box": box_of(mask) if box is None else rescale_box(box, size, to),
+            "points": inner_points(mask, _POINTS) if points is None else rescale_points(points, size, to),
+        }
+        metadata = json.loads(record.metadata)
+        for key in prompts:
+            if metadata.get(key) != extra.get(key):
+                remedy = f"Move {key} from the metadata to the record's top level, or rename it"
+                message = f"the metadata have a {key}, which the prepared one would replace"
+                raise Rejected("ambiguous_key", message, remedy)
+        metadata = json.dumps({**metadata, **prompts}, ensure_ascii=False, sort_keys=True)
+        return replace(record, metadata=metadata), image, prepared_mask
 
 
-def original_size(original: Original) -> tuple[int, int]:
-    """Width and height of an original image, upright; reads only the file's header."""
-    return open_original(read_size, original)
-
-
-def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
+def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
     """Applies ``read`` to an image's file; raises `Rejected` if it cannot be read."""
     try:
         return read(original.open() if isinstance(original, EmbeddedImage) else original)
@@ -123,8 +155,8 @@ def open_original(read: Callable[[Path | IO[bytes]], T], original: Original) -> 
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 
-def sha256_of(original: Original) -> str:
-    """sha256 of the file's bytes, 64 hex digits."""
+def image_digest(original: Original) -> str:
+    """Returns the sha256 of the file's bytes, 64 hex digits."""
     if isinstance(original, EmbeddedImage):
         return original.sha256
     try:
@@ -134,56 +166,7 @@ def sha256_of(original: Original) -> str:
         raise Rejected("corrupt_image", message, "Check the file and its permissions") from error
 
 
-_POINTS = 2
-"""Number of positive points that are derived from the mask if none are given, as in Seg-Zero's records."""
-_LARGEST = 1e9
-"""No coordinate in pixels is larger; infinity, NaN and integers beyond all floats are none."""
-
-Size = tuple[int, int]
-"""(width, height) in pixels."""
-
-
-def prepare_query(store: ImageStore, record: Record) -> tuple[Record, PreparedImage, PreparedImage]:
-    """Stores image and mask, and puts box and points, in pixels of the stored image, into the record's metadata.
-
-    Args:
-        record: checked, with one source image and the mask as its target; in ``extra``, optional ``box`` and ``points``
-            in pixels of the upright original, and ``img_width`` and ``img_height``, the image's size before the
-            dataset's authors resized it.
-
-    Raises:
-        Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
-    """
-    extra = record.extra
-    box, points = extra.get("box"), extra.get("points")
-    with prefix_rejections("image"):
-        image = store.prepare(record.source_images[0], record.id, "image", STRETCHED)
-    size, found = image.original_size, original_size(record.target_image)
-    if found not in (size, (extra.get("img_width"), extra.get("img_height"))):
-        message = f"the mask is {found[0]}x{found[1]} pixels, the upright image {size[0]}x{size[1]}"
-        raise Rejected("wrong_mask_size", message, "Give the mask the size of the upright image")
-    with prefix_rejections("mask"):
-        stored = store.prepare(record.target_image, record.id, "mask", MASK)
-    mask = read_mask(store.folder / stored.name)
-    if not mask.any():
-        message = f"the mask is empty at {store.width}x{store.height} pixels"
-        remedy = "Draw the object in white on black; for a small one, raise data.height and data.width"
-        raise Rejected("empty_mask", message, remedy)
-    to = (store.width, store.height)
-    placed = {
-        "box": box_of(mask) if box is None else placed_box(box, size, to),
-        "points": inner_points(mask, _POINTS) if points is None else placed_points(points, size, to),
-    }
-    given = json.loads(record.metadata)
-    for key in placed:
-        if given.get(key) != extra.get(key):
-            remedy = f"Move {key} from the metadata to the record's top level, or rename it"
-            raise Rejected("ambiguous_key", f"the metadata have a {key}, which the prepared one would replace", remedy)
-    metadata = json.dumps({**given, **placed}, ensure_ascii=False, sort_keys=True)
-    return replace(record, metadata=metadata), image, stored
-
-
-def placed_box(value: Any, size: Size, to: Size) -> Box:
+def rescale_box(value: Any, size: Size, to: Size) -> Box:
     """Maps ``[x1, y1, x2, y2]`` on an image of size ``size`` to the same image stretched to size ``to``.
 
     In many datasets a box may end at the image's width or height, one past the last pixel; it is clamped to that pixel.
@@ -194,26 +177,26 @@ def placed_box(value: Any, size: Size, to: Size) -> Box:
     if x2 < x1 or y2 < y1:
         message = f"box {value} ends before it begins: x2 must not be less than x1, nor y2 than y1"
         raise Rejected("wrong_box", message, "Give the corners as [x1, y1, x2, y2], not a width and height")
-    (left, top), (right, bottom) = (_placed("box", corner, size, to, beyond=1) for corner in ((x1, y1), (x2, y2)))
+    (left, top), (right, bottom) = (_rescale("box", corner, size, to, beyond=1) for corner in ((x1, y1), (x2, y2)))
     return left, top, right, bottom
 
 
-def placed_points(value: Any, size: Size, to: Size) -> list[Point]:
-    """Maps ``[[x, y], ...]`` like `placed_box`."""
+def rescale_points(value: Any, size: Size, to: Size) -> list[Point]:
+    """Maps ``[[x, y], ...]`` like `rescale_box`."""
     if not isinstance(value, list | tuple) or not value or not all(_are_numbers(point, 2) for point in value):
         raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", value)
-    return [_placed("points", (float(x), float(y)), size, to, beyond=0.5) for x, y in value]
+    return [_rescale("points", (float(x), float(y)), size, to, beyond=0.5) for x, y in value]
 
 
 def _are_numbers(value: Any, count: int) -> bool:
     return (
         isinstance(value, list | tuple)
         and len(value) == count
-        and all(type(number) in (int, float) and abs(number) < _LARGEST for number in value)
+        and all(type(number) in (int, float) and abs(number) < _MAX_COORDINATE for number in value)
     )
 
 
-def _placed(key: str, point: Point, size: Size, to: Size, beyond: float) -> Point:
+def _rescale(key: str, point: Point, size: Size, to: Size, beyond: float) -> Point:
     """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge.
 
     ``beyond``: how many pixels past the centre of the last pixel are still accepted.

@@ -1,4 +1,4 @@
-"""From records as they were found to the manifest: check, prepare the images, split, report.
+"""From records as they are read to the manifest: check, prepare the images, split, report.
 
 Memory does not grow with the data: records stream from the reader to the manifest, a few dozen at a time.
 """
@@ -13,24 +13,219 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from visual_grpo.common.errors import UserError, counted, sanitize, sentence
 from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
-from visual_grpo.data.checks import checked, group_key
-from visual_grpo.data.images import ImageStore, PreparedImage, prepare_query
-from visual_grpo.data.record import Item, Note, Place, Record, Rejected, prefix_rejections, shorten
+from visual_grpo.data.checks import checked
+from visual_grpo.data.images import ImageStore, PreparedImage
+from visual_grpo.data.record import Item, Note, Place, Record, Rejected, prefix_rejections
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.table import FEW_PROMPTS, SEALED, SPLITS, RecordTable, prompt_key, split_of, write_manifest
+from visual_grpo.data.table import (
+    FEW_PROMPTS,
+    SEALED,
+    SPLITS,
+    RecordTable,
+    group_key,
+    prompt_key,
+    split_of,
+    write_manifest,
+)
 
-LISTED = 1000
-"""Maximum number of rejected records that are listed individually; all are counted."""
-_SHOWN = 5
+IMAGES = "images"
+"""Folder of the prepared images, beside the manifest."""
+_MAX_LISTED = 1000
+"""Rejected records that are listed individually; all are counted."""
+_MAX_SHOWN = 5
+"""Rejected records in a message."""
+_MAX_THREADS = 8
+_BATCH = 8
+"""Records of each thread that are prepared together."""
+
+
+class Prepared(NamedTuple):
+    """An accepted record."""
+
+    row: dict[str, Any]
+    """Of the manifest."""
+    enlarged: int
+    """Number of its images that were smaller than the prepared size."""
+    place: Place
+
+
+class Preparation:
+    """Prepares one dataset; ``parameter`` names its path in messages.
+
+    Raises:
+        UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
+    """
+
+    def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
+        self._config = config
+        self._source = find_records(config, parameter)
+
+    def count(self) -> int:
+        return self._source.count()
+
+    def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> None:
+        """Prepares every record, calling ``progress`` after each, and replaces the manifest.
+
+        Raises:
+            UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
+        """
+        config, report = self._config, Report(strict=self._config.strict)
+        size = {"height": config.height, "width": config.width}
+        facts = {"path": config.path, "layout": self._source.layout, **size}
+        shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
+        store = ImageStore(folder=manifest.parent / IMAGES, **size, max_pixels=config.max_pixels)
+        with warnings.catch_warnings(), pixel_limit(config.max_pixels):
+            warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
+            write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish(shares))
+
+    def _rows(self, store: ImageStore, report: Report, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
+        """Yields the manifest's rows in the records' order; rejections go to the report."""
+        threads = min(_MAX_THREADS, os.cpu_count() or 1)
+        items = with_ids(self._source.read())
+        with ThreadPoolExecutor(threads) as pool, DiskCounter() as ids:
+            while batch := list(islice(items, _BATCH * threads)):
+                for outcome in pool.map(lambda item: self._prepare(item, store), batch):
+                    if isinstance(outcome, Note):
+                        report.warnings.append(outcome)
+                        continue
+                    if isinstance(outcome, Prepared) and ids.add(outcome.row["id"]) > 1:
+                        remedy = "Give every record its own id, or leave ids out to get them made"
+                        duplicate = Rejected("duplicate_id", "an earlier record has the same id", remedy)
+                        outcome = duplicate.at(outcome.place, outcome.row["id"])
+                    if isinstance(outcome, Rejected):
+                        report.reject(outcome)
+                    else:
+                        report.accept(outcome)
+                        yield outcome.row
+                    progress()
+
+    def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
+        if not isinstance(item, Record):
+            return item
+        target = None
+        try:
+            record = checked(item, self._config.task, self._source.limits)
+            if self._config.task == "segmentation":
+                record, source, target = store.prepare_query(record)
+                return self._prepared(record, [source], target, None)
+            if record.target_image is not None:
+                target = store.prepare(record.target_image, record.id, "target")
+            with prefix_rejections("source_image"):
+                sources = [
+                    store.prepare(source, record.id, f"source{number}")
+                    for number, source in enumerate(record.source_images)
+                ]
+        except Rejected as rejected:
+            return rejected.at(item.place, item.id)
+        file = item.target_image
+        # A file's name may hold bytes that are not UTF-8, which a table cannot store.
+        target_file = file.encode("utf-8", "backslashreplace").decode() if isinstance(file, str) else None
+        return self._prepared(record, sources, target, target_file)
+
+    def _prepared(
+        self, record: Record, sources: list[PreparedImage], target: PreparedImage | None, target_file: str | None
+    ) -> Prepared:
+        config = self._config
+        images = [*sources, *([] if target is None else [target])]
+        original_digests = [source.original_sha256 for source in sources]
+        split, group = assign_split(record, original_digests, config)
+        row = {
+            "id": record.id,
+            "prompt": record.prompt,
+            "split": split,
+            "held_with": hashlib.sha256(group.encode()).hexdigest(),
+            "metadata": record.metadata,
+            "target_file": target_file,
+            "width": config.width if images else None,
+            "height": config.height if images else None,
+            "source_images": [f"{IMAGES}/{source.name}" for source in sources],
+            "source_sha256": [source.sha256 for source in sources],
+            "source_original_sha256": original_digests,
+        }
+        if target is not None:
+            row |= {
+                "target_image": f"{IMAGES}/{target.name}",
+                "target_sha256": target.sha256,
+                "target_original_sha256": target.original_sha256,
+                "original_width": target.original_size[0],
+                "original_height": target.original_size[1],
+            }
+        sizes = [image.original_size for image in images]
+        enlarged = sum(width < config.width or height < config.height for width, height in sizes)
+        return Prepared(row, enlarged, record.place)
+
+
+def with_ids(items: Iterator[Item]) -> Iterator[Item]:
+    """Yields the items, records without an id with a hash of their content.
+
+    It depends on the record's folder, prompt and images, and on the number of identical records before it: adding or
+    reordering other records does not move it to another split.
+    """
+    with DiskCounter() as contents:
+        for item in items:
+            if isinstance(item, Record) and item.id is None:
+                prompt = item.prompt.strip() if isinstance(item.prompt, str) else item.prompt
+                parts = (PurePosixPath(item.place.file).parent, prompt, item.target_image, item.source_images)
+                content = "\0".join(map(str, parts))
+                digest = hashlib.sha256(f"{content}\0{contents.add(content)}".encode("utf-8", "surrogatepass"))
+                item = replace(item, id=digest.hexdigest()[:16])
+            yield item
+
+
+def assign_split(record: Record, source_sha256: Sequence[str], config: DataConfig) -> tuple[str, str]:
+    """Returns the split and the group key of a checked record; ``source_sha256`` are of its original source images."""
+    # Queries about one image are held out together, whatever they ask.
+    prompt = None if config.task == "segmentation" else record.prompt
+    key = group_key(prompt, record.group, source_sha256)
+    return split_of(record.id, key, config), key
+
+
+def remove_unused_images(manifest: Path) -> None:
+    """Removes prepared images that the manifest does not name, and drafts of a run that was killed."""
+    folder = manifest.parent / IMAGES
+    if not folder.is_dir():
+        return
+    with DiskCounter() as names, os.scandir(folder) as entries:
+        for row in RecordTable(manifest).rows():
+            for path in filter(None, [row["target_image"], *(row["source_images"] or ())]):
+                names.add(Path(path).name)
+        for entry in entries:
+            if entry.is_file() and not names.count(entry.name):
+                Path(entry.path).unlink()
+
+
+@contextmanager
+def ad_hoc_records(path: str, data: DataConfig, note: Callable[[str], None], parameter: str) -> Iterator[RecordTable]:
+    """Prepares all records at ``path`` with the settings ``data``, without splits, for the time of the block.
+
+    ``note`` is called with lines about rejected records, and with warnings.
+    """
+    no_splits = {"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
+    config = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
+    with TemporaryDirectory() as folder:
+        manifest = Path(folder) / "records.parquet"
+        Preparation(config, parameter).write(manifest)
+        records = RecordTable(manifest)
+        report, rejected = records.report, records.report["rejected"]
+        if rejected["total"]:
+            note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
+            for entry in rejected["listed"][:_MAX_SHOWN]:
+                place, message = Place(entry["file"], entry["line"]), entry["message"]
+                note(f"  {message}" if entry["file"] in message else f"  {place}: {message}")
+            if rejected["total"] > _MAX_SHOWN:
+                note(f"  and {rejected['total'] - _MAX_SHOWN} more")
+        for warning in report["warnings"]:
+            note(f"Note: {sentence(warning)}")
+        yield records
 
 
 class DiskCounter:
@@ -46,12 +241,12 @@ class DiskCounter:
     def add(self, key: str) -> int:
         """Returns the key's new count, 1 for the first time."""
         seen = self.count(key) + 1
-        self._database.execute("REPLACE INTO keys VALUES (?, ?)", (_digest(key), seen))
+        self._database.execute("REPLACE INTO keys VALUES (?, ?)", (self._digest(key), seen))
         return seen
 
     def count(self, key: str) -> int:
-        found = self._database.execute("SELECT seen FROM keys WHERE digest = ?", (_digest(key),)).fetchone()
-        return 0 if found is None else int(found[0])
+        row = self._database.execute("SELECT seen FROM keys WHERE digest = ?", (self._digest(key),)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def __enter__(self) -> Self:
         return self
@@ -59,13 +254,13 @@ class DiskCounter:
     def __exit__(self, *_: object) -> None:
         self._database.close()
 
-
-def _digest(key: str) -> bytes:
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    @staticmethod
+    def _digest(key: str) -> bytes:
+        return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Report:
-    """Collects counts while records are processed; ``strict`` stops at the first rejected record."""
+    """Counts accepted and rejected records, by split and reason; ``strict`` stops at the first rejected record."""
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
@@ -81,26 +276,25 @@ class Report:
         if self._strict:
             raise UserError(f"{rejection} (data.strict stops at the first rejected record)")
         self._reasons[rejection.reason] += 1
-        if len(self._rejections) < LISTED:
+        if len(self._rejections) < _MAX_LISTED:
             self._rejections.append(rejection)
 
-    def accept(self, row: Mapping[str, Any], enlarged: int) -> None:
-        """Counts a row of the manifest, of which ``enlarged`` images were smaller than the prepared size."""
-        split = row["split"]
+    def accept(self, prepared: Prepared) -> None:
+        row, split = prepared.row, prepared.row["split"]
         self._records[split] += 1
         self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(row['prompt'])}") == 1
         self._targets += "target_image" in row
-        self._enlarged += enlarged
+        self._enlarged += prepared.enlarged
 
     def finish(self, shares: Mapping[str, float]) -> dict[str, Any]:
-        """The report as JSON-compatible values; ``shares`` are the configured ones of the splits.
+        """Returns the report as JSON-compatible values; ``shares`` are the configured ones of the splits.
 
         Raises:
             UserError: no usable record, or none to train on.
         """
         accepted, rejected = self._records.total(), self._reasons.total()
         if not accepted:
-            raise UserError(nothing_left(self._rejections, rejected))
+            raise UserError(no_records_left(self._rejections, rejected))
         if not self._records["train"]:
             others = [split for split, share in shares.items() if share > 0]
             raise UserError(
@@ -110,14 +304,7 @@ class Report:
             )
         self._warn(shares, accepted)
         listed = [
-            {
-                "id": one.id,
-                "file": one.place.file,
-                "line": one.place.line,
-                "reason": one.reason,
-                "message": one.message,
-                "remedy": one.remedy,
-            }
+            {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
             for one in self._rejections
         ]
         return {
@@ -132,8 +319,8 @@ class Report:
     def _warn(self, shares: Mapping[str, float], accepted: int) -> None:
         for split, share in shares.items():
             if share > 0 and not self._records[split]:
-                few = f"{counted(accepted, 'record')} in all"
-                self.warnings.append(f"the split {split} is empty although its share is {share:.0%}: {few}")
+                total = f"{counted(accepted, 'record')} in all"
+                self.warnings.append(f"the split {split} is empty although its share is {share:.0%}: {total}")
         if 0 < self._prompts["held_out"] < FEW_PROMPTS:
             self.warnings.append(
                 f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to"
@@ -143,184 +330,17 @@ class Report:
             self.warnings.append(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")
 
 
-def nothing_left(rejections: Sequence[Rejected], count: int) -> str:
-    """Says why no record can be used; ``count`` are rejected, of which the first are given."""
+def no_records_left(rejections: Sequence[Rejected], count: int) -> str:
+    """Returns why no record can be used; ``count`` are rejected, of which the first are given."""
     if not rejections:
         return "There are no records in the data. Add at least one."
     return f"No record can be used.{also_rejected(rejections, count)}"
 
 
 def also_rejected(rejections: Sequence[Rejected], count: int) -> str:
-    """Adds to a message about too few usable records which others there would be."""
+    """Returns an addition to a message about too few usable records, with the rejected ones."""
     if not rejections:
         return ""
-    shown = "".join(f"\n  {rejection}" for rejection in rejections[:_SHOWN])
-    more = f"\n  and {count - _SHOWN} more" if count > _SHOWN else ""
+    shown = "".join(f"\n  {rejection}" for rejection in rejections[:_MAX_SHOWN])
+    more = f"\n  and {count - _MAX_SHOWN} more" if count > _MAX_SHOWN else ""
     return f" {counted(count, 'record')} rejected:{shown}{more}"
-
-
-IMAGES = "images"
-"""Folder of the prepared images, beside the manifest."""
-_MOST_THREADS = 8
-_AHEAD = 8
-"""Records of each thread that are prepared together."""
-_SHOWN = 5
-
-Prepared = tuple[dict[str, Any], int]
-"""A row of the manifest, and how many of its images were smaller than the prepared size."""
-
-
-class Preparation:
-    """One dataset on its way to a manifest; ``parameter`` names its path in messages.
-
-    Raises:
-        UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
-    """
-
-    def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
-        self._config = config
-        self._found = find_records(config, parameter)
-
-    def count(self) -> int:
-        return self._found.count()
-
-    def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> None:
-        """Prepares every record, calling ``progress`` after each, and replaces the manifest.
-
-        Raises:
-            UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
-        """
-        config, report = self._config, Report(strict=self._config.strict)
-        size = {"height": config.height, "width": config.width}
-        facts = {"path": config.path, "layout": self._found.layout, **size}
-        shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
-        store = ImageStore(folder=manifest.parent / IMAGES, **size, max_pixels=config.max_pixels)
-        with warnings.catch_warnings(), pixel_limit(config.max_pixels):
-            warnings.filterwarnings("ignore", module=r"PIL\.")  # odd EXIF data and the like do no harm
-            write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish(shares))
-
-    def _rows(self, store: ImageStore, report: Report, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
-        """The manifest's rows in the records' order; those that cannot be used go to the report."""
-        threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        items = with_ids(self._found.items())
-        with ThreadPoolExecutor(threads) as pool, DiskCounter() as ids:
-            while batch := list(islice(items, _AHEAD * threads)):
-                for item, outcome in zip(batch, pool.map(lambda item: self._prepare(item, store), batch), strict=True):
-                    if isinstance(outcome, Note):
-                        report.warnings.append(outcome)
-                        continue
-                    if isinstance(item, Record) and isinstance(outcome, tuple) and ids.add(outcome[0]["id"]) > 1:
-                        remedy = "Give every record its own id, or leave ids out to get them made"
-                        message = "an earlier record has the same id"
-                        outcome = Rejected("duplicate_id", message, remedy, item.place, shorten(outcome[0]["id"]))
-                    if isinstance(outcome, Rejected):
-                        report.reject(outcome)
-                    else:
-                        report.accept(*outcome)
-                        yield outcome[0]
-                    progress()
-
-    def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
-        if not isinstance(item, Record):
-            return item
-        target, file = None, item.target_image
-        try:
-            record = checked(item, self._config.task, self._found.limits)
-            if self._config.task == "segmentation":
-                record, source, target = prepare_query(store, record)
-                return self._row(record, [source], target, None)
-            if record.target_image is not None:
-                target = store.prepare(record.target_image, record.id, "target")
-            with prefix_rejections("source_image"):
-                sources = [
-                    store.prepare(source, record.id, f"source{number}")
-                    for number, source in enumerate(record.source_images)
-                ]
-        except Rejected as rejected:
-            return rejected.at(item.place, item.shown_id)
-        # A file's name may hold bytes that are no UTF-8, which a table cannot.
-        file = file.encode("utf-8", "backslashreplace").decode() if isinstance(file, str) else None
-        return self._row(record, sources, target, file)
-
-    def _row(
-        self, record: Record, sources: list[PreparedImage], target: PreparedImage | None, target_file: str | None
-    ) -> Prepared:
-        config = self._config
-        images = [*sources, *([] if target is None else [target])]
-        shared = group_key(record, [source.original_sha256 for source in sources], config.task)
-        row = {
-            "id": record.id,
-            "prompt": record.prompt,
-            "split": split_of(record.id, shared, config),
-            "held_with": hashlib.sha256(shared.encode()).hexdigest(),
-            "metadata": record.metadata,
-            "target_file": target_file,
-            "width": config.width if images else None,
-            "height": config.height if images else None,
-            "source_images": [f"{IMAGES}/{source.name}" for source in sources],
-            "source_sha256": [source.sha256 for source in sources],
-            "source_original_sha256": [source.original_sha256 for source in sources],
-        }
-        if target is not None:
-            row |= {
-                "target_image": f"{IMAGES}/{target.name}",
-                "target_sha256": target.sha256,
-                "target_original_sha256": target.original_sha256,
-                "original_width": target.original_size[0],
-                "original_height": target.original_size[1],
-            }
-        sizes = [image.original_size for image in images]
-        return row, sum(width < config.width or height < config.height for width, height in sizes)
-
-
-def with_ids(items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items; a record without an id gets a hash of its folder, prompt and images, and of the number of
-    identical records before it: adding or reordering other records does not move it to another split."""
-    with DiskCounter() as seen:
-        for item in items:
-            if isinstance(item, Record) and item.id is None:
-                prompt = item.prompt.strip() if isinstance(item.prompt, str) else item.prompt
-                parts = (PurePosixPath(item.place.file).parent, prompt, item.target_image, item.source_images)
-                content = "\0".join(map(str, parts))
-                digest = hashlib.sha256(f"{content}\0{seen.add(content)}".encode("utf-8", "surrogatepass"))
-                item = replace(item, id=digest.hexdigest()[:16])
-            yield item
-
-
-def remove_unused_images(manifest: Path) -> None:
-    """Removes prepared images that the manifest does not name, and what a killed run left half written."""
-    folder = manifest.parent / IMAGES
-    if not folder.is_dir():
-        return
-    with DiskCounter() as names, os.scandir(folder) as entries:
-        for row in RecordTable(manifest).rows():
-            for path in filter(None, [row["target_image"], *(row["source_images"] or ())]):
-                names.add(Path(path).name)
-        for entry in entries:
-            if entry.is_file() and not names.count(entry.name):
-                Path(entry.path).unlink()
-
-
-@contextmanager
-def prepared_beside(path: str, data: DataConfig, note: Callable[[str], None], parameter: str) -> Iterator[RecordTable]:
-    """All records at ``path``, prepared as ``data`` says, for the time of the block: to draw or to score.
-
-    ``note`` is told which records and files were left out, and why.
-    """
-    no_splits = {"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
-    config = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
-    with TemporaryDirectory() as folder:
-        manifest = Path(folder) / "records.parquet"
-        Preparation(config, parameter).write(manifest)
-        records = RecordTable(manifest)
-        report, rejected = records.report, records.report["rejected"]
-        if rejected["total"]:
-            note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
-            for one in rejected["listed"][:_SHOWN]:
-                place, message = Place(one["file"], one["line"]), one["message"]
-                note(f"  {message}" if one["file"] in message else f"  {place}: {message}")
-            if rejected["total"] > _SHOWN:
-                note(f"  and {rejected['total'] - _SHOWN} more")
-        for warning in report["warnings"]:
-            note(f"Note: {sentence(warning)}")
-        yield records

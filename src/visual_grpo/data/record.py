@@ -1,4 +1,4 @@
-"""What the readers yield: records, rejections and notes; and the limits within which they open files."""
+"""Records as the readers yield them, rejections and notes, and the limits within which files are opened."""
 
 from __future__ import annotations
 
@@ -16,8 +16,15 @@ from typing import Any, Self, TextIO
 from visual_grpo.common.errors import UserError, sanitize, sentence
 from visual_grpo.config import DataConfig
 
-_SHOWN = 80
-"""Maximum characters of an invalid value shown in a message."""
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
+    | {".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
+)
+"""In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
+_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+_MB = 1_000_000
+_MAX_SHOWN = 80
+"""Characters of an invalid value shown in a message."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,9 @@ class Place:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """An image file within another file, such as a Parquet table."""
+    """An image file stored within another file, such as a Parquet table; ``name`` is for messages."""
 
     name: str
-    """Its name in messages."""
     data: bytes
 
     @cached_property
@@ -50,7 +56,7 @@ class EmbeddedImage:
         return file
 
     def __repr__(self) -> str:
-        """Depends on the content only: ids are made from it."""
+        """Depends on the content only, because ids are made from it."""
         return f"EmbeddedImage({self.sha256})"
 
 
@@ -59,7 +65,7 @@ Original = Path | EmbeddedImage
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One record as a reader yields it; `checks.checked` gives it with checked values."""
+    """One record as a reader yields it; `checks.checked` returns it with checked values."""
 
     place: Place
     folder: Path
@@ -76,10 +82,6 @@ class Record:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Other keys of the record; they become metadata."""
 
-    @property
-    def shown_id(self) -> str | None:
-        return None if self.id is None else shorten(str(self.id))
-
 
 class Note(str):
     """A warning about the dataset as a whole."""
@@ -88,7 +90,7 @@ class Note(str):
 class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
     """A record that cannot be used, the ``reason`` by which the report counts, and a remedy.
 
-    Raised by a check, yielded once its place is known.
+    Raised by a check, yielded with its place by `at`.
     """
 
     def __init__(
@@ -97,9 +99,10 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
         super().__init__(message)
         self.reason, self.message, self.remedy, self.place, self.id = reason, message, remedy, place, record_id
 
-    def at(self, place: Place, record_id: str | None = None) -> Self:
-        """A copy with the place, without the traceback, whose frames would keep images in memory."""
-        return type(self)(self.reason, self.message, self.remedy, place, record_id)
+    def at(self, place: Place, record_id: object = None) -> Self:
+        """Returns a copy with its place, without the traceback, whose frames would keep images in memory."""
+        shown = None if record_id is None else shorten(str(record_id))
+        return type(self)(self.reason, self.message, self.remedy, place, shown)
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"
@@ -123,29 +126,21 @@ def wrong_type(key: str, expected: str, value: Any) -> Rejected:
 
 
 def shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-
-
-IMAGE_SUFFIXES = frozenset(
-    {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
-    | {".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
-)
-"""In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
-
-_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
-_MB = 1_000_000
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
+    """What records may name and contain: a dataset may come from a stranger and name any file of this machine."""
+
     folder: Path | None
     """Resolved folder that no record may leave; None = files may be anywhere."""
     max_file_bytes: int
     max_pixels: int
 
     @classmethod
-    def of(cls, data: DataConfig, path: Path) -> Self:
-        """The limits of the dataset at ``path``."""
+    def from_config(cls, data: DataConfig, path: Path) -> Self:
+        """Returns the limits of the dataset at ``path``."""
         # The masks of a table in the subfolder data lie beside that folder.
         in_data = path.suffix.lower() == ".parquet" and path.parent.name == "data"
         folder = path if path.is_dir() else path.parent.parent if in_data else path.parent
@@ -176,7 +171,7 @@ class Limits:
             return True
 
     def require_inside(self, path: Path) -> None:
-        """Raises a UserError for a file or folder with many records that must not be read."""
+        """Raises a UserError for a file or folder of records that leads outside."""
         if not self.is_inside(path):
             raise UserError(
                 f"{path} leads outside the data's folder, {self.folder}. Move it into the folder, or set"

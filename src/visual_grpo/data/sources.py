@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 from visual_grpo.common.errors import UserError, nearest_hint
@@ -17,16 +16,17 @@ from visual_grpo.config.command import Command
 from visual_grpo.data import folders, tables
 from visual_grpo.data.record import Item, Limits, Note, is_image_name, is_system_file
 
-_MOST_NAMES = 100_000
+_MAX_NAMES = 100_000
 """Files of a folder without records that are looked at for the message."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Finds its file or folder in a path (``find``), and reads it."""
+    """A way in which people keep records; ``files`` describes it in messages."""
 
     find: Callable[[Path, Limits], Path | None]
-    read: Callable[..., Iterator[Item]]
+    """Returns the file or folder to read in a path; None if the layout does not fit."""
+    read: Callable[[Path, Limits, DataConfig], Iterator[Item]]
     files: str
 
 
@@ -58,9 +58,7 @@ LAYOUTS = {
     ),
 }
 """By name, in the order in which ``auto`` tries them."""
-
-_MASKS_FIRST = ("records", "masks", "coco", "image_folder", "table", "prompts", "captions")
-"""The order for queries."""
+_SEGMENTATION_ORDER = ("records", "masks", "coco", "image_folder", "table", "prompts", "captions")
 _IN_SUBFOLDERS = ("image_folder", "captions")
 """Layouts of one dataset in several folders."""
 EMBEDDING = ("table", "coco", "hub")
@@ -68,28 +66,26 @@ EMBEDDING = ("table", "coco", "hub")
 
 
 @dataclass(frozen=True)
-class Found:
-    """Records in a known layout."""
+class RecordSource:
+    """Records in a known layout, or in a dataset of the hub (layout ``hub``)."""
 
     layout: str
-    path: Path | str
-    """The file or folder that is read, or the name of a hub dataset."""
+    path: Path
     limits: Limits
     data: DataConfig
 
-    def items(self, task: Task | None = None) -> Iterator[Item]:
-        task = task or self.data.task
-        if self.layout == "hub":
-            return tables.read_hub(str(self.path), self.limits, task, self.data.split, self.data.revision)
-        more: dict[str, Any] = {"split": self.data.split} if self.layout == "table" else {}
-        return LAYOUTS[self.layout].read(self.path, self.limits, task, **more)
+    def read(self, task: Task | None = None) -> Iterator[Item]:
+        """Yields the records, as those of ``task`` if given, with rejections and notes."""
+        data = self.data if task is None else self.data.model_copy(update={"task": task})
+        reader = tables.read_hub if self.layout == "hub" else LAYOUTS[self.layout].read
+        return reader(self.path, self.limits, data)
 
     def count(self) -> int:
-        known = tables.count_table(Path(self.path), self.data.split) if self.layout == "table" else None
-        return sum(not isinstance(item, Note) for item in self.items()) if known is None else known
+        rows = tables.count_table(self.path, self.data.split) if self.layout == "table" else None
+        return sum(not isinstance(item, Note) for item in self.read()) if rows is None else rows
 
 
-def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
+def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource:
     """Finds the records at ``data.path``, in ``data.layout`` or the first that fits.
 
     Raises:
@@ -97,33 +93,34 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> Found:
             with the records leads outside the data's folder.
     """
     if data.path.startswith(tables.HUB):
-        # No file of this machine belongs to it.
-        return Found("hub", data.path, Limits.of(data, Path(data.path.removeprefix(tables.HUB), "none")), data)
+        path = Path(data.path.removeprefix(tables.HUB), "none")  # No local file belongs to the dataset.
+        return RecordSource("hub", path, Limits.from_config(data, path), data)
     path = Path(data.path)
     if not path.exists():
-        raise UserError(f"{parameter}: there is no {path}.{_other_places(path, parameter)}")
+        raise UserError(f"{parameter}: there is no {path}.{_suggestions(path, parameter)}")
     if path.suffix.lower() == ".zip" and path.is_file():
         path = _unzipped(path)
-    limits = Limits.of(data, path)
-    names = [data.layout] if data.layout != "auto" else _MASKS_FIRST if data.task == "segmentation" else list(LAYOUTS)
+    limits = Limits.from_config(data, path)
+    order = _SEGMENTATION_ORDER if data.task == "segmentation" else tuple(LAYOUTS)
+    names = order if data.layout == "auto" else (data.layout,)
     for name in names:
-        if (found := LAYOUTS[name].find(path, limits)) is None:
+        if (file := LAYOUTS[name].find(path, limits)) is None:
             continue
-        if found != path:  # What the user has named may be a link.
-            limits.require_inside(found)
+        if file != path:  # The path that the user names may be a link.
+            limits.require_inside(file)
         if path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS:
-            own = (is_image_name(entry.name) or tables.is_metadata(entry.name) for entry in path.iterdir())
-            if not any(own):
+            entries = (entry.name for entry in path.iterdir())
+            if not any(is_image_name(entry) or tables.is_metadata(entry) for entry in entries):
                 # Tables may lie beside images without being meant, such as a log in CSV.
                 _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
-        return Found(name, found, limits, data)
+        return RecordSource(name, file, limits, data)
     if path.is_dir():
         _refuse_several(path, limits, parameter, names)
-    raise UserError(_nothing_found(path, limits, parameter, names))
+    raise UserError(_no_layout_fits(path, limits, parameter, names))
 
 
 def _unzipped(path: Path) -> Path:
-    """The folder that an archive is unpacked into, in the cache of `datasets`; its only folder, if it has one."""
+    """Unpacks an archive into the cache of `datasets`; returns that folder, or the only folder in it."""
     from datasets import config
 
     folder = Path(config.EXTRACTED_DATASETS_PATH) / file_digest(path)
@@ -133,30 +130,31 @@ def _unzipped(path: Path) -> Path:
                 archive.extractall(draft)
         except (BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
             raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
-    inside = [entry for entry in folder.iterdir() if not is_system_file(entry.name)]
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+    entries = [entry for entry in folder.iterdir() if not is_system_file(entry.name)]
+    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
 
 
 def _refuse_several(
     path: Path, limits: Limits, parameter: str, names: Collection[str], ignored: Collection[str] = ()
 ) -> None:
-    """Raises a UserError if folders in ``path`` are datasets of their own, which are not read together."""
-    found: dict[str, str] = {}
+    """Raises a UserError if folders in ``path`` are separate datasets, which are not read together."""
+    layouts: dict[str, str] = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
         if limits.is_inside(folder):
             fits = (name for name in names if LAYOUTS[name].find(folder, limits) is not None)
             if (layout := next(fits, None)) is not None:
-                found[folder.name] = layout
-    layouts = set(found.values()) - {*ignored}
-    if len(layouts) > 1 or (layouts and not layouts & {*_IN_SUBFOLDERS}):
-        each = ", ".join(f"{name} ({layout})" for name, layout in found.items())
-        example = path / next(iter(found))
+                layouts[folder.name] = layout
+    kinds = {*layouts.values()} - {*ignored}
+    if len(kinds) > 1 or (kinds and not kinds & {*_IN_SUBFOLDERS}):
+        each = ", ".join(f"{name} ({layout})" for name, layout in layouts.items())
+        example = path / next(iter(layouts))
         raise UserError(
             f"{parameter}: {path} has its records in folders below: {each}. Give one: --params={parameter}={example}"
         )
 
 
-def _other_places(path: Path, parameter: str) -> str:
+def _suggestions(path: Path, parameter: str) -> str:
+    """Returns what else could be meant by a path that does not exist."""
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     text = f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
@@ -166,9 +164,8 @@ def _other_places(path: Path, parameter: str) -> str:
     return text
 
 
-def _nothing_found(path: Path, limits: Limits, parameter: str, layouts: Collection[str]) -> str:
-    """Says that no layout fits, what is there, and what was looked for."""
-    names = sorted(islice(limits.walk(path), _MOST_NAMES)) if path.is_dir() else [path.name]
+def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collection[str]) -> str:
+    names = sorted(islice(limits.walk(path), _MAX_NAMES)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next((PurePath(name).name for name in names if is_image_name(name)), None)

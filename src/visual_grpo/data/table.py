@@ -1,4 +1,7 @@
-"""The prepared records: their splits, and the Parquet manifest, written in a stream and read lazily."""
+"""The prepared records: their splits, and the Parquet manifest, written in a stream and read lazily.
+
+Splits depend on hashes of the record alone, so that adding records never moves another.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +34,22 @@ FEW_PROMPTS = 10
 """An interval over fewer independent prompts is not to be relied on."""
 
 
-def split_of(record_id: str, shared: str, data: DataConfig) -> str:
-    """The split of a record; ``shared`` is its group key from `held_out_by`."""
+def split_of(record_id: str, key: str, data: DataConfig) -> str:
+    """Returns the split of a record; ``key`` is its `group_key`."""
     # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the other
     # when it is raised.
-    place = _fraction("prompt", shared)
-    if place < data.held_out_share:
+    fraction = _fraction("prompt", key)
+    if fraction < data.held_out_share:
         return "held_out"
-    if place >= 1 - data.sealed_share:
+    if fraction >= 1 - data.sealed_share:
         return SEALED
     # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
-    if data.eval_share > 0 and _fraction("id", record_id) < data.eval_share / (
-        1 - data.held_out_share - data.sealed_share
-    ):
-        return "eval"
-    return "train"
+    rest = 1 - data.held_out_share - data.sealed_share
+    return "eval" if data.eval_share > 0 and _fraction("id", record_id) < data.eval_share / rest else "train"
 
 
-def held_out_by(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
-    """The group key of a record: records with the same key go to held_out, or to sealed, together or not at all.
+def group_key(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
+    """Returns the key of a record's group, which goes to held_out, or to sealed, together or not at all.
 
     The key is ``group`` if given, else the prompt (None for queries) and the content of the source images: few
     instructions serve many images, and holding out every "make it red" would hold out a skill.
@@ -65,13 +65,16 @@ def prompt_key(prompt: str) -> str:
 
 
 def _fraction(kind: str, text: str) -> float:
-    """A number in [0, 1), uniform over texts: the first 53 bits of a sha256 hash."""
+    """Returns a number in [0, 1), uniform over texts: the first 53 bits of a sha256 hash."""
     digest = hashlib.sha256(f"{kind}\0{text}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 class SeenPrompts:
-    """Hashes of the prompts that a training has seen, kept beside its adapters."""
+    """Hashes of the prompts that a training has seen, kept beside its adapters.
+
+    A hash has 64 bits: among a million prompts, two share one with a probability of 3e-8.
+    """
 
     def __init__(self, hashes: Iterable[str] = ()) -> None:
         self.hashes = frozenset(hashes)
@@ -99,7 +102,6 @@ class SeenPrompts:
 
 
 def _hash(prompt: str) -> str:
-    """64 bits: among a million prompts, two share a hash with a probability of 3e-8."""
     return hashlib.blake2b(prompt_key(prompt).encode(), digest_size=8).hexdigest()
 
 
@@ -111,11 +113,10 @@ _DIGESTED = ("id", "prompt", "split", "metadata", "target_sha256", "source_sha25
 
 
 def schema() -> pa.Schema:
-    """The columns; paths are relative to the manifest's folder.
+    """Returns the manifest's columns; paths are relative to its folder.
 
-    ``held_with`` is the sha256 of the record's group key (`split.held_out_by`); ``target_file`` where the target came
-    from, relative to the dataset; ``width`` and ``height`` those of the prepared images; ``original_*`` those of the
-    upright original of the target.
+    ``held_with`` is the sha256 of the record's `group_key`; ``target_file`` the target's path in the dataset; ``width``
+    and ``height`` are of the prepared images; ``original_*`` of the upright original of the target.
     """
     import pyarrow as pa
 
@@ -144,16 +145,16 @@ def write_manifest(
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     remaining = iter(rows)
     try:
-        with pq.ParquetWriter(fresh, schema(), compression="zstd") as writer:
+        with pq.ParquetWriter(draft, schema(), compression="zstd") as writer:
             while group := [dict(row) for row in islice(remaining, ROWS_PER_GROUP)]:
                 writer.write_table(pa.Table.from_pylist(group, schema=schema()))
             writer.add_key_value_metadata({_REPORT_KEY: json.dumps(report())})
-        fresh.replace(path)
+        draft.replace(path)
     finally:
-        fresh.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 class RecordTable(Sequence[PromptRecord]):

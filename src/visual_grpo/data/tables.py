@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import Task
-from visual_grpo.data.checks import PROMPTS, QUERIES, record_of
+from visual_grpo.config import DataConfig, Task
+from visual_grpo.data.checks import PROMPTS, QUERIES, record_from_row
 from visual_grpo.data.record import EmbeddedImage, Item, Limits, Note, Place, Rejected, open_text, shorten
 
 HUB = "hf://datasets/"
@@ -31,28 +31,29 @@ Row = dict[str, Any] | Rejected
 
 
 def find_records(path: Path, limits: Limits) -> Path | None:
-    """A file of JSON lines, or ``data.jsonl`` in the folder."""
+    """Returns the file of JSON lines, or ``records.jsonl`` in the folder."""
     file = path / "records.jsonl" if path.is_dir() else path
     return file if file.suffix.lower() == ".jsonl" and not is_metadata(file.name) and file.is_file() else None
 
 
-def read_records(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
-    return _items(path, path.name, limits, task, canonical=True)
+def read_records(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
+    return _read_file(path, path.name, limits, data.task, canonical=True)
 
 
 def find_metadata(path: Path, limits: Limits) -> Path | None:
-    """A metadata file of the hub's image folders, or a folder with at least one below it."""
+    """Returns a metadata file of the hub's image folders, or a folder with at least one below it."""
     if path.is_dir():
         return path if next(_metadata_files(path, limits), None) else None
     return path if path.is_file() and is_metadata(path.name) else None
 
 
-def read_metadata(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
+def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata."""
     if path.is_file():
-        yield from _items(path, path.name, limits, task)
+        yield from _read_file(path, path.name, limits, data.task)
         return
-    splits, previous = set(), None
+    splits: set[str] = set()
+    previous = None
     for name in _metadata_files(path, limits):
         file = path / name
         limits.require_inside(file)
@@ -60,11 +61,12 @@ def read_metadata(path: Path, limits: Limits, task: Task) -> Iterator[Item]:
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
         previous = file.parent
         split = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
-        splits.add(split)
-        yield from _items(file, name, limits, task, more={} if split is None else {"split": split})
-    if named := sorted(filter(None, splits)):
+        defaults = {} if split is None else {"split": split}
+        splits |= {*defaults.values()}
+        yield from _read_file(file, name, limits, data.task, defaults=defaults)
+    if splits:
         yield Note(
-            f"the split folders {', '.join(named)} are only stored as metadata['split'];"
+            f"the split folders {', '.join(sorted(splits))} are only stored as metadata['split'];"
             " data.eval_share and data.held_out_share determine the splits"
         )
 
@@ -78,106 +80,116 @@ def is_metadata(name: str) -> bool:
 
 
 def find_table(path: Path, limits: Limits) -> Path | None:
-    """A table, a folder with tables (also in its subfolder ``data``) or one that ``save_to_disk`` has left."""
+    """Returns a table, a folder with tables (also in its subfolder ``data``) or one written by ``save_to_disk``."""
     if path.is_dir():
         return path if _is_saved(path) or _tables(path) else None
     return path if path.is_file() and path.suffix.lower() in SUFFIXES else None
 
 
-def read_table(path: Path, limits: Limits, task: Task, split: str | None = None) -> Iterator[Item]:
+def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     if _is_saved(path):
-        yield from _rows_of(_saved(path, split), path.name, path, limits, task)
+        yield from _read_dataset(_load_saved(path, data.split), path.name, path, limits, data.task)
         return
     for file in [path] if path.is_file() else _tables(path):
         if file != path:
             limits.require_inside(file)
-        yield from _items(file, file.name if file == path else file.relative_to(path).as_posix(), limits, task)
-
-
-def read_hub(path: str, limits: Limits, task: Task, split: str | None, revision: str | None) -> Iterator[Item]:
-    """Yields the rows of ``hf://datasets/OWNER/NAME``, which `datasets` downloads into its cache once."""
-    import datasets
-
-    with _errors_naming(path):
-        found = datasets.load_dataset(path.removeprefix(HUB), split=split, revision=revision)
-    return _rows_of(_one_split(found, path, split), path.removeprefix(HUB), None, limits, task)
-
-
-def _one_split(found: Any, name: str, split: str | None) -> Any:
-    """The split that is asked for, else ``train`` or the only one."""
-    if not isinstance(found, dict):
-        return found
-    chosen = split or ("train" if "train" in found else next(iter(found)) if len(found) == 1 else None)
-    if chosen not in found:
-        raise UserError(f"{name} has the splits {', '.join(found)}: choose one with data.split.")
-    return found[chosen]
+        name = file.name if file == path else file.relative_to(path).as_posix()
+        yield from _read_file(file, name, limits, data.task)
 
 
 def count_table(path: Path, split: str | None) -> int | None:
-    """The number of rows, if it is known without reading them."""
+    """Returns the number of rows, or None if it is not known without reading them."""
     import pyarrow.parquet as pq
 
     if _is_saved(path):
-        return int(_saved(path, split).num_rows)
+        return int(_load_saved(path, split).num_rows)
     files = [path] if path.is_file() else _tables(path)
-    with _errors_naming(path):
-        known = all(file.suffix.lower() == ".parquet" for file in files)
-        return sum(pq.read_metadata(file).num_rows for file in files) if known else None
+    if any(file.suffix.lower() != ".parquet" for file in files):
+        return None
+    with _name_in_errors(path):
+        return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def _is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _saved(path: Path, split: str | None) -> Any:
+def _load_saved(path: Path, split: str | None) -> Any:
     import datasets
 
-    with _errors_naming(path):
-        return _one_split(datasets.load_from_disk(str(path)), str(path), split)
+    with _name_in_errors(path):
+        return _select_split(datasets.load_from_disk(str(path)), str(path), split)
 
 
 def _tables(path: Path) -> list[Path]:
-    found = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*")) if file.is_file()]
-    return [file for file in found if file.suffix.lower() in SUFFIXES and (file.suffix != ".json" or _is_list(file))]
+    files = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*")) if file.is_file()]
+    return [file for file in files if file.suffix.lower() in SUFFIXES and (file.suffix != ".json" or _is_list(file))]
 
 
 def _is_list(file: Path) -> bool:
-    """True if a JSON file is a list, as other JSON files beside data seldom are."""
+    """Other JSON files beside data are seldom lists."""
     with open_text(file) as text:
         return text.read(100).lstrip().startswith("[")
 
 
-def _items(
-    file: Path, name: str, limits: Limits, task: Task, *, canonical: bool = False, more: Mapping[str, Any] | None = None
+def read_hub(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
+    """Yields the rows of ``hf://datasets/OWNER/NAME``, which `datasets` downloads into its cache once."""
+    import datasets
+
+    name = data.path.removeprefix(HUB)
+    with _name_in_errors(data.path):
+        dataset = datasets.load_dataset(name, split=data.split, revision=data.revision)
+    return _read_dataset(_select_split(dataset, data.path, data.split), name, None, limits, data.task)
+
+
+def _select_split(dataset: Any, name: str, split: str | None) -> Any:
+    """Returns the configured split, else ``train`` or the only one."""
+    if not isinstance(dataset, dict):
+        return dataset
+    chosen = split or ("train" if "train" in dataset else next(iter(dataset)) if len(dataset) == 1 else None)
+    if chosen not in dataset:
+        raise UserError(f"{name} has the splits {', '.join(dataset)}: choose one with data.split.")
+    return dataset[chosen]
+
+
+def _read_file(
+    file: Path,
+    name: str,
+    limits: Limits,
+    task: Task,
+    *,
+    canonical: bool = False,
+    defaults: Mapping[str, Any] | None = None,
 ) -> Iterator[Item]:
+    """Yields the records of one table; ``name`` is its path in the dataset, ``defaults`` are values of missing keys."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         import datasets
 
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # Ours is the one message.
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # The UserError is the one message.
         files, options = glob.escape(str(file)), {"streaming": True, "batch_size": _BATCH}
-        with _errors_naming(file):
-            found = datasets.load_dataset("parquet", data_files=files, split="train", **options)
-        yield from _rows_of(found, name, file.parent, limits, task)
+        with _name_in_errors(file):
+            dataset = datasets.load_dataset("parquet", data_files=files, split="train", **options)
+        yield from _read_dataset(dataset, name, file.parent, limits, task)
         return
-    reader = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)
-    for number, row in reader(file):
+    rows = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)(file)
+    for number, row in rows:
         place = Place(name, number)
         if isinstance(row, Rejected):
             yield row.at(place)
         else:
-            yield record_of({**(more or {}), **row}, place, file.parent, task, canonical=canonical)
+            yield record_from_row({**(defaults or {}), **row}, place, file.parent, task, canonical=canonical)
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
     try:
         with open_text(file) as text:
-            found = json.load(text)
+            rows = json.load(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not valid JSON ({error}). Correct it.") from error
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{file}: expected a list of objects, one a record. Use records.jsonl instead.")
-    yield from enumerate(found, 1)
+    yield from enumerate(rows, 1)
 
 
 def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
@@ -187,7 +199,7 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
             if not line.strip():
                 continue
             try:
-                # Other languages' NaN and Infinity, which no JSON can hold again.
+                # NaN and Infinity, which other languages write, are no JSON.
                 value = json.loads(line, parse_constant=lambda _: None)
             except (ValueError, RecursionError) as error:
                 yield number, Rejected("not_json", f"the line is not valid JSON ({error})", remedy)
@@ -218,24 +230,24 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
             raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
 
 
-def _rows_of(found: Any, name: str, folder: Path | None, limits: Limits, task: Task) -> Iterator[Item]:
-    """The records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
-    found = found.to_iterable_dataset() if hasattr(found, "to_iterable_dataset") else found
-    with _errors_naming(name):
-        for number, row in enumerate(found.decode(False), 1):  # Images as bytes or path.
+def _read_dataset(dataset: Any, name: str, folder: Path | None, limits: Limits, task: Task) -> Iterator[Item]:
+    """Yields the records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
+    rows = dataset.to_iterable_dataset() if hasattr(dataset, "to_iterable_dataset") else dataset
+    with _name_in_errors(name):
+        for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
             try:
                 cells = {key: _cell(value, f"{place}, column {key}", limits, folder) for key, value in row.items()}
             except Rejected as rejected:
-                yield rejected.at(place, None if row.get("id") is None else shorten(str(row["id"])))
+                yield rejected.at(place, row.get("id"))
             else:
-                yield record_of(cells, place, folder or Path(name, "none"), task)
+                yield record_from_row(cells, place, folder or Path(name, "none"), task)
 
 
 def _cell(value: Any, name: str, limits: Limits, folder: Path | None) -> Any:
-    """Wraps an image's bytes; the struct of an image by path becomes the path."""
+    """Wraps an image's bytes; an image stored by its path becomes the path. Other values stay."""
     if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
-        return [_cell(one, name, limits, folder) for one in value]
+        return [_cell(image, name, limits, folder) for image in value]
     if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
         path = value["path"]
         value = (path if folder or path is None else Path(path)) if value["bytes"] is None else value["bytes"]
@@ -246,7 +258,7 @@ def _cell(value: Any, name: str, limits: Limits, folder: Path | None) -> Any:
 
 
 @contextmanager
-def _errors_naming(name: object) -> Iterator[None]:
+def _name_in_errors(name: object) -> Iterator[None]:
     """Turns the library's error into one that names the file."""
     import datasets
     import pyarrow as pa

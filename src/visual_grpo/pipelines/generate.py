@@ -11,7 +11,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import Judge, PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
-from visual_grpo.data.preparation import prepared_beside
+from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.generate import Request, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.tracking.model_ref import adapters_of, model_of
@@ -56,7 +56,7 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
         yield [PromptRecord(id="prompt", prompt=str(settings.prompt))]
         return
 
-    with prepared_beside(settings.prompts, parameters.data, console.note, "generate.prompts") as records:
+    with ad_hoc_records(settings.prompts, parameters.data, console.note, "generate.prompts") as records:
         yield records
 
 

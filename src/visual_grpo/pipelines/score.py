@@ -14,7 +14,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.config import Parameters
-from visual_grpo.data.preparation import prepared_beside
+from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.pictures import caption, grid
 from visual_grpo.rewards.catalogue import build_reward_set
@@ -34,7 +34,7 @@ def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
         )
     scorer = build_reward_set(parameters.rewards, parameters.weights(list(parameters.modules) or [""]))
     scorer.check_machine()
-    with prepared_beside(parameters.score.path, parameters.data, console.note, "score.path") as records:
+    with ad_hoc_records(parameters.score.path, parameters.data, console.note, "score.path") as records:
         without = [record.id for record in records if record.target_image is None]
         if without:
             raise UserError(

@@ -13,12 +13,12 @@ from visual_grpo.common.errors import counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.command import Command
-from visual_grpo.data.checks import checked, group_key
-from visual_grpo.data.images import sha256_of
-from visual_grpo.data.preparation import also_rejected, nothing_left, with_ids
+from visual_grpo.data.checks import checked
+from visual_grpo.data.images import image_digest
+from visual_grpo.data.preparation import also_rejected, assign_split, no_records_left, with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected
-from visual_grpo.data.sources import EMBEDDING, Found, find_records
-from visual_grpo.data.table import OPEN, SPLITS, split_of
+from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
+from visual_grpo.data.table import OPEN, SPLITS
 from visual_grpo.operations.preflight.reward import Traits
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
@@ -62,36 +62,36 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) ->
     Raises:
         UserError: there is nothing at the path, or no layout fits.
     """
-    found, findings = find_records(data), Findings(Traits(data.task))
-    few: list[Record] = []
+    source, findings = find_records(data), Findings(Traits(data.task))
+    first: list[Record] = []
     rejected: list[Rejected] = []
     rejections = 0
-    for item in _items(found, data.task):
+    for item in _survey(source, data.task):
         if isinstance(item, Record):
-            findings.add(as_prompt(item, data.task))
-            few += [item] * (len(few) <= MOST)
+            findings.add(_prompt_record(item, data.task))
+            first += [item] * (len(first) <= MOST)
         else:
             rejected += [item] * (len(rejected) < MOST)
             rejections += 1
     if data.strict and rejected:
         findings.problems.append(f"{rejected[0]} (data.strict stops at the first rejected record)")
-    if not few:
-        problem = _of_another_task(found, data, tasks, command) or nothing_left(rejected, rejections)
+    if not first:
+        problem = _of_another_task(source, data, tasks, command) or no_records_left(rejected, rejections)
         findings.problems.append(problem)
-    elif len(few) <= MOST and found.layout not in EMBEDDING and (empty := _empty_splits(few, data)):
+    elif len(first) <= MOST and source.layout not in EMBEDDING and (empty := _split_feasibility(first, data)):
         findings.problems.append(empty + also_rejected(rejected, rejections))
     return findings
 
 
-def as_prompt(record: Record, task: Task) -> PromptRecord:
+def _prompt_record(record: Record, task: Task) -> PromptRecord:
     """Returns a checked record as rewards will see it, with its original images."""
-    made = dict.fromkeys(("box", "points")) if task == "segmentation" else {}
+    prepared = dict.fromkeys(("box", "points")) if task == "segmentation" else {}
     return PromptRecord(
         id=record.id,
         prompt=record.prompt,
         target_image=None if record.target_image is None else _path(record.target_image),
         source_images=tuple(map(_path, record.source_images)),
-        metadata=made | json.loads(record.metadata),
+        metadata=prepared | json.loads(record.metadata),
     )
 
 
@@ -99,24 +99,17 @@ def _path(image: Original) -> Path:
     return image if isinstance(image, Path) else Path(image.name)
 
 
-def survey(found: Found, task: Task) -> Iterator[Record | Rejected]:
-    """The records that the preparation will accept, unless an image of theirs is damaged, and those it will reject."""
-    for item in with_ids(found.items(task)):
-        if isinstance(item, Record):
-            try:
-                yield checked(item, task, found.limits)
-            except Rejected as rejected:
-                yield rejected.at(item.place, item.shown_id)
-        elif not isinstance(item, Note):
-            yield item
+def _survey(source: RecordSource, task: Task) -> Iterator[Record | Rejected]:
+    """Yields the records that the preparation will accept, unless an image is damaged, and those it will reject."""
+    items = (item for item in with_ids(source.read(task)) if not isinstance(item, Note))
+    for item in islice(items, MOST if source.layout in EMBEDDING else None):
+        try:
+            yield checked(item, task, source.limits) if isinstance(item, Record) else item
+        except Rejected as rejected:
+            yield rejected.at(item.place, item.id)
 
 
-def _items(found: Found, task: Task) -> Iterator[Record | Rejected]:
-    items = survey(found, task)
-    return islice(items, MOST) if found.layout in EMBEDDING else items
-
-
-def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], command: Command) -> str:
+def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Task], command: Command) -> str:
     """Names the task that the first records are of, and the command for it; "" if they are of none."""
     kinds: dict[Task, str] = {
         "t2i": "have no source_image, so they are prompts",
@@ -124,7 +117,7 @@ def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], comm
         "segmentation": "are queries about an image with a mask",
     }
     for task, kind in kinds.items():
-        if task != data.task and any(isinstance(item, Record) for item in islice(_items(found, task), MOST)):
+        if task != data.task and any(isinstance(item, Record) for item in islice(_survey(source, task), MOST)):
             said = f"The records in {data.path} {kind}, and data.task is {data.task}."
             if task == "segmentation":  # Another model, with other settings, answers queries.
                 return f"{said} Run:\n{command.with_environment('negative_points')}"
@@ -134,11 +127,10 @@ def _of_another_task(found: Found, data: DataConfig, tasks: Sequence[Task], comm
     return ""
 
 
-def _empty_splits(records: Sequence[Record], data: DataConfig) -> str:
+def _split_feasibility(records: Sequence[Record], data: DataConfig) -> str:
     """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
     counts = Counter(
-        split_of(record.id, group_key(record, [sha256_of(image) for image in record.source_images], data.task), data)
-        for record in records
+        assign_split(record, [image_digest(image) for image in record.source_images], data)[0] for record in records
     )
     if counts["train"] and counts["eval"] + counts["held_out"]:
         return ""
