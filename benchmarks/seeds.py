@@ -25,7 +25,7 @@ from typing import Any
 import pandas as pd
 
 from visual_grpo.common import quiet_libraries
-from visual_grpo.config.validation import validate
+from visual_grpo.config.schema import validate
 from visual_grpo.evaluation.compare import compare
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.training.components import make_run_spec

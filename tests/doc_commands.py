@@ -19,9 +19,8 @@ from kedro.config import OmegaConfigLoader
 
 from tests.markdown import ROOT
 from visual_grpo.config import Parameters
-from visual_grpo.config.outputs import with_output_folders
-from visual_grpo.config.presets import AUTO
-from visual_grpo.config.validation import validate
+from visual_grpo.config.defaults import AUTO, with_output_folders
+from visual_grpo.config.schema import validate
 from visual_grpo.pipeline_registry import PIPELINES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.training.components import build_scorer, make_run_spec
@@ -163,7 +162,7 @@ def _exist(paths: list[str]) -> None:
 
 def is_parameter(name: str) -> bool:
     """Whether ``grpo.steps`` is in the schema; modules and rewards have names of one's own."""
-    from visual_grpo.config.validation import _section
+    from visual_grpo.config.schema import _section
 
     if re.fullmatch(r"(modules|rewards)\.\w+", name):
         return True

@@ -20,7 +20,7 @@ from tests.models import flow_checks
 from tests.models.families.sd3 import tiny
 from tests.small_project import merged
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
-from visual_grpo.config.validation import validate
+from visual_grpo.config.schema import validate
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow_parts import packed, unpacked
 from visual_grpo.rewards.combine import RewardSet

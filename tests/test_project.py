@@ -92,7 +92,7 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_environment_is_valid(environment):
-    from visual_grpo.config.validation import validate
+    from visual_grpo.config.schema import validate
     from visual_grpo.training.components import make_run_spec
 
     conf = loader(environment)

@@ -11,7 +11,7 @@ from typing import Any
 
 from kedro.pipeline import Pipeline, node
 
-from visual_grpo.config.outputs import FLOW
+from visual_grpo.config.pipelines import FLOW
 
 Inputs = str | list[str]
 PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {

@@ -148,11 +148,7 @@ def test_one_is_singular() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "hint"),
-    [
-        ("grpo.step", " Did you mean 'grpo.steps'?"),
-        ("grpo.seeds", " Did you mean 'grpo.seed'?"),
-        ("weight", ""),
-    ],
+    [("grpo.step", " Did you mean 'grpo.steps'?"), ("grpo.seeds", " Did you mean 'grpo.seed'?"), ("weight", "")],
 )
 def test_the_closest_name_is_suggested(wrong: str, hint: str) -> None:
     assert nearest_hint(wrong, ["grpo.seed", "grpo.steps"]) == hint

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.config.outputs import with_output_folders
+from visual_grpo.config.defaults import with_output_folders
 
 
 def folders(tree: dict[str, Any], environment: str | None = None) -> tuple[str, str, str, str, str]:

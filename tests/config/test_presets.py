@@ -10,9 +10,8 @@ from kedro.config import OmegaConfigLoader
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.config import Parameters
-from visual_grpo.config.outputs import with_output_folders
-from visual_grpo.config.presets import PRESETS, pinned
-from visual_grpo.config.validation import ParameterError, validate
+from visual_grpo.config.defaults import PRESETS, pinned, with_output_folders
+from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.rewards.catalogue import BUILT_IN
 
 ROOT = Path(__file__).parents[2]

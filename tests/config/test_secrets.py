@@ -8,7 +8,7 @@ import pytest
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
-from visual_grpo.config.secrets import with_variables
+from visual_grpo.config.training import with_variables
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from visual_grpo.config import flatten
-from visual_grpo.config.validation import ParameterError, validate
+from visual_grpo.config.schema import ParameterError, validate
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,11 +40,7 @@ def test_the_defaults_are_typed(defaults):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        (
-            "grpo.learning_rat",
-            1,
-            "rat = 1: there is no such parameter. Did you mean 'grpo.learning_rate'?",
-        ),
+        ("grpo.learning_rat", 1, "rat = 1: there is no such parameter. Did you mean 'grpo.learning_rate'?"),
         ("learning_rate", 1, "Did you mean 'grpo.learning_rate'?"),
         ("rewards.shapes.wieght", 2, "Did you mean 'rewards.shapes.weight'?"),
         ("policy.lora.rnk", 2, "Did you mean 'policy.lora.rank'?"),

@@ -25,8 +25,8 @@ from tests.starter.tasks import in_this_process
 from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, StepMetrics, TextSample
 from visual_grpo.config import Parameters
-from visual_grpo.config.outputs import FLOW
-from visual_grpo.config.validation import validate
+from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.schema import validate
 from visual_grpo.data.datasets import DraftDataset, RecordsDataset
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline

@@ -15,7 +15,7 @@ from tests.training.test_run import STEPS, execute, ignore, interrupt_at, parame
 from tests.training.test_run_toys import TokenModel, token_run
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.validation import validate
+from visual_grpo.config.schema import validate
 from visual_grpo.grpo.checkpoint import FACTS, SUMS, _line
 from visual_grpo.training import resuming
 from visual_grpo.training.resuming import Origin, mark_finished, why_another

@@ -2,6 +2,7 @@
 
 from visual_grpo.config.base import Dtype, Strict, Task, World
 from visual_grpo.config.data import DataChecks, DataConfig, StarterConfig
+from visual_grpo.config.pipelines import GateRule, MonitorConfig, PromotionConfig, RetrainConfig
 from visual_grpo.config.policy import (
     FlowConfig,
     LoraParams,
@@ -11,8 +12,6 @@ from visual_grpo.config.policy import (
     SamplingConfig,
     SignalCheckConfig,
 )
-from visual_grpo.config.promotion import GateRule, PromotionConfig
-from visual_grpo.config.retraining import MonitorConfig, RetrainConfig
 from visual_grpo.config.schema import Parameters, flatten, merged
 from visual_grpo.config.training import (
     AlarmConfig,

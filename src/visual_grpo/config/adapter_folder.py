@@ -10,7 +10,7 @@ from typing import Any
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import file_digest, tree_digest
 from visual_grpo.config import merged
-from visual_grpo.config.presets import pinned
+from visual_grpo.config.defaults import pinned
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the

@@ -26,8 +26,7 @@ class ModelConfig(Strict):
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
-        "none",
-        description="phases: each network is on the GPU only while it computes; same results",
+        "none", description="phases: each network is on the GPU only while it computes; same results"
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits")
     options: dict[str, object] = Field(default_factory=dict, description="of the family, as max_tokens of qwen2_5_vl")

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 from visual_grpo.config.policy import LoraParams, SamplerSettings
-from visual_grpo.config.secrets import secret_options
+
+_NAMES = re.compile(
+    r"(^|[_.-])(secret|token|passw(or)?d|passphrase|(api|access|private|auth)[_-]?key|credentials?|auth|authorization"
+    r"|bearer|cookie)($|[_.-])",
+    re.IGNORECASE,
+)
+_IN_ADDRESS = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|[?&;](access_?|auth_?|api_?)?(token|key|sig|signature|secret|password)=", re.IGNORECASE
+)
+"""https://user:password@host and https://host/path?token=..."""
+_VARIABLE = re.compile(r"((?:Bearer |Basic )?)\$([A-Za-z_]\w*)")
+_PUBLIC_HEADERS = ("accept", "content-type", "user-agent")
+
+
+def secret_options(options: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """Names of the options whose text looks like a secret itself and not like the name of a variable."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from secret_options(value, name)
+        elif isinstance(value, str) and value and not _VARIABLE.fullmatch(value):
+            header = section.lower() in ("headers", "extra_headers") and name.lower() not in _PUBLIC_HEADERS
+            if header or _NAMES.search(name) or _IN_ADDRESS.search(value):
+                yield f"{section}.{name}" if section else name
+
+
+def with_variables(value: Any, reward: str) -> Any:
+    """The options with the values of the variables that they name. Raises UserError: a variable is not set."""
+    if isinstance(value, Mapping):
+        return {name: with_variables(item, reward) for name, item in value.items()}
+    found = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    if not os.environ.get(found[2]):
+        raise UserError(
+            f"reward {reward!r}: an option names the variable {value}, which the environment does not have:"
+            f" export {found[2]}=..."
+        )
+    return found[1] + os.environ[found[2]]
 
 
 class RewardConfig(Strict):
@@ -59,8 +100,7 @@ class GRPOConfig(Strict):
     updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
-        "adamw",
-        description="adamw_8bit: moments of large matrices in 8 bits (arXiv 2110.02861); needs make quantised",
+        "adamw", description="adamw_8bit: moments of large matrices in 8 bits (arXiv 2110.02861); needs make quantised"
     )
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -190,8 +230,7 @@ class EvaluationConfig(Strict):
     max_prompts: int | None = Field(None, ge=1, description="at most so many prompts of each split; null = all")
     batch_size: int = Field(32, ge=1, description="images generated at a time")
     redraw: bool = Field(
-        False,
-        description="draw the baseline again although nothing has changed, as an own reward may need it",
+        False, description="draw the baseline again although nothing has changed, as an own reward may need it"
     )
     bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval of a ratio")
     controls: list[ControlConfig] = Field(

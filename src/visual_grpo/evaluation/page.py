@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import CODE
-from visual_grpo.config.validation import validate
+from visual_grpo.config.schema import validate
 from visual_grpo.evaluation.compare import STOCK
 from visual_grpo.evaluation.headline import EVAL_NOTE, Entry, change, decimals, extent, lines
 from visual_grpo.evaluation.pictures import data_uri

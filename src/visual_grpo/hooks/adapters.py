@@ -14,8 +14,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, parameters_to_judge, read_facts
 from visual_grpo.config.command import rerun_command
-from visual_grpo.config.promotion import CHAMPION
-from visual_grpo.config.validation import validate
+from visual_grpo.config.pipelines import CHAMPION
+from visual_grpo.config.schema import validate
 from visual_grpo.hooks.parameters import put_parameters
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.tracking.registry import Registry

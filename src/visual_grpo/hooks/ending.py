@@ -14,7 +14,7 @@ from kedro.pipeline.node import Node
 
 from visual_grpo.common import console
 from visual_grpo.config.command import Command, is_stage_of_dvc
-from visual_grpo.config.outputs import FLOW
+from visual_grpo.config.pipelines import FLOW
 from visual_grpo.tracking import Tracker
 
 SHOWN = {

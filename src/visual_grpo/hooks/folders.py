@@ -15,7 +15,7 @@ from visual_grpo.common import console, files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
-from visual_grpo.config.outputs import FLOW
+from visual_grpo.config.pipelines import FLOW
 
 STARTER = "starter_report"
 PREPARED = {"records", "data_report"}

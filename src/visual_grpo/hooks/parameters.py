@@ -15,8 +15,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
-from visual_grpo.config.outputs import with_output_folders
-from visual_grpo.config.validation import validate
+from visual_grpo.config.defaults import with_output_folders
+from visual_grpo.config.schema import validate
 from visual_grpo.operations.preflight.check import resolve_parameters
 from visual_grpo.tracking.extra_loggers import check_packages
 

@@ -18,7 +18,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import counted, user_error
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import read_facts
-from visual_grpo.config.outputs import FLOW, UNNAMED_ENVIRONMENTS
+from visual_grpo.config.defaults import UNNAMED_ENVIRONMENTS
+from visual_grpo.config.pipelines import FLOW
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.api import use_project
 from visual_grpo.tracking.model_ref import find_adapters

@@ -12,7 +12,7 @@ from typing import Any
 from visual_grpo.common.errors import counted
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
-from visual_grpo.config.presets import pinned
+from visual_grpo.config.defaults import pinned
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.tracking.model_ref import find_adapters
 

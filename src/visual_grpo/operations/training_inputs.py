@@ -17,7 +17,7 @@ from visual_grpo.config.adapter_folder import (
     modules_of,
     read_facts,
 )
-from visual_grpo.config.presets import pinned
+from visual_grpo.config.defaults import pinned
 from visual_grpo.data.table import RecordTable
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.tracking.model_ref import find_adapters

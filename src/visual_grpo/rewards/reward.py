@@ -17,7 +17,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.images import described, is_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample
-from visual_grpo.config.secrets import with_variables
+from visual_grpo.config.training import with_variables
 from visual_grpo.rewards.failures import FailureBudget, RewardCodeError
 from visual_grpo.rewards.outputs import checked_output, some_ids
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, check_weights, modules_of, read_facts
-from visual_grpo.config.promotion import CHAMPION
+from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import api
 from visual_grpo.tracking.model_card import model_card
 

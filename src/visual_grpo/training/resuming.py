@@ -10,8 +10,8 @@ from typing import Any
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import write_atomically
-from visual_grpo.config import Parameters, flatten, merged, presets
-from visual_grpo.config.validation import validate
+from visual_grpo.config import Parameters, defaults, flatten, merged
+from visual_grpo.config.schema import validate
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import Note
 from visual_grpo.training.cache_key import cache_key
@@ -107,7 +107,7 @@ def _is_one(folder: Path) -> bool:
 
 def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
-    resumed = merged(presets.pinned(run.parameters), given)
+    resumed = merged(defaults.pinned(run.parameters), given)
     if resumed["distributed"]["processes"] == 1 and "sharded" not in given.get("distributed", {}):
         resumed["distributed"]["sharded"] = False  # A single process has the whole model.
     return resumed
@@ -116,7 +116,7 @@ def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
 def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
     configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
-    chosen_by_records = configuration["reward"] == presets.AUTO
+    chosen_by_records = configuration["reward"] == defaults.AUTO
     return {
         name: value
         for name, value in flatten(run.parameters).items()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from visual_grpo.common.errors import Problems, UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
-from visual_grpo.config.presets import AUTO, pinned
-from visual_grpo.config.validation import validate
+from visual_grpo.config.defaults import AUTO, pinned
+from visual_grpo.config.schema import validate
 from visual_grpo.operations.preflight.configuration import check, check_model
 
 if TYPE_CHECKING:

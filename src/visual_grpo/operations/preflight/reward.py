@@ -8,7 +8,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Task
 from visual_grpo.config.command import Command
-from visual_grpo.config.presets import PresetName
+from visual_grpo.config.defaults import PresetName
 from visual_grpo.rewards.ocr import asked_text
 
 _SHOWN = 3

@@ -22,9 +22,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.programs import ProgramError, git, output_of, run
 from visual_grpo.config.adapter_folder import CHANGES, read_facts
-from visual_grpo.config.outputs import ROOT, with_output_folders
+from visual_grpo.config.defaults import ROOT, is_drawn, pinned, with_output_folders
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import is_drawn, pinned
 from visual_grpo.operations.reproduction import comparison
 from visual_grpo.operations.reproduction.comparison import Row
 from visual_grpo.operations.reproduction.inputs import bring_inputs

@@ -25,7 +25,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.programs import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
-from visual_grpo.config.presets import AUTO
+from visual_grpo.config.defaults import AUTO
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile

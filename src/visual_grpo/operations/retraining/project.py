@@ -24,7 +24,7 @@ from visual_grpo.common.importing import code_digest
 from visual_grpo.common.option_files import option_files
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, FILE
-from visual_grpo.config.outputs import UNNAMED_ENVIRONMENTS
+from visual_grpo.config.defaults import UNNAMED_ENVIRONMENTS
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
 from visual_grpo.training.cache_key import NOT_READ, cache_key
 

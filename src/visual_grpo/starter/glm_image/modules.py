@@ -150,11 +150,7 @@ def _ar_config(processor: GlmImageProcessor) -> GlmImageConfig:
             "patch_size": VISION_PATCH,
             "intermediate_size": 2 * _VISION_HIDDEN,
         },
-        vq_config={
-            "embed_dim": _VISION_HIDDEN,
-            "num_embeddings": CODEBOOK_SIZE,
-            "latent_channels": _VISION_HIDDEN,
-        },
+        vq_config={"embed_dim": _VISION_HIDDEN, "num_embeddings": CODEBOOK_SIZE, "latent_channels": _VISION_HIDDEN},
         image_token_id=processor.image_token_id,
         image_start_token_id=IMAGE_START,
         image_end_token_id=IMAGE_END,

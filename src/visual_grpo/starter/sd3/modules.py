@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    FlowMatchEulerDiscreteScheduler,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-)
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
@@ -37,8 +32,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator([combination.prompt for combination in COMBINATIONS], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{_BEGIN} $A {_END}",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (_BEGIN, _END)],
+        single=f"{_BEGIN} $A {_END}", special_tokens=[(token, tokenizer.token_to_id(token)) for token in (_BEGIN, _END)]
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -153,9 +153,7 @@ class _Asked:
 def _asked(record: PromptRecord) -> _Asked:
     other = record.metadata.get("other")
     return _Asked(
-        object=_words(record.metadata),
-        edit=record.metadata.get("edit"),
-        other=None if other is None else _words(other),
+        object=_words(record.metadata), edit=record.metadata.get("edit"), other=None if other is None else _words(other)
     )
 
 
