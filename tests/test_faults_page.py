@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.small_project import ROOT, paste, small_project
-from visual_grpo.common.files import tree_digest
+from visual_grpo.common.digests import tree_digest
 
 CHECKPOINTS, BASELINE = "data/06_models/checkpoints", "data/07_model_output/baseline"
 PARTS = ("data/06_models/adapters", "data/06_models/base", BASELINE, "data/05_model_input", "data/08_reporting")

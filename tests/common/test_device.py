@@ -9,9 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from visual_grpo.common.device import resolve_device
+from visual_grpo.common.device import map_on_cores, resolve_device
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.parallel import map_on_cores
 
 CPU = torch.device("cpu")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.common import files
+from visual_grpo.common.digests import tree_digest
 from visual_grpo.common.errors import UserError
 
 HOLDER = "import sys; from pathlib import Path; from visual_grpo.common import files; files.hold(Path(sys.argv[1]))"
@@ -59,9 +60,9 @@ def test_a_trees_digest_is_that_of_its_paths_and_contents(tmp_path: Path) -> Non
     for name in ("a", "b"):
         (tmp_path / name / "sub").mkdir(parents=True)
         (tmp_path / name / "sub/file").write_text("x")
-    digest = files.tree_digest(tmp_path / "a")
-    assert digest == files.tree_digest(tmp_path / "b")
+    digest = tree_digest(tmp_path / "a")
+    assert digest == tree_digest(tmp_path / "b")
     (tmp_path / "b/sub/file").write_text("yy")
     (tmp_path / "a/sub/file").rename(tmp_path / "a/file")
-    assert len({digest, files.tree_digest(tmp_path / "a"), files.tree_digest(tmp_path / "b")}) == 3
-    assert files.tree_digest(tmp_path / "b", []) != digest
+    assert len({digest, tree_digest(tmp_path / "a"), tree_digest(tmp_path / "b")}) == 3
+    assert tree_digest(tmp_path / "b", []) != digest

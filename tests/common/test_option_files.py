@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from visual_grpo.common.option_files import option_files
+from visual_grpo.common.digests import option_files
 
 OUTPUT = "data"
 

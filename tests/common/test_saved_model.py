@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from visual_grpo.common.digests import content_digest, record_content, recorded_content
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.saved_model import content_digest, record_content, recorded_content
 from visual_grpo.config.adapter_folder import check_base
 from visual_grpo.training.components import check_unchanged
 

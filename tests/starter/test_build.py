@@ -12,7 +12,7 @@ from diffusers import GlmImagePipeline
 from PIL import Image
 from safetensors.torch import load_file
 
-from visual_grpo.common.saved_model import content_digest
+from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, StarterConfig, Task
 from visual_grpo.starter import build, side_by_side
 from visual_grpo.starter.build import build_starter

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.evaluation.defaults import parameters
-from visual_grpo.common.saved_model import content_digest
+from visual_grpo.common.digests import content_digest
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BEST, FACTS, HELD_OUT, HISTORY, LAST, weight_sums
 

@@ -1,4 +1,4 @@
-"""Files and folders that are replaced whole or not at all, their digests, and the lock of a folder.
+"""Files and folders that are replaced whole or not at all, and the lock of a folder.
 
 A folder's new content is written into a draft, a hidden sibling, which takes the place of the old folder by two
 renames: an error or Ctrl-C leaves the old folder as it was, and a kill between the renames is undone by `heal`.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import atexit
 import glob
-import hashlib
-import json
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 from filelock import SoftFileLock, Timeout
@@ -25,38 +21,9 @@ from visual_grpo.common.errors import UserError
 
 _DRAFT = ".draft-"
 """Between the final name and the process that writes it."""
-_READERS = 4
-"""Files that are read at once: a disk gives more than one core can digest."""
 _drafts: set[Path] = set()
 """Of this process; those still there when it ends are removed."""
 _held: list[SoftFileLock] = []
-
-
-def file_digest(file: Path) -> str:
-    """sha256 of the content, 64 hex digits. Raises OSError where the file cannot be read."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def digest_once(file: Path) -> str:
-    """`file_digest`, read once in a process while the file's size and time of change stay."""
-    facts = file.stat()
-    return _digest(file.resolve(), facts.st_size, facts.st_mtime_ns)
-
-
-@cache
-def _digest(file: Path, size: int, changed: int) -> str:
-    return file_digest(file)
-
-
-def tree_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
-    """sha256 over the paths and contents of ``files`` in ``folder``, or of all; each is read once in a process."""
-    chosen = sorted(folder.rglob("*") if files is None else files)
-    chosen = [file for file in chosen if file.is_file()]
-    with ThreadPoolExecutor(_READERS) as readers:
-        sums = list(readers.map(digest_once, chosen))
-    listed = [[file.relative_to(folder).as_posix(), found] for file, found in zip(chosen, sums, strict=True)]
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common.digests import file_digest, tree_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import file_digest, tree_digest
 from visual_grpo.config import merged
 from visual_grpo.config.defaults import pinned
 

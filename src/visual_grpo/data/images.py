@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
-from visual_grpo.common.files import file_digest
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.geometry import Box, Point, box_of, inner_points
 from visual_grpo.common.images import (
     ImageError,

@@ -9,8 +9,9 @@ from itertools import islice
 from pathlib import Path, PurePath
 from zipfile import BadZipFile, ZipFile
 
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.common.files import file_digest, fresh_folder
+from visual_grpo.common.files import fresh_folder
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.command import Command
 from visual_grpo.data import folders, tables

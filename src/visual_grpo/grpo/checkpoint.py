@@ -19,8 +19,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import digest_once, flush, fresh_folder
+from visual_grpo.common.files import flush, fresh_folder
 
 STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
 FILES = (FACTS, STATE)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.device import map_on_cores
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.parallel import map_on_cores
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow_sde import noises, ode_step, transition
 from visual_grpo.models.lora import fast_lora

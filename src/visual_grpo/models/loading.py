@@ -15,9 +15,9 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntr
 from safetensors import SafetensorError
 
 from visual_grpo.common.device import resolve_device
+from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.common.saved_model import may_be_hub_id
 from visual_grpo.config import ModelConfig
 from visual_grpo.grpo.distributed import sharding
 from visual_grpo.models.offload import enable_offload

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.programs import ProgramError, git
+from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
-from visual_grpo.common.saved_model import content_digest
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.table import RecordTable
 from visual_grpo.operations.reproduction.inputs import RECORDS

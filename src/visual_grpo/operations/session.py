@@ -19,7 +19,7 @@ from yaml import YAMLError
 from visual_grpo.common import console, files
 from visual_grpo.common.errors import UserError, nearest_hint, sanitize, user_error
 from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
-from visual_grpo.common.stopping import signal_of, terminate_as_interrupt
+from visual_grpo.common.processes import signal_of, terminate_as_interrupt
 from visual_grpo.config.command import use_source
 from visual_grpo.tracking import Tracker
 

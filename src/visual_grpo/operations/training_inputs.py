@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.saved_model import content_digest
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import (
     START_RUN,

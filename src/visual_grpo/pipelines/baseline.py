@@ -10,9 +10,9 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.common.device import device_kind
-from visual_grpo.common.files import final_of, tree_digest
+from visual_grpo.common.digests import option_files, tree_digest
+from visual_grpo.common.files import final_of
 from visual_grpo.common.importing import code_digest
-from visual_grpo.common.option_files import option_files
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import generate

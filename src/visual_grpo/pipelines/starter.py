@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
-from visual_grpo.common.saved_model import content_digest
+from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
 from visual_grpo.config.defaults import is_drawn
 from visual_grpo.starter.build import build_starter, draw_world

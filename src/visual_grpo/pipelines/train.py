@@ -16,7 +16,7 @@ from torch import Tensor
 from visual_grpo.common import console
 from visual_grpo.common.errors import counted
 from visual_grpo.common.images import read_image
-from visual_grpo.common.stopping import Stopped
+from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import Judge, PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import (

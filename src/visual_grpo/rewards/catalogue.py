@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.importing import code_digests
-from visual_grpo.common.option_files import option_files
 from visual_grpo.config import RewardConfig
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.rewards.combine import Counting, RewardSet

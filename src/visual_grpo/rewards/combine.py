@@ -12,9 +12,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
 from visual_grpo.common.images import is_image
-from visual_grpo.common.parallel import in_thread
 from visual_grpo.common.types import PromptRecord, Ratio, RewardFunction, RewardOutput, Sample, Scores, weighted_total
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 

@@ -10,9 +10,9 @@ import torch
 from pytorch_msssim import ms_ssim, ssim
 from torch import Tensor
 
+from visual_grpo.common.device import map_on_cores
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
-from visual_grpo.common.parallel import map_on_cores
 from visual_grpo.common.types import Needs, PromptRecord
 
 _SCALES = 5

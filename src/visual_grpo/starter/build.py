@@ -11,9 +11,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
+from visual_grpo.common.digests import record_content, recorded_content
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.common.saved_model import record_content, recorded_content
 from visual_grpo.config import DataConfig, StarterConfig, World
 from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.starter.job import Advance, Job, digest_of, write_once

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pydantic import ValidationError
 
+from visual_grpo.common.digests import content_digest, may_be_hub_id
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
-from visual_grpo.common.saved_model import content_digest, may_be_hub_id
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts

@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import file_digest, hold, release
+from visual_grpo.common.files import hold, release
 from visual_grpo.common.images import read_image
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Parameters, flatten

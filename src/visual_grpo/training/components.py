@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from visual_grpo.common.device import resolve_device
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.saved_model import content_digest
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
 from visual_grpo.config.command import launcher, rerun_command

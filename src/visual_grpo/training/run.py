@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.stopping import StopRequest, stop_request
+from visual_grpo.common.processes import StopRequest, stop_request
 from visual_grpo.common.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from tests.evaluation.defaults import parameters
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.saved_model import content_digest
 from visual_grpo.data.table import RecordTable, write_manifest
 from visual_grpo.operations.reproduction.inputs import bring_inputs
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat

@@ -14,7 +14,7 @@ import pytest
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.programs import OutOfTimeError, ProgramError
+from visual_grpo.common.processes import OutOfTimeError, ProgramError
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.table import write_manifest
 from visual_grpo.operations.candidates import gate_settings

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import LostRankError
-from visual_grpo.common.parallel import in_thread
 from visual_grpo.grpo.distributed import sharding
 
 R = TypeVar("R")

@@ -25,12 +25,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
-from visual_grpo.common.device import resolve_device
+from visual_grpo.common.device import resolve_device, share_cores
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import LostRankError, UserError, counted, user_error
 from visual_grpo.common.machine_errors import machine_fault
-from visual_grpo.common.parallel import share_cores
 from visual_grpo.common.quiet_libraries import silence_libraries
-from visual_grpo.common.saved_model import content_digest
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import group, sharding
 

@@ -47,7 +47,7 @@ def check_model(config: Parameters) -> None:
 
         check_starter(config.starter.world, components.family_of(config).name)
         return
-    from visual_grpo.common.saved_model import may_be_hub_id
+    from visual_grpo.common.digests import may_be_hub_id
     from visual_grpo.models.loading import saved_class
 
     # A hub id of a named family is not looked up: that would need the network before it is used.

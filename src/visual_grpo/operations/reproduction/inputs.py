@@ -12,11 +12,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from visual_grpo.common.digests import content_digest, file_digest, named_paths, option_files
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import file_digest, write_atomically
-from visual_grpo.common.option_files import named_paths, option_files
-from visual_grpo.common.programs import ProgramError, output_of
-from visual_grpo.common.saved_model import content_digest
+from visual_grpo.common.files import write_atomically
+from visual_grpo.common.processes import ProgramError, output_of
 from visual_grpo.config.adapter_folder import FILE
 from visual_grpo.data.table import RecordTable
 from visual_grpo.data.tables import HUB

@@ -20,7 +20,7 @@ import yaml
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.programs import ProgramError, git, output_of, run
+from visual_grpo.common.processes import ProgramError, git, output_of, run
 from visual_grpo.config.adapter_folder import CHANGES, read_facts
 from visual_grpo.config.defaults import ROOT, is_drawn, pinned, with_output_folders
 from visual_grpo.config.pipelines import ReproduceConfig

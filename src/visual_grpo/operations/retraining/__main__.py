@@ -18,8 +18,7 @@ from typing import Any
 from visual_grpo.common import console, quiet_libraries
 from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.files import write_atomically
-from visual_grpo.common.programs import OutOfTimeError, ProgramError
-from visual_grpo.common.stopping import signal_of, terminate_as_interrupt
+from visual_grpo.common.processes import OutOfTimeError, ProgramError, signal_of, terminate_as_interrupt
 from visual_grpo.operations.retraining.job import Retraining
 from visual_grpo.operations.retraining.outcome import Code, DataRefusedError, notify
 from visual_grpo.operations.retraining.project import read_project

@@ -22,7 +22,7 @@ import yaml
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.programs import OutOfTimeError, ProgramError, git, output_of, run
+from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.config.defaults import AUTO

@@ -8,7 +8,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.common.programs import ProgramError, output_of
+from visual_grpo.common.processes import ProgramError, output_of
 from visual_grpo.config import RetrainConfig
 
 _SECONDS = 60.0

@@ -18,10 +18,10 @@ import yaml
 from click import ClickException
 
 from visual_grpo.common import quiet_libraries
+from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.importing import code_digest
-from visual_grpo.common.option_files import option_files
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, FILE
 from visual_grpo.config.defaults import UNNAMED_ENVIRONMENTS

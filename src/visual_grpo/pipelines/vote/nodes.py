@@ -17,7 +17,7 @@ import pandas as pd
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import final_of
-from visual_grpo.common.stopping import stop_request
+from visual_grpo.common.processes import stop_request
 from visual_grpo.config import Parameters
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.blind import preference

@@ -18,10 +18,10 @@ from typing import Any
 from PIL.Image import Image
 
 from visual_grpo.common import console
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.images import read_image
-from visual_grpo.common.saved_model import content_digest
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from cachetools import LRUCache
 from torch import Tensor
 
+from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.saved_model import may_be_hub_id
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.learned.pretrained import (
     CONFIG,

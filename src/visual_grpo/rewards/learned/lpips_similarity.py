@@ -17,8 +17,8 @@ from torch import Tensor
 from torchvision import models
 
 from visual_grpo.common.device import resolve_device
+from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import digest_once
 from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.rewards.learned.pretrained import read_weights
 from visual_grpo.rewards.target import against_targets

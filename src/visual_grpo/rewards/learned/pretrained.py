@@ -22,9 +22,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from visual_grpo.common.device import resolve_device
+from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.common.saved_model import may_be_hub_id
 
 log = logging.getLogger(__name__)
 

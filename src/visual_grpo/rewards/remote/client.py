@@ -21,8 +21,8 @@ from aiohttp import (
     TCPConnector,
 )
 
+from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import UserError, sanitize
-from visual_grpo.common.parallel import in_thread
 
 Body = Callable[[Sequence[int]], bytes]
 """JSON that asks about the samples of these indices."""

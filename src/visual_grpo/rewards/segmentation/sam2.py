@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from visual_grpo.common.device import resolve_device
+from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.geometry import Point
 from visual_grpo.common.images import require_image
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.common.saved_model import may_be_hub_id
 from visual_grpo.config import Dtype
 from visual_grpo.rewards.segmentation.segmenter import PointPrompt
 

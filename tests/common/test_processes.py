@@ -13,9 +13,16 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.common import programs, stopping
-from visual_grpo.common.programs import OutOfTimeError, ProgramError, output_of, run
-from visual_grpo.common.stopping import Stopped, stop_request, terminate_as_interrupt
+from visual_grpo.common import processes
+from visual_grpo.common.processes import (
+    OutOfTimeError,
+    ProgramError,
+    Stopped,
+    output_of,
+    run,
+    stop_request,
+    terminate_as_interrupt,
+)
 
 SLEEPER = "sleep 60 & echo $! > sleeping; wait"
 
@@ -63,8 +70,8 @@ def test_what_takes_too_long_is_stopped_with_everything_that_it_started(tmp_path
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_of_this_process_is_passed_on(tmp_path: Path, number: signal.Signals) -> None:
     code = (
-        "from pathlib import Path; from visual_grpo.common.programs import run\n"
-        "from visual_grpo.common.stopping import *\n"
+        "from pathlib import Path; from visual_grpo.common.processes import run\n"
+        "from visual_grpo.common.processes import *\n"
         f"with terminate_as_interrupt(): run('sh', '-c', {SLEEPER!r}, at=Path(), patience=5)"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
@@ -83,7 +90,7 @@ def test_a_stop_while_a_program_is_being_started(tmp_path: Path, monkeypatch: py
         signal.raise_signal(signal.SIGINT)
         return started[0]
 
-    monkeypatch.setattr(programs, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(processes, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
     with pytest.raises(KeyboardInterrupt):
         run("sleep", "60", at=tmp_path, patience=5)
     assert started[0].poll() is not None
@@ -102,7 +109,7 @@ def test_the_same_sigterm_twice_within_seconds_is_one_stop() -> None:
 
 
 def test_a_later_one_acts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "_ONE_STOP", -1.0)
+    monkeypatch.setattr(processes, "_ONE_STOP", -1.0)
     with terminate_as_interrupt(), stop_request(lambda: None):
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped):

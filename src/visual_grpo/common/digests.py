@@ -1,0 +1,134 @@
+"""Digests of content: of files and folders, of a saved model, and of what the options of a reward name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_READERS = 4
+"""Files that are read at once: a disk gives more than one core can digest."""
+
+
+def file_digest(file: Path) -> str:
+    """sha256 of the content, 64 hex digits. Raises OSError where the file cannot be read."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_once(file: Path) -> str:
+    """`file_digest`, read once in a process while the file's size and time of change stay."""
+    facts = file.stat()
+    return _digest(file.resolve(), facts.st_size, facts.st_mtime_ns)
+
+
+@cache
+def _digest(file: Path, size: int, changed: int) -> str:
+    return file_digest(file)
+
+
+def tree_digest(folder: Path, files: Iterable[Path] | None = None) -> str:
+    """sha256 over the paths and contents of ``files`` in ``folder``, or of all; each is read once in a process."""
+    chosen = sorted(folder.rglob("*") if files is None else files)
+    chosen = [file for file in chosen if file.is_file()]
+    with ThreadPoolExecutor(_READERS) as readers:
+        sums = list(readers.map(digest_once, chosen))
+    listed = [[file.relative_to(folder).as_posix(), found] for file, found in zip(chosen, sums, strict=True)]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+_LOADED = {".jinja", ".json", ".model", ".safetensors", ".txt"}
+"""Endings of the files that a model is loaded from."""
+_RECORD = "content.json"
+_NOTES = {"starter.json", _RECORD}
+"""Files that say how the folder was made."""
+
+
+def may_be_hub_id(path: str) -> bool:
+    """Whether ``path`` has the form of a hub id and is no path of this machine."""
+    return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
+
+
+def content_digest(folder: str | Path) -> str | None:
+    """A hex digest of everything that a model is loaded from; None for a hub id, whose files are not here.
+
+    Every byte is read once in a process.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        return None
+    inside = (file.relative_to(root) for file in root.rglob("*") if file.suffix in _LOADED and file.name not in _NOTES)
+    return tree_digest(root, (root / file for file in inside if not any(part.startswith(".") for part in file.parts)))
+
+
+def record_content(folder: Path) -> None:
+    """Notes the digest of a model that was just made beside its files."""
+    (folder / _RECORD).write_text(json.dumps({"content": content_digest(folder)}), encoding="utf-8")
+
+
+def recorded_content(folder: Path) -> str | None:
+    """The digest that the model's maker noted; of a model without a note its present one."""
+    record = folder / _RECORD
+    if not record.is_file():
+        return content_digest(folder)
+    noted: str = json.loads(record.read_text(encoding="utf-8"))["content"]
+    return noted
+
+
+_HERE = Path()
+CACHE = "cache"
+"""The option, at any depth, that names a place which the reward writes into."""
+
+
+def option_files(options: Mapping[str, Any], output: str, base: Path = _HERE) -> dict[str, str]:
+    """12 hex digits of the content of each file, and of each folder with all that is in it, by the option's dotted
+    name. Everything is read once in a process.
+
+    Left out are `CACHE`, and folders that hold the project or ``output``, in which a run itself writes.
+
+    Args:
+        base: the project's folder, which relative paths start from.
+    """
+    return {name: _option_digest(path) for name, path in named_paths(options, output, base)}
+
+
+def named_paths(options: Mapping[str, Any], output: str, base: Path = _HERE) -> Iterator[tuple[str, Path]]:
+    """The option's dotted name, and the file or folder, which exists."""
+    for name, text in _texts(options, ""):
+        path = _existing(text, base)
+        if path is not None and not _holds(path, base) and not _holds(path, base / output):
+            yield name, path
+
+
+def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield name, value
+        return
+    if isinstance(value, Mapping):
+        parts = [(str(key), part) for key, part in value.items() if key != CACHE]
+    elif isinstance(value, list | tuple):
+        parts = [(str(number), part) for number, part in enumerate(value)]
+    else:
+        return
+    for key, part in parts:
+        yield from _texts(part, f"{name}.{key}" if name else key)
+
+
+def _existing(text: str, base: Path) -> Path | None:
+    try:
+        path = base / Path(text).expanduser()
+        return path if text and path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # No path: a long text, one with a zero, or ~ of nobody.
+        return None
+
+
+def _holds(path: Path, inner: Path) -> bool:
+    return path.is_dir() and inner.resolve().is_relative_to(path.resolve())
+
+
+def _option_digest(path: Path) -> str:
+    return (digest_once(path) if path.is_file() else tree_digest(path))[:12]
