@@ -152,8 +152,8 @@ class Loop:
             images_per_prompt=IMAGES_PER_PROMPT,
             max_prompts=None,
         )
-        stock, size = {"stock": config.sampling.stock}, config.evaluation.batch_size
-        generate.draw_and_score(self.model, self.scorer, requests, stock, fresh, batch_size=size, facts={})
+        sampler, size = {"eval": config.sampling.eval}, config.evaluation.batch_size
+        generate.draw_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, facts={})
         facts = {
             "steps": self.trainer.step,
             "updates": self.trainer.step * self.trainer.config.updates_per_rollout,
@@ -244,9 +244,9 @@ def _compared(scores: dict[tuple[int, str], pd.DataFrame], seeds: Sequence[int],
 
 
 def _scores(folder: Path) -> pd.DataFrame:
-    """The held-out samples of the stock sampler."""
+    """The held-out samples of the eval sampler."""
     scores = generate.read_scores(folder)
-    chosen = (scores["sampler"] == "stock") & (scores["split"] == "held_out") & (scores["index"] < IMAGES_PER_PROMPT)
+    chosen = (scores["sampler"] == "eval") & (scores["split"] == "held_out") & (scores["index"] < IMAGES_PER_PROMPT)
     kept = scores[chosen]
     kept.attrs = scores.attrs
     return kept

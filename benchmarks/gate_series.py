@@ -1,6 +1,6 @@
 """Simulates years of promotion gates whose candidates all equal the champion, and single gates of better candidates.
 
-Real scores of a finished project (its baseline and its trained model, stock sampler, held-out prompts) give the world:
+Real scores of a finished project (its baseline and its trained model, eval sampler, held-out prompts) give the world:
 
 - A prompt is one of the real ones, drawn with replacement, with the trained model's mean score and the deviations of
   its single images from that mean.
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from visual_grpo.config import GateRule
-from visual_grpo.evaluation.compare import STOCK, join
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, join
 from visual_grpo.evaluation.gate import decide
 from visual_grpo.evaluation.generate import read_scores
 from visual_grpo.evaluation.paired import t_interval
@@ -67,7 +67,7 @@ class World:
     @classmethod
     def of(cls, folder: Path, spread: float) -> World:
         pairs = join(read_scores(folder / "baseline"), read_scores(folder / "trained"))
-        pairs = pairs[(pairs["sampler"] == STOCK) & (pairs["split"] == "held_out")].sort_values(["id", "index"])
+        pairs = pairs[(pairs["sampler"] == EVAL_SAMPLER) & (pairs["split"] == "held_out")].sort_values(["id", "index"])
         images = pairs["index"].nunique()
         before, after = (
             pairs[f"total_{side}"].to_numpy(np.float64).reshape(-1, images) for side in ("baseline", "trained")
@@ -214,7 +214,7 @@ def _table(scores: Values) -> pd.DataFrame:
     prompts, images = scores.shape
     ids = [f"p{number}" for number in range(prompts)]
     table = pd.DataFrame({"id": np.repeat(ids, images), "index": np.tile(np.arange(images), prompts)})
-    table = table.assign(sampler=STOCK, split="held_out", prompt=table["id"], seed=table["index"])
+    table = table.assign(sampler=EVAL_SAMPLER, split="held_out", prompt=table["id"], seed=table["index"])
     table["total"] = table["reward/simulated"] = scores.ravel()
     table.attrs = {"weights": {"simulated": 1.0}}
     return table

@@ -2,7 +2,7 @@
 ``evaluation.controls`` has.
 
 Needs a folder in which the pipelines up to evaluate have run. The base draws the held-out samples again, with the same
-seeds, at each scale; the trained samples are those of the evaluation at the stock sampler.
+seeds, at each scale; the trained samples are those of the evaluation at the eval sampler.
 
     python benchmarks/guidance_control.py --folder CLONE --params seed=1 --env sd3_small
 """

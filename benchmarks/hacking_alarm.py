@@ -99,7 +99,7 @@ def main() -> None:
 def hacks(records: Sequence[PromptRecord], baseline: Path) -> dict[str, Hack]:
     """Ten of them."""
     scores = read_scores(baseline)
-    first = scores[(scores["split"] == "eval") & (scores["sampler"] == "stock")]["file"].iloc[0]
+    first = scores[(scores["split"] == "eval") & (scores["sampler"] == "eval")]["file"].iloc[0]
     same = to_tensor(read_image(baseline / first)).float()[None] / 255
     red = torch.tensor([1.0, 0.0, 0.0])[None, :, None, None]
     text = _text(same.shape[-2:])
@@ -213,7 +213,7 @@ class _Scorer:
     def _rows(self) -> pd.DataFrame:
         """The baseline's first sample of each eval prompt."""
         scores = read_scores(self.baseline)
-        return scores[(scores["split"] == "eval") & (scores["sampler"] == "stock") & (scores["index"] == 0)]
+        return scores[(scores["split"] == "eval") & (scores["sampler"] == "eval") & (scores["index"] == 0)]
 
 
 def _honest(config: Parameters, records: RecordTable, seed: int, folder: Path) -> dict[int, tuple[Tensor, Tensor]]:

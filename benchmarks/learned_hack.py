@@ -110,7 +110,7 @@ def _baseline(shown: Shown, weights: dict[str, float], folder: Path) -> Path:
     for i, (record, sample) in enumerate(zip(shown.records, shown.samples, strict=True)):
         assert isinstance(sample, Tensor)
         to_pil(sample).save(folder / f"{i}.png")
-        row = {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": f"{i}.png"}
+        row = {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": f"{i}.png"}
         row |= {"total": float(shown.total[i])}
         rows.append(row | {f"reward/{name}": float(values[i]) for name, values in shown.rewards.items()})
     table = pd.DataFrame(rows)

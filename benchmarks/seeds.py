@@ -118,7 +118,7 @@ def markdown(clones: dict[int, Path], choices: list[str], split: str = "held_out
             folder = clone / "results" / choice
             result = json.loads((folder / "evaluation.json").read_text())
             cpu = pd.read_csv(folder / "training.csv")["seconds/cpu"].sum()
-            for sampler in ("sde" if modules(clones, choice) == ["dit"] else "rollout", "stock"):
+            for sampler in ("sde" if modules(clones, choice) == ["dit"] else "rollout", "eval"):
                 chosen = {
                     entry["name"]: entry
                     for entry in result["rewards"]
@@ -163,7 +163,7 @@ def masks(clones: dict[int, Path], choice: str, split: str = "held_out") -> str:
         folder = clone / "results" / choice
         result = json.loads((folder / "evaluation.json").read_text())
         cpu = pd.read_csv(folder / "training.csv")["seconds/cpu"].sum()
-        for sampler in ("rollout", "stock"):
+        for sampler in ("rollout", "eval"):
             chosen = {
                 entry["name"].rpartition("/")[2]: entry
                 for entry in result["rewards"]
@@ -175,12 +175,12 @@ def masks(clones: dict[int, Path], choice: str, split: str = "held_out") -> str:
 
 
 def difference(clones: dict[int, Path], before: str, after: str) -> str:
-    """Paired difference of two trained policies on the same prompts and image seeds, with the stock sampler."""
+    """Paired difference of two trained policies on the same prompts and image seeds, with the eval sampler."""
     lines = ["| seed | all right: first | second | difference [95%] |", "|---|---|---|---|"]
     for seed, clone in clones.items():
         one, two = (read_scores(clone / "results" / name / "trained") for name in (before, after))
         for entry in compare(one, two, bootstrap_samples=5000, seed=seed):
-            if (entry["split"], entry["sampler"]) == ("held_out", "stock") and entry["name"].endswith("/all"):
+            if (entry["split"], entry["sampler"]) == ("held_out", "eval") and entry["name"].endswith("/all"):
                 means = f"{entry['baseline_mean']:.3f} | {entry['trained_mean']:.3f}"
                 lines.append(f"| {seed} | {means} | {_interval(entry)} |")
     return "\n".join(lines)

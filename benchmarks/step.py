@@ -112,7 +112,7 @@ def _floor(measured: Measured) -> Seconds:
     if isinstance(policy, TokenPolicy):
         return ar_floor(measured.image, policy, grpo, measured.records)
     assert isinstance(policy, FlowPolicy)
-    return dit_floor(measured.image, policy, measured.config.sampling.stock, grpo, measured.records)
+    return dit_floor(measured.image, policy, measured.config.sampling.eval, grpo, measured.records)
 
 
 def _dit_lines(own: Measured, policy: FlowPolicy[Any], rounds: int) -> list[str]:
@@ -120,7 +120,7 @@ def _dit_lines(own: Measured, policy: FlowPolicy[Any], rounds: int) -> list[str]
     image, sampling = own.image, own.config.sampling
     rollout = policy.rollout(own.records, own.trainer.config.group_size, torch.Generator().manual_seed(0))
     flow = BareFlow.of(image, policy, own.records, rollout.trajectory)
-    tokens = image.sample_tokens(rollout.prompts, range(len(rollout.prompts)), sampling.stock)
+    tokens = image.sample_tokens(rollout.prompts, range(len(rollout.prompts)), sampling.eval)
     measured: list[Seconds] = []
     for _ in range(rounds + 1):
         seconds: Seconds = {}

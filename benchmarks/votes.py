@@ -159,14 +159,14 @@ def _trained(config: Parameters, spec: Any, path: str, records: RecordTable) -> 
 def _judged(
     judge: Any, model: Any, spec: Any, config: Parameters, records: RecordTable, arguments: argparse.Namespace
 ) -> tuple[list[float], float]:
-    """The true reward of held-out samples at the stock sampler, and the mean of the fitted one."""
+    """The true reward of held-out samples at the eval sampler, and the mean of the fitted one."""
     asked, size = _asked(config, records, arguments), config.evaluation.batch_size
     values: list[float] = []
     votes = 0.0
     for start in range(0, len(asked), size):
         batch = asked[start : start + size]
         chosen = [record for record, _ in batch]
-        samples = model.generate(chosen, [seed for _, seed in batch], spec.samplers["stock"])
+        samples = model.generate(chosen, [seed for _, seed in batch], spec.samplers["eval"])
         values += _truth(chosen, samples, arguments.truth)
         votes += float(judge(chosen, samples).total.sum())
     return values, votes / len(asked)

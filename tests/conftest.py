@@ -78,7 +78,7 @@ def ar_policy(glm_image: GlmImage) -> TokenPolicy[EncodedPrompts]:
     from visual_grpo.config import SamplerConfig
 
     rollout = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
-    policy: Any = glm_image.policy("ar", rollout=rollout, stock=rollout, kl_reference=True)
+    policy: Any = glm_image.policy("ar", rollout=rollout, evaluation=rollout, kl_reference=True)
     stir(policy)
     return policy
 

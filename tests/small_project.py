@@ -31,7 +31,7 @@ TINY: dict[str, Any] = {
     "tracking": {"checkpoint_every": 1, "images_every": 1},
 }
 SMALL = {"device": "cpu", "dtype": "float32", "options": {}}
-FEW_STEPS = {"rollout": {"steps": 4}, "stock": {"steps": 4}}
+FEW_STEPS = {"rollout": {"steps": 4}, "eval": {"steps": 4}}
 RELEASED: dict[str, dict[str, Any]] = {
     "glm_image": {
         "model": SMALL | {"path": "data/06_models/base"},

@@ -18,7 +18,7 @@ PARTS = ("data/06_models/adapters", "data/06_models/base", BASELINE, "data/05_mo
 """What a user would miss, beside the checkpoints."""
 QUICK = {
     "policy": {"train": "ar"},
-    "sampling": {"stock": {"steps": 3}},
+    "sampling": {"eval": {"steps": 3}},
     "evaluation": {"controls": []},
     "reward": "shapes",
     "rewards": {"mine": {"function": "my_rewards:score", "weight": 0.5}},

@@ -86,7 +86,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_write_a_reward(project: Path) -> None:
     baseline_folder = project / "data/07_model_output/baseline"
-    table = pd.read_parquet(baseline_folder / "scores.parquet").query("sampler == 'stock'")
+    table = pd.read_parquet(baseline_folder / "scores.parquet").query("sampler == 'eval'")
     pixels = [np.asarray(Image.open(baseline_folder / file)).astype(float) / 255 for file in table["file"]]
     redness = pd.Series([p[..., 0].mean() - p[..., 1:].mean() for p in pixels], index=table.index)
     shown = executed("write_a_reward", project)
@@ -102,7 +102,7 @@ def test_write_a_reward(project: Path) -> None:
 def test_explore(project: Path) -> None:
     scores = project / "data/07_model_output/trained/scores.parquet"
     table = pd.read_parquet(scores)
-    lost = table.index[(table["sampler"] == "stock") & (table["split"] == "held_out")][0]
+    lost = table.index[(table["sampler"] == "eval") & (table["split"] == "held_out")][0]
     table.loc[lost, ["total", "reward/brightness"]] = float("nan")
     table.to_parquet(scores)
     shown = executed("explore", project / "notebooks")

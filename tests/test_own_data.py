@@ -27,7 +27,7 @@ FEW: dict[str, Any] = {
     "starter": {"records_per_prompt": 1, "vae_steps": 4, "dit_steps": 4, "ar_steps": 4},
     "policy": {"signal_check": {"rollouts": 0}},  # Of a model that has learned nothing there is none.
     "grpo": {"steps": 2, "prompts_per_step": 2, "group_size": 3},
-    "sampling": {"stock": {"steps": 2}},
+    "sampling": {"eval": {"steps": 2}},
     "evaluation": {"every": 0, "prompts": 2, "images_per_prompt": 1, "max_prompts": 2, "bootstrap_samples": 100},
     "tracking": {"images_every": 0},
 }

@@ -29,13 +29,13 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
         grpo={"loss": "dapo"}, seed=3, evaluation={"max_prompts": 7}, model={"device": "cuda", "dtype": "bfloat16"}
     )
     present = tree(evaluation={"max_prompts": 9}, policy={"denoise_batch": 5}, adapter="a run")
-    judged = parameters_to_judge(present, own, {"sampling": {"stock": {"steps": 3}}})
+    judged = parameters_to_judge(present, own, {"sampling": {"eval": {"steps": 3}}})
     assert (judged["grpo"]["loss"], judged["seed"]) == ("dapo", 3)
     assert judged["model"] == {**own["model"], "device": "auto"}
     assert judged["evaluation"]["max_prompts"] == 9
     assert judged["policy"]["denoise_batch"] == 5
     assert judged["adapter"] == "a run"
-    assert judged["sampling"]["stock"] == {**own["sampling"]["stock"], "steps": 3}
+    assert judged["sampling"]["eval"] == {**own["sampling"]["eval"], "steps": 3}
 
 
 def test_a_folder_without_facts_and_damaged_facts_are_refused(tmp_path: Path) -> None:

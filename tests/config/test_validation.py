@@ -44,7 +44,7 @@ def test_the_defaults_are_typed(defaults):
         ("learning_rate", 1, "Did you mean 'grpo.learning_rate'?"),
         ("rewards.shapes.wieght", 2, "Did you mean 'rewards.shapes.weight'?"),
         ("policy.lora.rnk", 2, "Did you mean 'policy.lora.rank'?"),
-        ("sampling.stock.zzzz", 2, "Allowed here: temperature, top_p"),
+        ("sampling.eval.zzzz", 2, "Allowed here: temperature, top_p"),
         ("modules.dit.learning_rat", 1, "Did you mean 'modules.dit.learning_rate'?"),
         (
             "modules.dit.rewards",
@@ -64,10 +64,10 @@ def test_the_defaults_are_typed(defaults):
         ("policy.flow.noise", 0, "policy.flow.noise = 0: should be greater than 0"),
         ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),
         ("policy.signal_check.rollouts", 2, "at least 3, since fewer have no standard error"),
-        ("sampling.stock.guidance_scale", 0.5, "should be greater than or equal to 1 (classifier-free guidance"),
+        ("sampling.eval.guidance_scale", 0.5, "should be greater than or equal to 1 (classifier-free guidance"),
         ("sampling.rollout.top_p", 0.9, "sampling.rollout can have no top_p below 1"),
         ("sampling.rollout.top_k", 50, "no top_k above 0: a truncated distribution biases the importance ratio"),
-        ("sampling.stock.stochastic", True, "leave stochastic out"),
+        ("sampling.eval.stochastic", True, "leave stochastic out"),
         ("model.device", "meta", "(auto, cpu, cuda or cuda:N)"),
     ],
 )

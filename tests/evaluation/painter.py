@@ -10,7 +10,7 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import SamplerConfig
 
-STOCK = SamplerConfig.model_validate({"steps": 10, "guidance_scale": 1.5})
+EVAL_SAMPLER = SamplerConfig.model_validate({"steps": 10, "guidance_scale": 1.5})
 ROLLOUT = SamplerConfig.model_validate(
     {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 4, "guidance_scale": 1.0}
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
+from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.evaluation.compare import compare, compare_controls
 from visual_grpo.evaluation.generate import draw_and_score, plan_images
@@ -24,8 +24,8 @@ def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]
     """Two samples of each prompt with two samplers, and of the base painter with a control."""
     plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
     scorer = RewardSet({"brightness": (brightness, 1.0)})
-    samplers = {"rollout": ROLLOUT, "stock": STOCK}
-    controls = {} if gain else {"stock steps=20": STOCK.model_copy(update={"steps": 20})}
+    samplers = {"rollout": ROLLOUT, "eval": EVAL_SAMPLER}
+    controls = {} if gain else {"eval steps=20": EVAL_SAMPLER.model_copy(update={"steps": 20})}
     facts = {"seed": 0, "controls": {name: {} for name in controls}}
     return draw_and_score(Painter(gain), scorer, plan, samplers, folder, batch_size=8, facts=facts, controls=controls)
 

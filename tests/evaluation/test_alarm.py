@@ -24,12 +24,12 @@ BASE = np.linspace(0.2, 0.6, COUNT)
 
 def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
     """Scores and pictures as `draw_and_score` leaves them, with rows that are not of the eval prompts' first image."""
-    (folder / "stock").mkdir(parents=True)
+    (folder / "eval").mkdir(parents=True)
     rows = []
     for i, record in enumerate(RECORDS):
-        Image.new("RGB", (64, 32), (100, 100, 100)).save(folder / f"stock/{record.id}.png")
-        row = {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id}
-        row |= {"total": 1.0, "reward/guard": guard[i], "file": f"stock/{record.id}.png"}
+        Image.new("RGB", (64, 32), (100, 100, 100)).save(folder / f"eval/{record.id}.png")
+        row = {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id}
+        row |= {"total": 1.0, "reward/guard": guard[i], "file": f"eval/{record.id}.png"}
         rows += [row, row | {"index": 1, "total": 99.0}, row | {"split": "held_out", "reward/guard": 99.0}]
         rows += [row | {"sampler": "rollout", "total": 99.0}]
     table = pd.DataFrame(rows).assign(**columns)
@@ -113,7 +113,7 @@ def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(
     found = watch.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
     assert {own.name for own in found.signals} == {"guard", UNSCORED}
     assert found.rise == 1.0
-    assert watch.files(records)[4:] == [tmp_path / "stock/p04.png", None]
+    assert watch.files(records)[4:] == [tmp_path / "eval/p04.png", None]
     nothing = watch.look(records[5:], texts[5:], torch.ones(1), {"guard": torch.ones(1)})
     assert nothing.alarm is None
     assert nothing.metrics() == {}, "a metric is a number"

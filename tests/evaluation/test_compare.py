@@ -17,7 +17,7 @@ SETTINGS = {"bootstrap_samples": 200, "seed": 0}
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
 
 
-def scores(total: Sequence[float] | np.ndarray, sampler: str = "stock", split: str = "eval") -> pd.DataFrame:
+def scores(total: Sequence[float] | np.ndarray, sampler: str = "eval", split: str = "eval") -> pd.DataFrame:
     """Two images of each prompt; the reward is the total, its part ten times that, the guard constant."""
     rows = [
         (sampler, split, f"p{i // 2}", f"prompt {i // 2}", i % 2, 100 + i, f"{sampler}/p{i // 2}_{i % 2}.png")
@@ -41,7 +41,7 @@ def test_entries_by_hand() -> None:
     assert [entry["optimised"] for entry in entries] == [True, True, False, False]
     total, _, fine, guard = entries
     assert total["split"] == "eval"
-    assert total["sampler"] == "stock"
+    assert total["sampler"] == "eval"
     assert (total["prompts"], total["images"], total["unscored"]) == (2, 4, 0)
     assert (total["baseline_mean"], total["trained_mean"], total["difference"]) == (1.5, 1.75, 0.25)
     assert total["win_rate"] == (1 + 0.5 + 1 + 0) / 4
@@ -102,7 +102,7 @@ def test_splits_and_samplers_are_measured_separately() -> None:
 
     entries = measured(both([0, 0], [0, 0]), both([1, 1], [5, 5]))
     totals = {(e["split"], e["sampler"]): e["difference"] for e in entries if e["name"] == "total"}
-    assert totals == {("eval", "stock"): 1, ("held_out", "rollout"): 5}
+    assert totals == {("eval", "eval"): 1, ("held_out", "rollout"): 5}
 
 
 def test_undefined_values_are_null_in_json() -> None:
@@ -130,18 +130,18 @@ def test_unscored_samples_are_counted_on_each_side_and_a_difference_is_found() -
 
 
 def with_controls(**controls: list[float]) -> pd.DataFrame:
-    """The base's stock samples of four held-out images, and those of each control."""
-    drawn = {"stock": [0.0, 1.0, 2.0, 3.0]} | controls
+    """The base's samples of four held-out images, and those of each control."""
+    drawn = {"eval": [0.0, 1.0, 2.0, 3.0]} | controls
     frames = [scores(total, sampler=name, split="held_out") for name, total in drawn.items()]
     frame = pd.concat(frames, ignore_index=True)
     frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}, "facts": {"controls": {name: {} for name in controls}}}
     return frame
 
 
-def test_controls_are_the_bases_alone_and_compared_with_the_trained_stock_samples() -> None:
+def test_controls_are_the_bases_alone_and_compared_with_the_trained_samples() -> None:
     base = with_controls(low=[0, 0, 0, 0], high=[2, 2, 3, 3])
     after = scores([1, 2, 4, 4], split="held_out")
-    assert {entry["sampler"] for entry in measured(base, after)} == {"stock"}
+    assert {entry["sampler"] for entry in measured(base, after)} == {"eval"}
     entries = compare_controls(base, after, **SETTINGS)
     totals = {e["sampler"]: (e["split"], e["baseline_mean"], e["difference"]) for e in entries if e["name"] == "total"}
     assert totals == {"low": ("held_out", 0, 2.75), "high": ("held_out", 2.5, 0.25)}
@@ -152,10 +152,10 @@ def test_controls_are_the_bases_alone_and_compared_with_the_trained_stock_sample
     ("change", "complaint"),
     [
         (lambda f: f.assign(seed=f["seed"] + 1), "values of seed: .*100"),
-        (lambda f: f.assign(sampler="rollout"), "values of sampler.*'stock'.*'rollout'"),
+        (lambda f: f.assign(sampler="rollout"), "values of sampler.*'eval'.*'rollout'"),
         (lambda f: f.iloc[:2], "values of id: 1 only in the baseline .'p1'"),
         (lambda f: f.iloc[:3], r"values of seed: 1 only in the baseline \(103\)"),
-        (lambda f: f.assign(seed=[101, 100, 102, 103]), r"images .*\('stock', 'eval', 'p0', 0, 100\)"),
+        (lambda f: f.assign(seed=[101, 100, 102, 103]), r"images .*\('eval', 'eval', 'p0', 0, 100\)"),
         (lambda f: f.drop(columns="reward/guard"), "scores: 1 only in the baseline .'reward/guard'"),
     ],
 )
@@ -174,11 +174,11 @@ def refusal(made: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences() -> None:
-    made = {"seed": 0, "sampling": {"stock": {"steps": 10, "top_p": None}, "rollout": {"steps": 4}}, "old": 1}
-    now = {"seed": 0, "sampling": {"stock": {"steps": 20, "top_p": None}}, "new": None}
+    made = {"seed": 0, "sampling": {"eval": {"steps": 10, "top_p": None}, "rollout": {"steps": 4}}, "old": 1}
+    now = {"seed": 0, "sampling": {"eval": {"steps": 20, "top_p": None}}, "new": None}
     check_facts(made, made)
     assert refusal(made, now) == [
-        "  sampling.stock.steps: 10 in the baseline, 20 now",
+        "  sampling.eval.steps: 10 in the baseline, 20 now",
         "  sampling.rollout: set in the baseline, not set now",
         "  old: 1 in the baseline, not set now",
         "  new: not set in the baseline, None now",
@@ -205,12 +205,12 @@ def test_a_baseline_of_more_samples_has_those_that_are_asked_for(made, now, pair
 
 
 def test_controls_that_nobody_asks_for_any_more_are_no_difference() -> None:
-    control = {"stock guidance_scale=3": {"steps": 10}}
+    control = {"eval guidance_scale=3": {"steps": 10}}
     check_facts({"controls": control}, {"controls": {}})
     assert refusal({"controls": {}}, {"controls": control}) == [
-        "  controls.stock guidance_scale=3: not set in the baseline, set now"
+        "  controls.eval guidance_scale=3: not set in the baseline, set now"
     ]
-    assert len(refusal({"controls": control}, {"controls": {"stock guidance_scale=3": {"steps": 20}}})) == 1
+    assert len(refusal({"controls": control}, {"controls": {"eval guidance_scale=3": {"steps": 20}}})) == 1
 
 
 def extent(frame: pd.DataFrame, each: int, most: int | None) -> pd.DataFrame:

@@ -25,7 +25,7 @@ def scores(total: Sequence[float] | np.ndarray, guard: Sequence[float] | float =
     """``images`` of each prompt p0, p1, ...; the total is the reward ``a``."""
     frame = pd.DataFrame(
         [
-            ("stock", "held_out", f"p{i // images}", f"prompt {i // images}", i % images, 100 + i)
+            ("eval", "held_out", f"p{i // images}", f"prompt {i // images}", i % images, 100 + i)
             for i in range(len(total))
         ],
         columns=["sampler", "split", "id", "prompt", "index", "seed"],
@@ -270,7 +270,7 @@ def test_another_sampler_several_splits_and_lost_weights_are_refused() -> None:
     base = {"base": scores(REFERENCE)}
     for changes, said in (
         ({"sampler": "rollout"}, "got rollout/held_out"),
-        ({"split": ["eval", *["held_out"] * 5]}, "got stock/eval, stock/held_out"),
+        ({"split": ["eval", *["held_out"] * 5]}, "got eval/eval, eval/held_out"),
     ):
         with pytest.raises(UserError, match=said):
             decide(scores(BETTER).assign(**changes), base, rule())

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.evaluation.painter import ROLLOUT, STOCK, Painter, brightness, records
+from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
@@ -20,7 +20,7 @@ from visual_grpo.evaluation.generate import (
 )
 from visual_grpo.rewards.combine import RewardSet
 
-SAMPLERS = {"rollout": ROLLOUT, "stock": STOCK}
+SAMPLERS = {"rollout": ROLLOUT, "eval": EVAL_SAMPLER}
 
 
 def scorer() -> RewardSet:
@@ -67,8 +67,8 @@ def test_every_prompt_is_generated_with_every_sampler_and_its_own_seed(tmp_path:
     for row in table.to_dict("records"):
         assert row["seed"] == image_seed(0, row["id"], row["index"])
         assert row["file"].startswith(f"{row['sampler']}/")
-    stock, rollout = (table[table["sampler"] == name] for name in ("stock", "rollout"))
-    assert stock["seed"].tolist() == rollout["seed"].tolist()
+    judged, rollout = (table[table["sampler"] == name] for name in ("eval", "rollout"))
+    assert judged["seed"].tolist() == rollout["seed"].tolist()
 
 
 def test_batches_change_nothing_and_progress_counts_all(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_units_and_sources_stand_beside_the_scores(tmp_path: Path) -> None:
     ]
     plan = plan_images({"eval": found}, seed=0, images_per_prompt=1, max_prompts=None)
     folder = tmp_path / "scores"
-    draw_and_score(Painter(), scorer(), plan, {"stock": STOCK}, folder, batch_size=1, facts={})
+    draw_and_score(Painter(), scorer(), plan, {"eval": EVAL_SAMPLER}, folder, batch_size=1, facts={})
     rows = read_scores(folder).set_index("id")
     assert rows["unit"].to_dict() == {"a": "bird", "b": "bird", "c": "c"}
     assert rows["source"]["a"] is None
@@ -183,7 +183,9 @@ def test_a_reward_that_compares_samples_gets_all_of_a_prompt_whatever_the_batch(
     for size in (2, 9):
         ranking, painter = Ranking(), Painter()
         judge = RewardSet({"rank": (ranking, 1.0)})
-        drawn = draw_and_score(painter, judge, plan, {"stock": STOCK}, tmp_path / str(size), batch_size=size, facts={})
+        drawn = draw_and_score(
+            painter, judge, plan, {"eval": EVAL_SAMPLER}, tmp_path / str(size), batch_size=size, facts={}
+        )
         assert all(count % 3 == 0 for count in ranking.sizes)
         assert painter.batches[0] == size
         tables.append(drawn)
@@ -210,10 +212,22 @@ def test_a_batch_is_judged_elsewhere_while_the_next_is_drawn(tmp_path: Path) -> 
 
     plan = plan_images({"held_out": records("held_out", 4)}, seed=0, images_per_prompt=1, max_prompts=None)
     waited = draw_and_score(
-        Second(), RewardSet({"b": (Waiting(), 1.0)}), plan, {"stock": STOCK}, tmp_path / "a", batch_size=2, facts={}
+        Second(),
+        RewardSet({"b": (Waiting(), 1.0)}),
+        plan,
+        {"eval": EVAL_SAMPLER},
+        tmp_path / "a",
+        batch_size=2,
+        facts={},
     )
     plain = draw_and_score(
-        Painter(), RewardSet({"b": (brightness, 1.0)}), plan, {"stock": STOCK}, tmp_path / "b", batch_size=2, facts={}
+        Painter(),
+        RewardSet({"b": (brightness, 1.0)}),
+        plan,
+        {"eval": EVAL_SAMPLER},
+        tmp_path / "b",
+        batch_size=2,
+        facts={},
     )
     assert waited.equals(plain)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reward")]

@@ -14,7 +14,7 @@ LOSS: Entry = {"difference": -0.4, "ci_low": -0.5, "ci_high": -0.3}
 
 def entry(name: str = "total", **changes: Any) -> Entry:
     return {
-        "name": name, "split": "held_out", "sampler": "stock", "optimised": True, "prompts": 34, "units": 34,
+        "name": name, "split": "held_out", "sampler": "eval", "optimised": True, "prompts": 34, "units": 34,
         "images": 204, "samples": 204, "unscored": 0, "unscored_baseline": 0, "unscored_trained": 0,
         "unscored_differs": False, "baseline_mean": 1.0, "trained_mean": 1.4, "difference": 0.4, "ci_low": 0.3,
         "ci_high": 0.5, "win_rate": 0.9,
@@ -26,10 +26,10 @@ def guard(name: str = "edge_density", **changes: Any) -> Entry:
     return entry(name, **({"optimised": False} | before | changes))
 
 
-def test_the_headline_is_of_held_out_prompts_at_the_stock_sampler() -> None:
+def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
     others = [entry(sampler="rollout", difference=9.0), entry(split="eval", difference=8.0), entry("shapes")]
     found = headline([*others, entry()])
-    assert (found["split"], found["sampler"], found["difference"]) == ("held_out", "stock", 0.4)
+    assert (found["split"], found["sampler"], found["difference"]) == ("held_out", "eval", 0.4)
     assert (found["verdict"], found["confidence"], found["task"], found["control"]) == ("better", 0.95, None, None)
     assert found["sentence"] == (
         "On 34 held-out prompts (204 pairs) the trained model is better: mean total 1.400 against 1.000 of the"
@@ -126,7 +126,7 @@ def test_a_small_or_unsure_fall_is_told_at_most(beside: Entry, said: bool) -> No
 
 @pytest.mark.parametrize(("low", "high", "reached"), [(-0.4, -0.2, "more"), (-0.1, 0.1, "as much")])
 def test_a_gain_that_a_setting_gives_too_is_told_in_the_sentence(low: float, high: float, reached: str) -> None:
-    control = entry(sampler="stock guidance_scale=3", baseline_mean=1.5, ci_low=low, ci_high=high)
+    control = entry(sampler="eval guidance_scale=3", baseline_mean=1.5, ci_low=low, ci_high=high)
     found = headline([entry()], [control])
     assert found["sentence"].endswith(
         f"(95% interval). But guidance_scale=3 alone gives the base model {reached}: 1.500, without any training."
@@ -135,13 +135,13 @@ def test_a_gain_that_a_setting_gives_too_is_told_in_the_sentence(low: float, hig
 
 def test_the_control_is_the_bases_best_one() -> None:
     controls = [
-        entry(sampler="stock guidance_scale=1", baseline_mean=0.8, difference=0.6, ci_low=0.5, ci_high=0.7),
-        entry(sampler="stock guidance_scale=3", baseline_mean=1.1, difference=0.3, ci_low=0.2, ci_high=0.4),
-        entry("shapes", sampler="stock guidance_scale=1", baseline_mean=5.0),
+        entry(sampler="eval guidance_scale=1", baseline_mean=0.8, difference=0.6, ci_low=0.5, ci_high=0.7),
+        entry(sampler="eval guidance_scale=3", baseline_mean=1.1, difference=0.3, ci_low=0.2, ci_high=0.4),
+        entry("shapes", sampler="eval guidance_scale=1", baseline_mean=5.0),
     ]
     found = headline([entry()], controls)
     numbers = {"baseline": 1.1, "trained": 1.4, "difference": 0.3, "ci_low": 0.2, "ci_high": 0.4}
-    assert found["control"] == {"sampler": "stock guidance_scale=3", "of": 2} | numbers
+    assert found["control"] == {"sampler": "eval guidance_scale=3", "of": 2} | numbers
     assert lines(found)[1] == (
         "Control: without training, guidance_scale=3 gives the base model 1.100 (the best of 2); the trained model"
         " against that: +0.300 [+0.200, +0.400]."
@@ -169,8 +169,8 @@ def test_the_result_has_only_numbers() -> None:
     }
 
 
-def test_the_main_view_is_held_out_with_the_stock_sampler() -> None:
-    views = [{"split": s, "sampler": k} for s in ("eval", "held_out") for k in ("rollout", "stock")]
-    assert main_view(views) == ("held_out", "stock")
-    assert main_view(views[:2]) == ("eval", "stock")
+def test_the_main_view_is_held_out_with_the_eval_sampler() -> None:
+    views = [{"split": s, "sampler": k} for s in ("eval", "held_out") for k in ("rollout", "eval")]
+    assert main_view(views) == ("held_out", "eval")
+    assert main_view(views[:2]) == ("eval", "eval")
     assert main_view([views[2]]) == ("held_out", "rollout")

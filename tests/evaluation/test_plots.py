@@ -13,7 +13,7 @@ from visual_grpo.evaluation.generate import distinct_prompts
 from visual_grpo.evaluation.plots import Curves, base_value, differences, training_curves
 
 
-def entry(name: str, difference: float | None, split: str = "held_out", sampler: str = "stock") -> dict[str, Any]:
+def entry(name: str, difference: float | None, split: str = "held_out", sampler: str = "eval") -> dict[str, Any]:
     low, high = (None, None) if difference is None else (difference - 0.1, difference + 0.2)
     where = {"name": name, "split": split, "sampler": sampler}
     return where | {"difference": difference, "ci_low": low, "ci_high": high}
@@ -60,7 +60,7 @@ def test_the_first_point_is_what_trainings_evaluation_would_have_measured() -> N
         {"sampler": sampler, "split": "eval", "id": name, "index": index, "total": worth + 1000 * (index or other)}
         for name, worth in worths.items()
         for index in (0, 1)
-        for other, sampler in enumerate(("stock", "rollout"))
+        for other, sampler in enumerate(("eval", "rollout"))
     ]
     frame = pd.DataFrame(rows)
     assert base_value(frame, 3) == sum(worths[record.id] for record in distinct_prompts(prompts, 3)) / 3

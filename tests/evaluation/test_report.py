@@ -147,7 +147,7 @@ def test_the_list_of_pairs_is_bounded(report: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(page, "MOST_PAIRS", 10)
     few = read(reported(tmp_path, 0.2))
     shown = [(pair["split"], pair["sampler"]) for pair in data(few)]
-    assert shown == [("held_out", "stock")] * 8 + [("held_out", "rollout")] * 2
+    assert shown == [("held_out", "eval")] * 8 + [("held_out", "rollout")] * 2
     assert "10 of 24 pairs are embedded" in few
 
 
@@ -185,7 +185,7 @@ def test_an_edit_is_shown_with_its_sources_above(tmp_path: Path) -> None:
 
 def pairs(total_baseline: list[float], total_trained: list[float], **columns: list[Any]) -> pd.DataFrame:
     count = len(total_baseline)
-    rows = {"split": ["held_out"] * count, "sampler": ["stock"] * count, "index": [0] * count} | columns
+    rows = {"split": ["held_out"] * count, "sampler": ["eval"] * count, "index": [0] * count} | columns
     frame = pd.DataFrame(rows | {"total_baseline": total_baseline, "total_trained": total_trained})
     return frame.assign(difference=frame["total_trained"] - frame["total_baseline"])
 
@@ -206,7 +206,7 @@ def test_the_sheet_colours_gains_and_losses(tmp_path: Path, before: float, after
 def test_samples_ignore_the_result_gains_and_losses_follow_it() -> None:
     after = [0.1, 0.9, -0.3, 0.0, 0.4, -0.8]
     rows = pairs([0.0] * 6, after, id=["a", "a", "b", "c", "d", "e"], index=[0, 1, 0, 0, 0, 0])
-    chosen = choose(rows, "held_out", "stock", shown=3)
+    chosen = choose(rows, "held_out", "eval", shown=3)
     assert chosen["samples"]["id"].tolist() == ["a", "c", "e"]
     assert chosen["gains"][["id", "index"]].values.tolist() == [["a", 1], ["d", 0]]
     assert chosen["losses"]["id"].tolist() == ["e", "b"]
@@ -214,15 +214,15 @@ def test_samples_ignore_the_result_gains_and_losses_follow_it() -> None:
 
 
 def test_losses_are_those_of_all_samplers_and_of_the_shown_split() -> None:
-    samplers, splits = ["stock", "stock", "sde", "stock"], ["held_out"] * 3 + ["eval"]
+    samplers, splits = ["eval", "eval", "sde", "eval"], ["held_out"] * 3 + ["eval"]
     rows = pairs([1.0] * 4, [1.5, 0.4, 0.1, 0.0], id=["a", "b", "a", "c"], sampler=samplers, split=splits)
-    chosen = choose(rows, "held_out", "stock")
-    assert chosen["losses"][["id", "sampler"]].values.tolist() == [["a", "sde"], ["b", "stock"]]
+    chosen = choose(rows, "held_out", "eval")
+    assert chosen["losses"][["id", "sampler"]].values.tolist() == [["a", "sde"], ["b", "eval"]]
     assert chosen["samples"]["id"].tolist() == ["a", "b"]
 
 
 def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:
-    chosen = choose(pairs([NAN, 1.0, 1.0, 1.0], [1.0, NAN, 1.0, NAN], id=["a", "b", "c", "d"]), "held_out", "stock")
+    chosen = choose(pairs([NAN, 1.0, 1.0, 1.0], [1.0, NAN, 1.0, NAN], id=["a", "b", "c", "d"]), "held_out", "eval")
     assert chosen["unscored"]["id"].tolist() == ["b", "d", "a"]
     assert chosen["samples"]["id"].tolist() == ["a", "b", "c", "d"], "a sample is not left out for its result"
     assert chosen["gains"].empty

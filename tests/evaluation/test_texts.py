@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.answerer import Answerer, Overlap, records
-from tests.evaluation.painter import ROLLOUT, STOCK
+from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.compare import compare, join
 from visual_grpo.evaluation.generate import draw_and_score, plan_images, read_scores
@@ -22,22 +22,26 @@ def answers(tmp_path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     scorer = RewardSet({"overlap": (Overlap(), 1.0)})
     for name, skill in (("baseline", 0.0), ("trained", 0.8)):
         draw_and_score(
-            Answerer(skill), scorer, plan, {"rollout": ROLLOUT, "stock": STOCK}, tmp_path / name, batch_size=4, facts={}
+            Answerer(skill),
+            scorer,
+            plan,
+            {"rollout": ROLLOUT, "eval": EVAL_SAMPLER},
+            tmp_path / name,
+            batch_size=4,
+            facts={},
         )
     return read_scores(tmp_path / "baseline"), read_scores(tmp_path / "trained")
 
 
 def test_ratios_are_compared_as_sums_over_sums(answers: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     entries = {
-        entry["name"]: entry
-        for entry in compare(*answers, bootstrap_samples=200, seed=0)
-        if entry["sampler"] == "stock"
+        entry["name"]: entry for entry in compare(*answers, bootstrap_samples=200, seed=0) if entry["sampler"] == "eval"
     }
     assert list(entries) == ["total", "overlap", "overlap/ciou"]
     ratio = entries["overlap/ciou"]
     assert not ratio["optimised"]
     for table, mean in zip(answers, ("baseline_mean", "trained_mean"), strict=True):
-        rows = table[table["sampler"] == "stock"]
+        rows = table[table["sampler"] == "eval"]
         above, below = (rows[f"{side}/overlap/ciou"].sum() for side in ("numerator", "denominator"))
         assert ratio[mean] == pytest.approx(above / below)
         assert ratio[mean] != pytest.approx(rows["reward/overlap"].mean())

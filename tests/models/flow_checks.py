@@ -68,7 +68,7 @@ def generator_of(family: Family, pipeline: Any, size: tuple[int, int], *, attach
 
 def policy_of(model: Any, guidance_scale: float) -> Any:
     sampler = SamplerConfig(steps=STEPS, guidance_scale=guidance_scale)
-    policy = model.policy("dit", rollout=sampler, stock=sampler, kl_reference=True)
+    policy = model.policy("dit", rollout=sampler, evaluation=sampler, kl_reference=True)
     stir(policy)
     return policy
 

@@ -95,7 +95,7 @@ def test_each_module_has_parameters_of_its_own(pipeline_folder: Path) -> None:
 
 def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
     model = load_model(str(pipeline_folder), size=SIZE, train=["ar"], device="cpu")
-    for ask in (lambda: model.adapters["dit"], lambda: model.policy("dit", rollout=SAMPLER, stock=SAMPLER)):
+    for ask in (lambda: model.adapters["dit"], lambda: model.policy("dit", rollout=SAMPLER, evaluation=SAMPLER)):
         with pytest.raises(
             UserError, match=r"module 'dit' has no adapter yet: call adapters\.attach or adapters\.load"
         ):

@@ -19,18 +19,18 @@ TOKENS = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}
 
 def asked(folder: Path, **changes: Any) -> Parameters:
     """Of a saved model; without a family's own mistakes."""
-    sampling = {"rollout": {**TOKENS, **STEPS}, "stock": STEPS}
+    sampling = {"rollout": {**TOKENS, **STEPS}, "eval": STEPS}
     changes["policy"] = {"train": "all", **changes.get("policy", {})}
     return parameters(folder, **{"model": {"path": "saved/model"}, "sampling": sampling, **changes})
 
 
 def of_vl(folder: Path, **changes: Any) -> Parameters:
-    sampling = {"rollout": TOKENS, "stock": {}}
+    sampling = {"rollout": TOKENS, "eval": {}}
     return asked(folder, **{"data": {"task": "segmentation"}, "sampling": sampling, **changes})
 
 
 def of_sd3(folder: Path, **changes: Any) -> Parameters:
-    return asked(folder, **{"sampling": {"rollout": STEPS, "stock": STEPS}, **changes})
+    return asked(folder, **{"sampling": {"rollout": STEPS, "eval": STEPS}, **changes})
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
@@ -59,23 +59,23 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("sd3", {"modules": {"ar": {}}}, r"modules names 'ar'\. The family sd3 has the modules: dit"),
     (
         "sd3",
-        {"sampling": {"rollout": {"temperature": 0.9, **STEPS}, "stock": STEPS}},
+        {"sampling": {"rollout": {"temperature": 0.9, **STEPS}, "eval": STEPS}},
         r"sampling\.rollout sets temperature, but sd3 has no tokens; remove it",
     ),
     (
         "sd3",
-        {"sampling": {"rollout": STEPS, "stock": {"top_k": 5, **STEPS}}},
-        r"sampling\.stock sets top_k, but sd3 has no tokens",
+        {"sampling": {"rollout": STEPS, "eval": {"top_k": 5, **STEPS}}},
+        r"sampling\.eval sets top_k, but sd3 has no tokens",
     ),
     (
         "qwen2_5_vl",
-        {"sampling": {"rollout": {**TOKENS, **STEPS}, "stock": {}}},
+        {"sampling": {"rollout": {**TOKENS, **STEPS}, "eval": {}}},
         r"sampling\.rollout sets steps, guidance_scale, but qwen2_5_vl has no denoising steps",
     ),
     (
         "glm_image",
-        {"sampling": {"rollout": STEPS, "stock": {"steps": 4}}},
-        r"sampling\.stock needs guidance_scale: glm_image has denoising steps",
+        {"sampling": {"rollout": STEPS, "eval": {"steps": 4}}},
+        r"sampling\.eval needs guidance_scale: glm_image has denoising steps",
     ),
     ("glm_image", {"policy": {"flow": {"window_steps": 4}}}, r"the window \(window_start 0, window_steps 4\) must"),
     (
@@ -113,7 +113,7 @@ def test_a_window_does_not_matter_where_no_flow_module_is_trained(tmp_path: Path
     config = asked(tmp_path, policy={"train": "ar", "flow": {"window_steps": 4}})
     spec = make_run_spec(find_family("glm_image"), config)
     assert spec.modules == ("ar",)
-    assert list(spec.samplers) == ["rollout", "stock"]  # No way to draw with that window.
+    assert list(spec.samplers) == ["rollout", "eval"]  # No way to draw with that window.
 
 
 def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
@@ -124,24 +124,24 @@ def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
     assert {name: sampler.stochastic for name, sampler in spec.samplers.items()} == {
         "rollout": False,
         "sde": True,
-        "stock": False,
+        "eval": False,
     }
-    assert spec.samplers["stock"].temperature is None
+    assert spec.samplers["eval"].temperature is None
     flow_only = make_run_spec(find_family("sd3"), of_sd3(tmp_path))
-    assert list(flow_only.samplers) == ["sde", "stock"]
+    assert list(flow_only.samplers) == ["sde", "eval"]
     assert flow_only.rollout.temperature is None
-    vl = make_run_spec(find_family("qwen2_5_vl"), of_vl(tmp_path, sampling={"rollout": {}, "stock": {}}))
-    assert list(vl.samplers) == ["rollout", "stock"]
+    vl = make_run_spec(find_family("qwen2_5_vl"), of_vl(tmp_path, sampling={"rollout": {}, "eval": {}}))
+    assert list(vl.samplers) == ["rollout", "eval"]
     assert (vl.rollout.temperature, vl.rollout.top_p, vl.rollout.top_k) == (1.0, 1.0, 0)
 
 
-def test_a_control_is_the_stock_sampler_with_its_changes(tmp_path: Path) -> None:
+def test_a_control_is_the_eval_sampler_with_its_changes(tmp_path: Path) -> None:
     controls = [{"guidance_scale": 3.0}, {"guidance_scale": 1.5}, {"top_k": 5, "steps": 8}, {"guidance_scale": 3.0}]
     spec = make_run_spec(find_family("glm_image", None), asked(tmp_path, evaluation={"controls": controls}))
-    stock = spec.samplers["stock"]
+    sampler = spec.samplers["eval"]
     assert spec.controls == {  # Without the one that changes nothing, and each once.
-        "stock guidance_scale=3": stock.model_copy(update={"guidance_scale": 3.0}),
-        "stock top_k=5 steps=8": stock.model_copy(update={"top_k": 5, "steps": 8}),
+        "eval guidance_scale=3": sampler.model_copy(update={"guidance_scale": 3.0}),
+        "eval top_k=5 steps=8": sampler.model_copy(update={"top_k": 5, "steps": 8}),
     }
 
 
@@ -153,6 +153,6 @@ def test_an_empty_control_is_refused(tmp_path: Path) -> None:
 def test_controls_of_what_a_family_lacks_are_left_out(tmp_path: Path) -> None:
     controls = {"evaluation": {"controls": [{"guidance_scale": 3.0}, {"temperature": 0.5, "top_p": 0.9}]}}
     sd3 = make_run_spec(find_family("sd3", None), of_sd3(tmp_path, **controls))
-    assert list(sd3.controls) == ["stock guidance_scale=3"]
+    assert list(sd3.controls) == ["eval guidance_scale=3"]
     language = make_run_spec(find_family("qwen2_5_vl", None), of_vl(tmp_path, **controls))
-    assert list(language.controls) == ["stock temperature=0.5 top_p=0.9"]
+    assert list(language.controls) == ["eval temperature=0.5 top_p=0.9"]

@@ -21,10 +21,10 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
     drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
     everywhere = {
         (sampler, split): {"nunique": prompts, "size": 2 * prompts}
-        for sampler in ("rollout", "sde", "stock")
+        for sampler in ("rollout", "sde", "eval")
         for split, prompts in (("eval", 2), ("held_out", 3))
     }
-    controls = ["stock guidance_scale=1", "stock guidance_scale=3", "stock temperature=0.5"]
+    controls = ["eval guidance_scale=1", "eval guidance_scale=3", "eval temperature=0.5"]
     held_out_only = {(control, "held_out"): {"nunique": 3, "size": 6} for control in controls}
     assert drawn.to_dict("index") == everywhere | held_out_only
     assert list(scores.attrs["facts"]["controls"]) == controls
@@ -62,7 +62,7 @@ LANGUAGE: dict[str, Any] = {
     "starter": {"world": "scenes"},
     "modules": {"dit": None},
     "evaluation": {"controls": []},
-    "sampling": {name: {"steps": None, "guidance_scale": None} for name in ("rollout", "stock")},
+    "sampling": {name: {"steps": None, "guidance_scale": None} for name in ("rollout", "eval")},
 }
 
 
@@ -81,7 +81,7 @@ LANGUAGE: dict[str, Any] = {
         ({"evaluation": {"controls": []}}, False),
         ({"evaluation": {"images_per_prompt": 2}}, False),
         ({"data": {"height": 64}}, False),
-        ({"sampling": {"stock": {"steps": 3}}}, False),
+        ({"sampling": {"eval": {"steps": 3}}}, False),
         ({"rewards": {"shapes": {"options": {"strict": True}}}}, False),
         ({"rewards": {"shapes": {"clip": [0.0, 0.5]}}}, False),
         ({"rewards": {"shapes": {"only_where": {"palette": 0.5}}}}, False),

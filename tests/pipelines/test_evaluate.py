@@ -36,8 +36,8 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     assert [Path(folder).name for folder in evaluation["adapter"].split(", ")] == ["ar", "dit"]
     assert evaluation["training"]["best_step"] == 10
     samples = {(e["sampler"], e["split"]): e["images"] for e in evaluation["controls"] if e["name"] == "total"}
-    assert samples == {(f"stock {change}", "held_out"): 6 for change in CONTROLS}
-    _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, stock sampler")
+    assert samples == {(f"eval {change}", "held_out"): 6 for change in CONTROLS}
+    _, table = capsys.readouterr().out.split("3 held-out prompts, 6 pairs, eval sampler")
     assert "total*" in table
     assert "rollout" not in table
     assert "+0.200 [+0.200, +0.200]" in table
@@ -75,11 +75,11 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
 @pytest.mark.parametrize(
     ("trained", "changes", "said"),
     [
-        ({}, {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}}, r"controls\.stock top_p=0\.5: not set in the bas"),
+        ({}, {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}}, r"controls\.eval top_p=0\.5: not set in the bas"),
         (
             {},
-            {"sampling": {"stock": {"steps": 3}}},
-            r"(?s)sampling\.stock\.steps: 10 in the baseline, 3 now.*=baseline",
+            {"sampling": {"eval": {"steps": 3}}},
+            r"(?s)sampling\.eval\.steps: 10 in the baseline, 3 now.*=baseline",
         ),
         ({"digest": "another digest"}, {}, r"another base model.*--pipeline=train"),
         ({"data": "other data"}, {}, r"trained on other data .*--pipeline=compare"),

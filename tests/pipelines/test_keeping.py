@@ -67,13 +67,13 @@ def test_other_code_or_libraries_draw_it_again(painted: Project, monkeypatch: py
 
 
 def spoil(folder: Path, how: str) -> None:
-    picture = min((folder / "stock").glob("*.png"))
+    picture = min((folder / "eval").glob("*.png"))
     if how == "changed":
         picture.write_bytes(picture.read_bytes()[:-1] + b"x")
     elif how == "gone":
         picture.unlink()
     elif how == "added":
-        (folder / "stock" / "mine.png").write_bytes(b"")
+        (folder / "eval" / "mine.png").write_bytes(b"")
     else:
         (folder / "made_with.json").write_text(how)
 

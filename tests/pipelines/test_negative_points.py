@@ -76,11 +76,11 @@ def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> N
     assert report["rejected"]["total"] == 0
     assert ["prompts in held_out: fewer than 10" in warning for warning in report["warnings"]] == [True]
     entries = {(e["sampler"], e["split"], e["name"]) for e in catalog.load("evaluation")["rewards"]}
-    for sampler in ("rollout", "stock"):
+    for sampler in ("rollout", "eval"):
         for name in ("gIoU", "gIoU_without", "cIoU", "cIoU_without", "contrast", "malformed"):
             assert (sampler, "held_out", f"negative_points/{name}") in entries
     assert not any(sampler == "sde" for sampler, _, _ in entries)
-    (picture, *_) = sorted((tmp_path / "trained" / "stock").glob("*.png"))
+    (picture, *_) = sorted((tmp_path / "trained" / "eval").glob("*.png"))
     assert read_size(picture) == (192, 3 * 192 + 2 * 4)
     assert (tmp_path / "evaluation_report" / "evaluation.html").is_file()
 

@@ -69,12 +69,12 @@ class Project:
     def _draw_baseline(self, catalog: DataCatalog) -> None:
         """One black picture of each eval prompt with the total -10, made under the conditions of this run."""
         config, starter = catalog.load("parameters"), catalog.load("starter_report")
-        (self.folder / "baseline/stock").mkdir(exist_ok=True)
+        (self.folder / "baseline/eval").mkdir(exist_ok=True)
         rows = []
         for record in catalog.load("records").split("eval"):
-            file = f"stock/{record.id}.png"
+            file = f"eval/{record.id}.png"
             Image.new("RGB", SIZE[::-1]).save(self.folder / "baseline" / file)
-            row = {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": file}
+            row = {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": file}
             rows.append(row | {"total": -10.0, "reward/brightness": -10.0})
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {"brightness": 1.0}

@@ -169,7 +169,7 @@ def test_saved_adapters_draw_as_if_all_were_there(sd3_folder: Path, tmp_path: Pa
     def drawn(config: Any) -> Any:
         model = components.build_model(config, str(sd3_folder))
         model.adapters.load(tmp_path / "adapters", ["dit"])
-        return model.generate(records_of(), [1, 2, 3], config.sampling.stock)
+        return model.generate(records_of(), [1, 2, 3], config.sampling.eval)
 
     with Accelerator():
         all_there = drawn(config_of(tmp_path, "cuda:0", **changes))

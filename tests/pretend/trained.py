@@ -30,7 +30,7 @@ class Trained:
     metrics: list[dict[str, float]]
     """Of each step, without times and memory."""
     samples: Sequence[Sample]
-    """Of the trained model at the stock sampler."""
+    """Of the trained model at the eval sampler."""
 
 
 def records_of(pictures: Sequence[Path] = ()) -> list[PromptRecord]:
@@ -52,7 +52,7 @@ def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow
         model=model,
         policy=policy,
         grpo={**grpo, "learning_rate": 1e-2, "kl_weight": 0.1, "schedule": "constant", **changes.pop("grpo", {})},
-        sampling={"rollout": _of(kinds, steps=3), "stock": _of(kinds, steps=2)},
+        sampling={"rollout": _of(kinds, steps=3), "eval": _of(kinds, steps=2)},
         **changes,
     )
 
@@ -73,7 +73,7 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
 def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
     with replaced(optimizer, "in_double", _never):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
-        samples = model.generate(records, list(range(len(records))), config.sampling.stock)
+        samples = model.generate(records, list(range(len(records))), config.sampling.eval)
     adapters = {name: value.cpu() for name, value in model.adapters.state().items()}
     return Trained(adapters=adapters, metrics=[_lasting(step) for step in steps], samples=samples)
 

@@ -64,15 +64,15 @@ def test_bases_differ_and_the_reference_is_the_quantised_one(pipeline_folder: Pa
     for bits in ("full", *BITS):
         config = few_bits(tmp_path, "dit", bits)
         model = loaded(config, pipeline_folder)
-        plain = model.generate(records, [1, 2, 3], config.sampling.stock)
+        plain = model.generate(records, [1, 2, 3], config.sampling.eval)
         model.adapters.attach({"dit": config.lora_of("dit")}, 0)
         with torch.no_grad():
             for parameter in model.adapters["dit"].parameters():
                 parameter.add_(0.02)
-        assert not torch.equal(model.generate(records, [1, 2, 3], config.sampling.stock)[0], plain[0])
+        assert not torch.equal(model.generate(records, [1, 2, 3], config.sampling.eval)[0], plain[0])
         if bits != "full":  # A full base is sampled with the adapter folded into it.
             with model.adapters["dit"].disabled():
-                again = model.generate(records, [1, 2, 3], config.sampling.stock)
+                again = model.generate(records, [1, 2, 3], config.sampling.eval)
             assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
         drawn[bits] = torch.stack(list(plain)).float()
     apart = {bits: float((drawn[bits] - drawn["full"]).square().mean()) for bits in BITS}
@@ -93,7 +93,7 @@ def test_saved_adapters_load_on_every_base_and_by_the_libraries(folder_of: Any, 
         other = loaded(few_bits(tmp_path, case, bits), folder_of(case))
         other.adapters.load(tmp_path / "adapters", [module])
         assert_same(other.adapters.state(), model.adapters.state())
-        other.generate(records_of(), [1, 2, 3], config.sampling.stock)
+        other.generate(records_of(), [1, 2, 3], config.sampling.eval)
     if case == "qwen_image":
         return
     pipeline = GlmImagePipeline.from_pretrained(folder_of(case), use_safetensors=True)

@@ -69,7 +69,7 @@ def trained(folder: Path, base: Path, modules: Sequence[str], config: Parameters
         device="cpu",
     )
     for module in modules:
-        stir(model.policy(module, rollout=config.sampling.rollout, stock=config.sampling.stock))
+        stir(model.policy(module, rollout=config.sampling.rollout, evaluation=config.sampling.eval))
     for step in ("", "best", "last"):
         (folder / step).mkdir(parents=True, exist_ok=True)
         model.adapters.save(folder / step)
@@ -118,7 +118,7 @@ def check_images(project: Project, tmp_path: Path, base: Path, modules: Sequence
     seeds = [image_seed(3, "prompt", index) for index in range(2)] * 2
     assert got.seed.tolist() == seeds
     records = [PromptRecord(id=str(row // 2), prompt=prompts[row // 2]) for row in range(4)]
-    sampler = config.sampling.stock.model_copy(update={"steps": 2})
+    sampler = config.sampling.eval.model_copy(update={"steps": 2})
     for content, expected in zip(got.image, model.generate(records, seeds, sampler), strict=True):
         torch.testing.assert_close(pixels(content), expected, rtol=0, atol=1)
     assert served_as_base64(served, "image") == got.image.tolist()
@@ -148,7 +148,7 @@ def test_answers_to_queries_about_images_are_served(
         model={"options": {"max_tokens": 12, "instruction": "Find: {query}"}},
         reward="negative_points",
         modules={"dit": None},
-        sampling={"rollout": {**no_steps, "temperature": 1.0}, "stock": no_steps},
+        sampling={"rollout": {**no_steps, "temperature": 1.0}, "eval": no_steps},
         evaluation={"controls": []},
     )
     make_run_spec(config, str(tmp_path / "qwen"))
@@ -163,7 +163,7 @@ def test_answers_to_queries_about_images_are_served(
         PromptRecord(id=str(row), prompt=f"part {row}", source_images=(path,))
         for row, path in enumerate(source_images[:2])
     ]
-    sampler = SamplerConfig(**{**config.sampling.stock.model_dump(), "temperature": 1.0, "top_k": 0})
+    sampler = SamplerConfig(**{**config.sampling.eval.model_dump(), "temperature": 1.0, "top_k": 0})
     expected = model.generate(records, [image_seed(0, "prompt", 0)] * 2, sampler)
     assert got.answer.tolist() == served.answer.tolist() == [sample.text for sample in expected]
     assert got.answer.nunique() == 2

@@ -95,7 +95,7 @@ DECISIVE: dict[str, Any] = {
     "seed": 4,
     "grpo": {"group_size": 4},
     "evaluation": {"every": 2, "prompts": 3, "images_per_prompt": 1},
-    "sampling": {"rollout": {"temperature": 0.5}, "stock": {"temperature": 1.0}},
+    "sampling": {"rollout": {"temperature": 0.5}, "eval": {"temperature": 1.0}},
 }
 
 

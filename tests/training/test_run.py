@@ -33,7 +33,7 @@ def parameters(folder: Path, **changes: Any) -> Parameters:
         "policy": {"train": "ar", "signal_check": {"rollouts": 0}},
         "sampling": {
             "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 1, "guidance_scale": 1.0},
-            "stock": {"steps": 1, "guidance_scale": 1.5},
+            "eval": {"steps": 1, "guidance_scale": 1.5},
         },
         "rewards": {"brightness": {"function": "tests.training.test_run:brightness"}},
         "grpo": {
@@ -156,7 +156,7 @@ def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, 
 
 BOTH_STEPS: dict[str, Any] = {
     "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 3, "guidance_scale": 1.5},
-    "stock": {"steps": 2, "guidance_scale": 1.5},
+    "eval": {"steps": 2, "guidance_scale": 1.5},
 }
 
 
@@ -178,7 +178,7 @@ def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> 
     notes: list[str] = []
     with pytest.raises(UserError, match=r"(?s)signal check stopped the run.*module 'ar'.*signal_check.rollouts=0"):
         make_run(config, pipeline_folder, reward=blind).run(Callbacks(on_step=ignore, note=notes.append))
-    assert any("guidance 1, the stock sampler has 1.5" in note for note in notes)
+    assert any("guidance 1, the eval sampler has 1.5" in note for note in notes)
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -67,7 +67,7 @@ def token_run(
 
 
 def test_a_run_trains_any_model_with_adapters(tmp_path: Path) -> None:
-    sampling = {"rollout": {"temperature": 1.0}, "stock": {"temperature": 1.0, "top_k": 1}}
+    sampling = {"rollout": {"temperature": 1.0}, "eval": {"temperature": 1.0, "top_k": 1}}
     model = TokenModel()
     run = token_run(tmp_path, model, CountingScorer(), sampling=sampling)
     assert execute(run, tmp_path / "out") == []
@@ -103,13 +103,13 @@ class PartlyScored(CountingScorer):
         return replace(scores, total=torch.tensor([torch.nan, 1.0, 3.0])) if len(samples) == 3 else scores
 
 
-def test_the_evaluation_in_a_run_draws_with_the_stock_sampler_and_leaves_the_unscored_out(tmp_path: Path) -> None:
+def test_the_evaluation_in_a_run_draws_with_the_eval_sampler_and_leaves_the_unscored_out(tmp_path: Path) -> None:
     model = Watched()
     run = token_run(tmp_path, model, PartlyScored(), evaluation={"prompts": 3, "seed": 7})
     assert run.evaluate().mean == 2.0
     seeds = [image_seed(7, record.id, 0) for record in RECORDS[6:]]
-    assert model.asked == [(seeds, run.config.sampling.stock)]
-    assert run.config.sampling.stock != run.config.sampling.rollout
+    assert model.asked == [(seeds, run.config.sampling.eval)]
+    assert run.config.sampling.eval != run.config.sampling.rollout
 
 
 class Falling(CountingScorer):
@@ -237,7 +237,7 @@ def watched_run(
     tmp_path: Path, action: str, resume: str = "never", scorer: CountingScorer | None = None
 ) -> TrainingRun:
     rows = [
-        {"sampler": "stock", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": ""}
+        {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": ""}
         | {"total": 0.0, "reward/guard": 1.0 + 1e-3 * i}
         for i, record in enumerate(RECORDS[6:])
     ]

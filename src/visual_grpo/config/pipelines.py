@@ -15,14 +15,14 @@ from visual_grpo.config.defaults import ROOT
 FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
 """The pipelines of the data flow, in their order."""
 Seed = Field(0, ge=0, lt=2**31, description="of what is drawn")
-Sampler = Literal["rollout", "stock"]
+Sampler = Literal["rollout", "eval"]
 
 
 class GenerateConfig(Strict):
     prompt: str | None = Field(None, description='one prompt; in "..." where it would be read as something else')
     prompts: str | None = Field(None, description="file or folder in any layout of data.path; null = prompt")
     samples: int = Field(1, ge=1, description="of each prompt")
-    sampler: Sampler = Field("stock", description="sampling.stock or sampling.rollout")
+    sampler: Sampler = Field("eval", description="sampling.eval or sampling.rollout")
     seed: int = Seed
 
 
@@ -42,7 +42,7 @@ class CompareConfig(Strict):
 class RewardReportConfig(Strict):
     prompts: int = Field(16, ge=2, description="training prompts that the base model draws")
     samples: int = Field(8, ge=2, description="of each prompt, as a group of a training")
-    sampler: Sampler = Field("rollout", description="sampling.rollout, as a training's samples, or sampling.stock")
+    sampler: Sampler = Field("rollout", description="sampling.rollout, as a training's samples, or sampling.eval")
 
 
 class VoteConfig(Strict):
@@ -54,7 +54,7 @@ class VoteConfig(Strict):
     )
     pairs: int = Field(100, ge=1, description="pairs of pictures; those already judged are not shown again")
     adapter: AdapterName = Field("none", description="which adapter draws the pairs; none = the base model")
-    sampler: Sampler = Field("rollout", description="sampling.rollout or sampling.stock; ab shows stock")
+    sampler: Sampler = Field("rollout", description="sampling.rollout or sampling.eval; ab shows eval")
     seed: int = Seed
     voter: str = Field("me", min_length=1, max_length=60, description="who chooses; the page can change it")
     port: int = Field(0, ge=0, le=65535, description="of the page on this machine; 0 = a free one")

@@ -134,7 +134,7 @@ class SamplerConfig(SamplerSettings):
 
 class SamplingConfig(Strict):
     rollout: SamplerConfig
-    stock: SamplerConfig
+    eval: SamplerConfig
 
     @model_validator(mode="after")
     def _rollout_is_untruncated(self) -> Self:
@@ -144,7 +144,7 @@ class SamplingConfig(Strict):
                 "sampling.rollout can have no top_p below 1 and no top_k above 0: a truncated distribution biases the"
                 " importance ratio"
             )
-        if r.stochastic or self.stock.stochastic:
+        if r.stochastic or self.eval.stochastic:
             raise ValueError("leave stochastic out: the evaluation judges with and without it")
         return self
 

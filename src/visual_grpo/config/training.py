@@ -204,7 +204,7 @@ class ModuleConfig(Strict):
 
 
 class ControlConfig(SamplerSettings):
-    """Settings of the stock sampler that a control changes; null = as the stock sampler has it."""
+    """Settings of the eval sampler that a control changes; null = as the eval sampler has it."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:

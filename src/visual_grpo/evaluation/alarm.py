@@ -29,7 +29,7 @@ from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 
 UNSCORED, DISTANCE = "unscored", "distance"
-SPLIT, SAMPLER = "eval", "stock"
+SPLIT, SAMPLER = "eval", "eval"
 _SIDE = 64
 """Pixels to which pictures are reduced before their distance is measured."""
 _SHOWN_SIDE = 1600
@@ -137,7 +137,7 @@ class Watch:
         total: Tensor,
         rewards: Mapping[str, Tensor],
     ) -> Look:
-        """Compares [B] samples at the stock sampler and the baseline's seeds; records without a baseline are left out.
+        """Compares [B] samples at the eval sampler and the baseline's seeds; records without a baseline are left out.
 
         ``total`` and each of ``rewards`` are [B].
         """

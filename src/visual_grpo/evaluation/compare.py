@@ -14,7 +14,7 @@ from visual_grpo.common.types import weighted_total
 from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
 from visual_grpo.evaluation.pairing import asked_for, draw_again
 
-STOCK = "stock"
+EVAL_SAMPLER = "eval"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
@@ -50,14 +50,14 @@ def compare_controls(
     baseline: pd.DataFrame, trained: pd.DataFrame, *, bootstrap_samples: int, seed: int
 ) -> list[dict[str, Any]]:
     """Entries as of `compare`, where ``sampler`` is a control: the base model with that control's settings against the
-    trained model at the stock sampler, held-out prompts only. Empty without controls."""
-    stock = trained[(trained["sampler"] == STOCK) & (trained["split"] == "held_out")]
+    trained model at the eval sampler, held-out prompts only. Empty without controls."""
+    judged = trained[(trained["sampler"] == EVAL_SAMPLER) & (trained["split"] == "held_out")]
     entries = []
     for name in controls_of(baseline):
         base = baseline[baseline["sampler"] == name]
         if len(base):
             # join() pairs equal samplers, and leaves out controls by their names.
-            pairs = join(base.assign(sampler=STOCK), stock).assign(sampler=name)
+            pairs = join(base.assign(sampler=EVAL_SAMPLER), judged).assign(sampler=name)
             entries += _entries(pairs, trained, bootstrap_samples, seed)
     return entries
 

@@ -21,7 +21,7 @@ from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
 from visual_grpo.data.table import FEW_PROMPTS
-from visual_grpo.evaluation.compare import STOCK, Sides, independent, join
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, Sides, independent, join
 from visual_grpo.evaluation.headline import FEW_NOTE, decimals
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.power import POWER, detectable_gain
@@ -142,7 +142,7 @@ def decide(
     than two units, does not hold.
 
     Args:
-        candidate: scores as of ``generate.read_scores``, of one split at the stock sampler.
+        candidate: scores as of ``generate.read_scores``, of one split at the eval sampler.
         references: name -> scores of the same samples: the champion's, the base model's.
         groups: as of ``subgroups_of``, with the keys of ``rule.subgroups``.
 
@@ -150,9 +150,9 @@ def decide(
         UserError: the tables do not contain the same samples and scores.
     """
     views = sorted(set(candidate[["sampler", "split"]].itertuples(index=False, name=None)))
-    if len(views) != 1 or views[0][0] != STOCK:
+    if len(views) != 1 or views[0][0] != EVAL_SAMPLER:
         listed = ", ".join(map("/".join, views)) or "no samples"
-        raise UserError(f"the gate judges the samples of one split at the {STOCK} sampler, got {listed}")
+        raise UserError(f"the gate judges the samples of one split at the {EVAL_SAMPLER} sampler, got {listed}")
     if "weights" not in candidate.attrs:
         raise UserError(
             "the candidate's scores lack the weights of their rewards: keep DataFrame.attrs of generate.read_scores"

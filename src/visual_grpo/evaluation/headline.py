@@ -1,6 +1,6 @@
 """The verdict of an evaluation: a few numbers and one plain sentence.
 
-The score is the mean total on held-out prompts at the stock sampler. Beside it stand what could not be scored, the
+The score is the mean total on held-out prompts at the eval sampler. Beside it stand what could not be scored, the
 task's own measure, and the best that the base model reaches by a cheap change of its sampler.
 """
 
@@ -46,7 +46,7 @@ def headline(
     names: tuple[str, str] = NAMES,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The verdict on the total, for held-out prompts and the stock sampler if there are any.
+    """The verdict on the total, for held-out prompts and the eval sampler if there are any.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
     ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``. ``fallen`` are the guards that
@@ -116,9 +116,9 @@ def fallen_guards(beside: Iterable[Entry]) -> list[Entry]:
 
 
 def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
-    """The most important split and sampler: held-out prompts and the stock sampler if available."""
+    """The most important split and sampler: held-out prompts and the eval sampler if available."""
     views = dict.fromkeys((entry["split"], entry["sampler"]) for entry in entries)
-    return min(views, key=lambda view: (view[0] != "held_out", view[1] != "stock"))
+    return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"))
 
 
 def result(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _control_line(control: Mapping[str, Any]) -> str:
     """Compares the trained model with the base model's best control."""
-    settings = control["sampler"].removeprefix("stock ")
+    settings = control["sampler"].removeprefix("eval ")
     if control["difference"] is None:
         return f"Control: the base model with {settings} has no sample that could be scored."
     return (
@@ -242,5 +242,5 @@ def _as_cheaply(found: Mapping[str, Any]) -> str:
     if found["verdict"] != "better" or not control or control["ci_low"] is None or control["ci_low"] > 0:
         return ""
     reached = "more" if control["ci_high"] < 0 else "as much"
-    settings = control["sampler"].removeprefix("stock ")
+    settings = control["sampler"].removeprefix("eval ")
     return f" But {settings} alone gives the base model {reached}: {control['baseline']:z.3f}, without any training."

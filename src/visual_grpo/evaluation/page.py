@@ -21,7 +21,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import CODE
 from visual_grpo.config.schema import validate
-from visual_grpo.evaluation.compare import STOCK
+from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.headline import EVAL_NOTE, Entry, change, decimals, extent, lines
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves
@@ -177,8 +177,8 @@ def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _views(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Per sampler, stock first: the tables of its splits."""
-    samplers = sorted(dict.fromkeys(entry["sampler"] for entry in entries), key=lambda name: name != STOCK)
+    """Per sampler, eval first: the tables of its splits."""
+    samplers = sorted(dict.fromkeys(entry["sampler"] for entry in entries), key=lambda name: name != EVAL_SAMPLER)
     return [{"sampler": name, "tables": _tables([e for e in entries if e["sampler"] == name])} for name in samplers]
 
 

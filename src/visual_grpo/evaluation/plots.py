@@ -17,9 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from visual_grpo.evaluation.compare import STOCK
+from visual_grpo.evaluation.compare import EVAL_SAMPLER
 
-COLOURS = {"stock": "#0969da", "rollout": "#bc4c00", "sde": "#1a7f37"}
+COLOURS = {"eval": "#0969da", "rollout": "#bc4c00", "sde": "#1a7f37"}
 OFFSET = 0.14
 """Half the distance between the samplers' marks on one row."""
 UNSCORED = "reward/unscored_share"
@@ -55,7 +55,7 @@ class Curves:
 
 def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
     """The reward and whichever of `METRICS` the history has; ``base`` is the base model's evaluation (step 0)."""
-    caption = "Mean total. Training samples are drawn as in training; eval prompts at the stock sampler, step 0 = base."
+    caption = "Mean total. Training samples are drawn as in training; eval prompts at the eval sampler, step 0 = base."
     found = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
     for metric, (title, caption) in METRICS.items():
         columns = {"all": metric} if metric in history else _by_module(history, metric)
@@ -72,11 +72,11 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
 
 def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
     """Mean total that the evaluation in training would have measured before the first step: of the first sample of
-    each of ``prompts`` eval prompts at the stock sampler; None without such samples.
+    each of ``prompts`` eval prompts at the eval sampler; None without such samples.
 
     ``baseline`` has the columns of ``scores.parquet``; ``prompts`` None = all of them.
     """
-    rows = baseline[(baseline["sampler"] == STOCK) & (baseline["split"] == "eval") & (baseline["index"] == 0)]
+    rows = baseline[(baseline["sampler"] == EVAL_SAMPLER) & (baseline["split"] == "eval") & (baseline["index"] == 0)]
     order = rows["id"].map(lambda name: hashlib.sha256(name.encode()).digest()).sort_values().index[:prompts]
     value = rows.loc[order, "total"].mean()
     return None if math.isnan(value) else float(value)
@@ -114,7 +114,7 @@ def _reward(history: pd.DataFrame, base: float | None) -> Figure:
     if base is not None and 0 not in list(steps):
         steps, judged = [0, *steps], [base, *judged]
     if len(steps):
-        axis.plot(steps, judged, "o-", color=COLOURS["stock"], label="eval prompts")
+        axis.plot(steps, judged, "o-", color=COLOURS["eval"], label="eval prompts")
     axis.legend(frameon=False)
     return figure
 

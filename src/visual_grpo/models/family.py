@@ -62,7 +62,7 @@ class Model(Protocol):
         ...
 
     def policy(
-        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> Policy[Any]:
         """The policy of a module that has an adapter; training samples are drawn as ``rollout`` says."""
         ...

@@ -269,7 +269,7 @@ class FlowGenerator(Generic[C]):
         return [images[row] for row in range(len(records))]
 
     def policy(
-        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> FlowPolicy[C]:
-        """Decodes of each prompt; ``stock`` decides nothing here."""
+        """Decodes of each prompt; ``evaluation`` decides nothing here."""
         return FlowPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)

@@ -30,7 +30,7 @@ class RunSpec:
     samplers: dict[str, SamplerConfig]
     """What the evaluation reports, by name."""
     controls: dict[str, SamplerConfig]
-    """What the base model alone is evaluated with beside these, by name, as ``stock guidance_scale=3``."""
+    """What the base model alone is evaluated with beside these, by name, as ``eval guidance_scale=3``."""
     options: Any
     """``model.options`` as the family's own class."""
 
@@ -100,33 +100,33 @@ def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
 
 
 def _judged_samplers(family: Family, config: Parameters, rollout: SamplerConfig) -> dict[str, SamplerConfig]:
-    """``rollout`` draws tokens as in training, ``sde`` denoises as in training, ``stock`` is the plain pipeline."""
+    """``rollout`` draws tokens as in training, ``sde`` denoises as in training, ``eval`` is the plain pipeline."""
     samplers = {}
     if "tokens" in family.kinds():
         samplers["rollout"] = rollout
     if "flow" in family.kinds() and _window_fits(config):
         samplers["sde"] = rollout.model_copy(update={"stochastic": True})
-    return samplers | {"stock": config.sampling.stock}
+    return samplers | {"eval": config.sampling.eval}
 
 
 def _control_samplers(family: Family, config: Parameters) -> dict[str, SamplerConfig]:
-    """The stock sampler with the changes of each of ``evaluation.controls``.
+    """The eval sampler with the changes of each of ``evaluation.controls``.
 
-    None that equals the stock sampler itself, and none of what the family does not have: conf/base has controls for
+    None that equals the eval sampler itself, and none of what the family does not have: conf/base has controls for
     tokens and for denoising.
     """
-    stock, samplers = config.sampling.stock, {}
+    sampler, samplers = config.sampling.eval, {}
     lacking = {key for kind, keys in _KEYS.items() if kind not in family.kinds() for key in keys}
     for control in config.evaluation.controls:
-        changes = {key: value for key, value in control.changes().items() if getattr(stock, key) != value}
+        changes = {key: value for key, value in control.changes().items() if getattr(sampler, key) != value}
         if changes and not lacking & control.changes().keys():
-            name = " ".join(["stock", *(f"{key}={value:g}" for key, value in changes.items())])
-            samplers[name] = stock.model_copy(update=changes)
+            name = " ".join(["eval", *(f"{key}={value:g}" for key, value in changes.items())])
+            samplers[name] = sampler.model_copy(update=changes)
     return samplers
 
 
 def _check_samplers(family: Family, sampling: SamplingConfig) -> None:
-    for name, sampler in (("rollout", sampling.rollout), ("stock", sampling.stock)):
+    for name, sampler in (("rollout", sampling.rollout), ("eval", sampling.eval)):
         for kind, keys in _KEYS.items():
             given = [key for key in keys if getattr(sampler, key) is not None]
             if given and kind not in family.kinds():

@@ -205,9 +205,9 @@ class TokenGenerator(Generic[E]):
         return list(self.model.samples(records, sampled.trajectory, seeds))
 
     def policy(
-        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> TokenPolicy[E]:
-        """Answers to each prompt; ``stock`` decides nothing here."""
+        """Answers to each prompt; ``evaluation`` decides nothing here."""
         return TokenPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)
 
 

@@ -1,4 +1,4 @@
-"""Compares two adapters, or one with the base model, on the same prompts and seeds at the stock sampler."""
+"""Compares two adapters, or one with the base model, on the same prompts and seeds at the eval sampler."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def draw(
     ``facts`` name the base model and the trained modules.
     """
     config = _of_side(parameters, facts)
-    settings, stock = parameters.evaluation, parameters.sampling.stock
+    settings, sampler = parameters.evaluation, parameters.sampling.eval
     asked = generate.requests(records, settings.images_per_prompt, settings.seed, split)
     model = components.build_model(config, facts["model"], side.folder)
     with console.progress(folder.name.replace("_", " "), len(asked)) as bar:
@@ -123,10 +123,10 @@ def draw(
             model,
             scorer,
             asked,
-            {compare.STOCK: stock},
+            {compare.EVAL_SAMPLER: sampler},
             folder,
             batch_size=settings.batch_size,
-            facts={"model": facts["model_digest"], "sampler": stock.model_dump(mode="json")},
+            facts={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},
             advance=bar.advance,
         )
 

@@ -82,7 +82,7 @@ def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> li
     """Lines that draw one sample with the adapters."""
     size = (config["data"]["height"], config["data"]["width"])
     is_relative = Path(base).is_dir() and not Path(base).is_absolute()
-    sampler = {name: value for name, value in config["sampling"]["stock"].items() if value not in (None, False)}
+    sampler = {name: value for name, value in config["sampling"]["eval"].items() if value not in (None, False)}
     return [
         "from pathlib import Path",
         "from visual_grpo.training.components import load_model",

@@ -104,7 +104,7 @@ def _signature(config: Parameters, model: str) -> ModelSignature:
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
     from mlflow.types.schema import AnyType
 
-    task, stock = config.data.task, config.sampling.stock.model_dump()
+    task, sampler = config.data.task, config.sampling.eval.model_dump()
     if task == "t2i":
         inputs = Schema([ColSpec("string")])  # Without a name, so that a list of prompts is taken.
     else:
@@ -115,7 +115,7 @@ def _signature(config: Parameters, model: str) -> ModelSignature:
     params = [ParamSpec("seed", "long", 0), ParamSpec("samples", "long", 1)]
     kinds = components.family_of(config, model).kinds()
     for kind, settings in SAMPLER.items():
-        params += [ParamSpec(name, dtype, stock[name]) for name, dtype in settings.items() if kind in kinds]
+        params += [ParamSpec(name, dtype, sampler[name]) for name, dtype in settings.items() if kind in kinds]
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
 
 
@@ -181,7 +181,7 @@ class ServedModel:
         if samples < 1 or seed < 0:
             raise UserError(f"expected samples of at least 1 and a seed of at least 0, got {samples} and {seed}")
         changes = {name: value for name, value in given.items() if value is not None}
-        sampler = SamplerConfig.model_validate({**self._config.sampling.stock.model_dump(), **changes})
+        sampler = SamplerConfig.model_validate({**self._config.sampling.eval.model_dump(), **changes})
         prompts = [str(prompt) for prompt in (table["prompt"] if "prompt" in table else table.iloc[:, 0])]
         images = self._images(table)
         with TemporaryDirectory() as folder, self._one_at_a_time:

@@ -28,7 +28,7 @@ class Progress:
     history: list[dict[str, float]] = field(default_factory=list)
     """One row of metrics a step."""
     best_score: float = 0.0
-    """Mean total reward of the best adapter on the eval prompts at the stock sampler."""
+    """Mean total reward of the best adapter on the eval prompts at the eval sampler."""
     best_step: int = 0
     """0: none was evaluated yet."""
     best_adapter: dict[str, Tensor] = field(default_factory=dict)

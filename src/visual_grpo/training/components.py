@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
 """Training samples of `load_policy`: a few ODE steps are enough for a reward to tell samples apart."""
-STOCK = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
+EVAL_SAMPLER = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 
 
 def family_of(config: Parameters, model: str | None = None) -> Family:
@@ -104,7 +104,7 @@ def build_policies(
         module: model.policy(
             module,
             rollout=spec.rollout,
-            stock=config.sampling.stock,
+            evaluation=config.sampling.eval,
             kl_reference=config.grpo_of(module).kl_weight > 0,
         )
         for module in spec.modules
@@ -232,7 +232,7 @@ def load_policy(
     return built.policy(
         name,
         rollout=rollout or _sampler(found, ROLLOUT),
-        stock=_sampler(found, STOCK),
+        evaluation=_sampler(found, EVAL_SAMPLER),
         kl_reference=kl_reference,
     )
 

@@ -37,7 +37,7 @@ STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to s
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Eval prompts with a sample of each, at the stock sampler and fixed seeds, and what the rewards say."""
+    """Eval prompts with a sample of each, at the eval sampler and fixed seeds, and what the rewards say."""
 
     records: Sequence[PromptRecord]
     samples: Sequence[Sample]
@@ -181,12 +181,12 @@ class TrainingRun:
         return "best"
 
     def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
-        rollout, stock = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.stock))
-        if rollout is not None and stock is not None and rollout != stock:
+        rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
+        if rollout is not None and judged is not None and rollout != judged:
             callbacks.note(
-                f"Warning: training samples are drawn with guidance {rollout:g}, the stock sampler has {stock:g}. What"
+                f"Warning: training samples are drawn with guidance {rollout:g}, the eval sampler has {judged:g}. What"
                 " is learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
-                " sampling.stock.guidance_scale agree."
+                " sampling.eval.guidance_scale agree."
             )
 
     def _check_signal(self, callbacks: Callbacks) -> None:
@@ -206,7 +206,7 @@ class TrainingRun:
         callbacks.note(f"Signal check (cosine between policy gradients): {found}")
 
     def _evaluate_if_due(self, callbacks: Callbacks) -> dict[str, float]:
-        """Mean total reward on fixed seeds at the stock sampler, what the watch says, and the best adapter so far."""
+        """Mean total reward on fixed seeds at the eval sampler, what the watch says, and the best adapter so far."""
         step, every = self.trainer.step, self.config.evaluation.every
         if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
             return {}
@@ -238,13 +238,13 @@ class TrainingRun:
         return bool(self.progress.alarms) and self.config.alarm.action != "warn"
 
     def evaluate(self) -> Shown:
-        """One sample of each eval prompt, at the stock sampler and fixed seeds."""
+        """One sample of each eval prompt, at the eval sampler and fixed seeds."""
         samples, found = list[Sample](), list[Scores]()
         size = self.config.evaluation.batch_size * self.config.distributed.processes
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
             seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]
-            drawn = self.model.generate(records, seeds, self.config.sampling.stock)
+            drawn = self.model.generate(records, seeds, self.config.sampling.eval)
             samples += drawn
             found.append(self.scorer(records, drawn))
         names = found[0].rewards
@@ -262,18 +262,18 @@ class TrainingRun:
     def shown_samples(self) -> tuple[list[PromptRecord], Sequence[Sample], Tensor]:
         """Records, samples and total rewards [B] of the same few prompts and seeds at every step, for a picture.
 
-        `SHOWN_PROMPTS` eval prompts (training prompts, if there are none) x `SHOWN_EACH` samples, at the stock sampler.
+        `SHOWN_PROMPTS` eval prompts (training prompts, if there are none) x `SHOWN_EACH` samples, at the eval sampler.
         """
         prompts = self.eval_prompts[:SHOWN_PROMPTS] or [self.train_prompts[i] for i in range(SHOWN_PROMPTS)]
         records = [record for record in prompts for _ in range(SHOWN_EACH)]
         seeds = [image_seed(self.config.evaluation.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
-        samples = self.model.generate(records, seeds, self.config.sampling.stock)
+        samples = self.model.generate(records, seeds, self.config.sampling.eval)
         return records, samples, self.scorer(records, samples).total
 
     def film_samples(self) -> Sequence[Sample]:
-        """One sample of each of ``film_prompts`` at the stock sampler and the baseline's seeds."""
+        """One sample of each of ``film_prompts`` at the eval sampler and the baseline's seeds."""
         seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in self.film_prompts]
-        return self.model.generate(self.film_prompts, seeds, self.config.sampling.stock) if seeds else []
+        return self.model.generate(self.film_prompts, seeds, self.config.sampling.eval) if seeds else []
 
 
 def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:

@@ -67,5 +67,5 @@ def test_a_call_of_glm_image_takes_the_published_memory(size: int, images: int, 
         meter.hold([*network.parameters(), *network.buffers()])
     records = [PromptRecord(id=str(n), prompt=prompt_of(64, n)) for n in range(images)]
     with torch.no_grad(), fewer_repeats(meter), as_on_a_device(), meter:
-        planned.model.generate(records, list(range(images)), config.sampling.stock)
+        planned.model.generate(records, list(range(images)), config.sampling.eval)
     assert meter.peak / 1e9 == pytest.approx(peak_gb, rel=0.1)

@@ -43,7 +43,7 @@ def test_the_longest_of_three_times_counts():
 def test_hours_are_those_of_everything_that_is_drawn():
     config = parameters_of("glm_image", {"evaluation": {"batch_size": 4}, "distributed": {"processes": 2}})
     plan = settings_of(config)
-    assert run_seconds(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "stock": 4.0}) == {
+    assert run_seconds(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "eval": 4.0}) == {
         "signal check": 3 * 100,
         "steps": 400 * 100,
         "evaluations while training": 8 * 16 / 4 / 2 * 4,
@@ -117,7 +117,7 @@ def tiny_sd3(folder: Path | str, **given: Any) -> Any:
         },
         "data": {"height": 64, "width": 96},
         "policy": {"flow": {"window_steps": 1}},
-        "sampling": {"rollout": {"steps": 2}, "stock": {"steps": 2}},
+        "sampling": {"rollout": {"steps": 2}, "eval": {"steps": 2}},
         "grpo": {"prompts_per_step": 2, "group_size": 2, "micro_batch_size": 2},
         "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
         "plan": {"gpu": None, "price_per_hour": 2.0, "prompt_words": 5},

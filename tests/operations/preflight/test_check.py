@@ -124,7 +124,7 @@ QUERIES: dict[str, Any] = {
     "data": {"task": "segmentation"},
     "starter": {"world": "scenes"},
     "modules": {"dit": None},
-    "sampling": {"rollout": NO_STEPS, "stock": NO_STEPS},
+    "sampling": {"rollout": NO_STEPS, "eval": NO_STEPS},
     "evaluation": {"controls": []},
 }
 

@@ -104,7 +104,7 @@ def run_seconds(config: Parameters, plan: RunSpec, step: float, batch: Mapping[s
     return {
         "signal check": step * config.policy.signal_check.most(steps),
         "steps": step * steps,
-        "evaluations while training": times * evaluation.prompts * each["stock"],
-        "baseline": judged + len(plan.controls) * images * each["stock"],
+        "evaluations while training": times * evaluation.prompts * each["eval"],
+        "baseline": judged + len(plan.controls) * images * each["eval"],
         "evaluate": judged,
     }

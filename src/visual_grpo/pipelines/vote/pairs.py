@@ -27,7 +27,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.command import rerun_command
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation.compare import STOCK
+from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.generate import SCORES, Request, distinct_prompts, draw, image_seed, read_scores
 from visual_grpo.evaluation.pairing import check_facts
 from visual_grpo.evaluation.pictures import of_sample
@@ -136,7 +136,7 @@ def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
             )
     check_facts(*(read_scores(folder).attrs["facts"] for folder in folders))
     table = all_pairs(*folders)
-    rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == STOCK)].to_dict("records")
+    rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:
         raise UserError("vote.source=ab: there are no samples of held-out prompts; raise data.held_out_share")
     families = {record.id: _family(record) for record in records.split("held_out")}

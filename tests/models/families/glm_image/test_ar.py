@@ -26,7 +26,7 @@ TEXTS = [
     "画一只猫 “猫”",
 ]
 RECORDS = [PromptRecord(id=str(i), prompt=text) for i, text in enumerate(TEXTS)]
-STOCK = SamplerConfig(steps=3, guidance_scale=1.5)
+EVAL_SAMPLER = SamplerConfig(steps=3, guidance_scale=1.5)
 GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
 MODES: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
 
@@ -75,11 +75,11 @@ def test_the_reference_is_the_base_model(ar_policy: ArPolicy, pipeline_folder: P
 
 
 def test_an_image_depends_on_its_own_prompt_and_seed(glm_image: GlmImage, ar_policy: ArPolicy) -> None:
-    together = glm_image.generate(RECORDS, [7, 8, 9], STOCK)
-    alone = glm_image.generate(RECORDS[1:2], [8], STOCK)[0]
+    together = glm_image.generate(RECORDS, [7, 8, 9], EVAL_SAMPLER)
+    alone = glm_image.generate(RECORDS[1:2], [8], EVAL_SAMPLER)[0]
     # Another padding rounds differently; in 8-bit pixels that is at most one step here and there.
     assert (together[1].int() - alone.int()).abs().max() <= 1
-    other = glm_image.generate(RECORDS[1:2], [9], STOCK)[0]
+    other = glm_image.generate(RECORDS[1:2], [9], EVAL_SAMPLER)[0]
     assert (together[1].int() - other.int()).abs().max() > 8
     assert together[0].shape == (3, *SIZE)
     assert together[0].dtype == torch.uint8
@@ -120,9 +120,9 @@ def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
 def test_the_decoded_image_is_the_pipelines_own(
     glm_image: GlmImage, ar_policy: ArPolicy, pipeline_folder: Path
 ) -> None:
-    got = glm_image.generate(RECORDS[2:], [11], STOCK)[0]
-    trajectory = glm_image.sample_tokens(RECORDS[2:], [11], STOCK).trajectory
-    image_tokens = glm_image.tokens(STOCK).image_tokens(trajectory.tokens, RECORDS[2:])
+    got = glm_image.generate(RECORDS[2:], [11], EVAL_SAMPLER)[0]
+    trajectory = glm_image.sample_tokens(RECORDS[2:], [11], EVAL_SAMPLER).trajectory
+    image_tokens = glm_image.tokens(EVAL_SAMPLER).image_tokens(trajectory.tokens, RECORDS[2:])
     assert torch.equal(image_tokens.flatten(1), trajectory.tokens[:, 2:])
     plain = GlmImagePipeline.from_pretrained(pipeline_folder)
     plain.set_progress_bar_config(disable=True)
@@ -133,8 +133,8 @@ def test_the_decoded_image_is_the_pipelines_own(
         latents=noise,
         height=SIZE[0],
         width=SIZE[1],
-        num_inference_steps=STOCK.steps,
-        guidance_scale=STOCK.guidance_scale,
+        num_inference_steps=EVAL_SAMPLER.steps,
+        guidance_scale=EVAL_SAMPLER.guidance_scale,
         output_type="np",
     ).images[0]
     difference = got.permute(1, 2, 0).float() - torch.from_numpy(want) * 255

@@ -209,9 +209,9 @@ def test_both_adapters_load_together_into_the_plain_pipeline(pipeline_folder: Pa
     assert (base - with_dit).abs().max() > 0.02
     assert (with_dit - with_both).abs().max() > 0.02
     restored = model_with(pipeline_folder, train=["ar", "dit"], adapters=tmp_path)
-    stock = SamplerConfig(steps=3, guidance_scale=1.5)
+    sampler = SamplerConfig(steps=3, guidance_scale=1.5)
     for ours, again in zip(
-        image.generate(RECORDS, [1, 2, 3], stock), restored.generate(RECORDS, [1, 2, 3], stock), strict=True
+        image.generate(RECORDS, [1, 2, 3], sampler), restored.generate(RECORDS, [1, 2, 3], sampler), strict=True
     ):
         assert torch.equal(ours, again)
     with pytest.raises(UserError, match=r"holds no adapter.*--pipeline=train"):
@@ -228,12 +228,12 @@ def test_generation_may_be_stochastic(pipeline_folder: Path) -> None:
 
 def test_a_joint_rollout_goes_on_from_the_tokens_it_trains(pipeline_folder: Path) -> None:
     image = model_with(pipeline_folder, train=["ar", "dit"])
-    stock = SamplerConfig(steps=4, guidance_scale=1.5)
-    ar, dit = (image.policy(module, rollout=ROLLOUT, stock=stock) for module in ("ar", "dit"))
+    sampler = SamplerConfig(steps=4, guidance_scale=1.5)
+    ar, dit = (image.policy(module, rollout=ROLLOUT, evaluation=sampler) for module in ("ar", "dit"))
     both = image.joint_policy(ar, dit).joint_rollout(RECORDS, 2, 3, torch.Generator().manual_seed(0))
     assert both.outer is not None
     assert both.inner is not None
-    tokens = both.outer.trajectory.tokens[:, image.tokens(stock).grid(0)[0] :].view(6, 2, 3)
+    tokens = both.outer.trajectory.tokens[:, image.tokens(sampler).grid(0)[0] :].view(6, 2, 3)
     trajectory = both.inner.trajectory
     told = trajectory.conditions.tokens[trajectory.entries].view(6, 3, 4, 6)
     assert torch.equal(told[:, 0, ::2, ::2], tokens)

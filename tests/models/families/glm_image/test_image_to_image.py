@@ -20,7 +20,7 @@ from visual_grpo.training.components import load_policy
 
 TEXTS = ["make it red", "move the small yellow square on the left to the bottom, please", "去掉 “圆”"]
 ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0, steps=4, guidance_scale=1.5)
-STOCK = SamplerConfig(steps=3, guidance_scale=1.5)
+EVAL_SAMPLER = SamplerConfig(steps=3, guidance_scale=1.5)
 BOTH = pytest.mark.parametrize(("count", "mode"), [(1, {}), (2, {"gradient_checkpointing": True})])
 """Source images, with and without checkpointing."""
 
@@ -60,7 +60,7 @@ def test_tokens_are_those_of_generate(pipeline_folder: Path, source_images: list
     records = edits(source_images, 2)
     greedy = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
     trajectory = image.sample_tokens(records, [1, 2, 3], greedy).trajectory
-    tokens = image.tokens(STOCK)
+    tokens = image.tokens(EVAL_SAMPLER)
     inputs = tokens.processed(records)
     assert "pixel_values" in inputs
     generated = tokens.network.generate(**inputs, max_new_tokens=6, min_new_tokens=6, do_sample=False)
@@ -109,8 +109,8 @@ def test_the_decoded_image_is_the_pipelines_own(pipeline_folder: Path, source_im
     image = model_with(pipeline_folder)
     records = edits(source_images, 2)
     for row, record in enumerate(records):
-        got = image.generate([record], [11 + row], STOCK)[0]
-        conditions = image.decoder(STOCK).conditions([record], [11 + row], 1.5)
+        got = image.generate([record], [11 + row], EVAL_SAMPLER)[0]
+        conditions = image.decoder(EVAL_SAMPLER).conditions([record], [11 + row], 1.5)
         plain = GlmImagePipeline.from_pretrained(pipeline_folder)
         plain.set_progress_bar_config(disable=True)
         noise = torch.randn(
@@ -125,8 +125,8 @@ def test_the_decoded_image_is_the_pipelines_own(pipeline_folder: Path, source_im
             latents=noise,
             height=SIZE[0],
             width=SIZE[1],
-            num_inference_steps=STOCK.steps,
-            guidance_scale=STOCK.guidance_scale,
+            num_inference_steps=EVAL_SAMPLER.steps,
+            guidance_scale=EVAL_SAMPLER.guidance_scale,
             output_type="np",
         ).images[0]
         difference = got.permute(1, 2, 0).float() - torch.from_numpy(want) * 255
@@ -137,9 +137,9 @@ def test_kinds_mix_in_generation_and_not_in_a_batch(pipeline_folder: Path, sourc
     image = model_with(pipeline_folder, train=["ar"])
     plain = PromptRecord(id="t2i", prompt="a red circle")
     mixed = [edits(source_images, 1)[0], plain, edits(source_images, 2)[1], edits(source_images, 1)[2]]
-    together = image.generate(mixed, [1, 2, 3, 4], STOCK)
+    together = image.generate(mixed, [1, 2, 3, 4], EVAL_SAMPLER)
     for row, record in enumerate(mixed):
-        alone = image.generate([record], [row + 1], STOCK)[0]
+        alone = image.generate([record], [row + 1], EVAL_SAMPLER)[0]
         assert (together[row].int() - alone.int()).abs().max() <= 1
     with pytest.raises(UserError, match="'0' and 't2i' of one batch have 1 and 0 source images"):
         image.sample_tokens(mixed[:2], [1, 2], ROLLOUT)
@@ -148,7 +148,7 @@ def test_kinds_mix_in_generation_and_not_in_a_batch(pipeline_folder: Path, sourc
 def test_an_image_depends_on_its_source(pipeline_folder: Path, source_images: list[Path]) -> None:
     image = model_with(pipeline_folder)
     one, two = (
-        image.generate([PromptRecord(id="e", prompt="make it red", source_images=(path,))], [5], STOCK)[0]
+        image.generate([PromptRecord(id="e", prompt="make it red", source_images=(path,))], [5], EVAL_SAMPLER)[0]
         for path in source_images[:2]
     )
     assert (one.int() - two.int()).abs().max() > 8

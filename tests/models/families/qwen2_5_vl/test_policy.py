@@ -66,12 +66,12 @@ def model_of(folder: Path, **changes: Any) -> TokenGenerator[EncodedQueries]:
     config = PolicyConfig(**{"rollout_batch": 4, **changes})
     whole = load_model(str(folder), train=["vl"], policy=config, options=OPTIONS, device="cpu")
     assert isinstance(whole, TokenGenerator)
-    stir(whole.policy("vl", rollout=ROLLOUT, stock=GREEDY))
+    stir(whole.policy("vl", rollout=ROLLOUT, evaluation=GREEDY))
     return whole
 
 
 def policy_of(folder: Path, **changes: Any) -> VlPolicy:
-    return model_of(folder, **changes).policy("vl", rollout=ROLLOUT, stock=GREEDY, kl_reference=True)
+    return model_of(folder, **changes).policy("vl", rollout=ROLLOUT, evaluation=GREEDY, kl_reference=True)
 
 
 def answers_of(policy: VlPolicy | TokenGenerator[EncodedQueries]) -> AnswerModel:
@@ -179,7 +179,7 @@ def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records:
 
 @torch.no_grad()
 def test_greedy_answers_are_the_models_own(folder: Path, records: list[PromptRecord]) -> None:
-    """The stock sampler agrees with transformers' generate(), which bans nothing, wherever that says nothing banned."""
+    """The eval sampler agrees with transformers' generate(), which bans nothing, wherever that says nothing banned."""
     whole = model_of(folder)
     answers = answers_of(whole)
     ours = whole.generate(records, [1, 2, 3], GREEDY)
@@ -205,7 +205,7 @@ def test_an_answer_depends_on_its_own_record_and_seed_only(folder: Path, records
 @torch.no_grad()
 def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRecord], tmp_path: Path) -> None:
     whole = model_of(folder)
-    policy = whole.policy("vl", rollout=ROLLOUT, stock=GREEDY)
+    policy = whole.policy("vl", rollout=ROLLOUT, evaluation=GREEDY)
     got = rollout(policy, records, group_size=1)
     whole.adapters.save(tmp_path)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)

@@ -72,17 +72,19 @@ class GlmImage:
         return [images[row] for row in range(len(records))]
 
     def policy(
-        self, module: str, *, rollout: SamplerConfig, stock: SamplerConfig, kl_reference: bool = False
+        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> TokenPolicy[EncodedPrompts] | FlowPolicy[Conditions]:
         """``ar``: token samples, each decoded by the ODE. ``dit``: decodes of one token sample of each prompt, which
-        is drawn as ``stock`` says."""
+        is drawn as ``evaluation`` says."""
         if module == "ar":
             guidance = self.config.decode_guidance_scale or rollout.guidance_scale
             rollout = rollout.model_copy(update={"guidance_scale": guidance})
             return TokenPolicy(
                 self.tokens(rollout), self.adapters["ar"], rollout, self.config, kl_reference=kl_reference
             )
-        return FlowPolicy(self.decoder(stock), self.adapters["dit"], rollout, self.config, kl_reference=kl_reference)
+        return FlowPolicy(
+            self.decoder(evaluation), self.adapters["dit"], rollout, self.config, kl_reference=kl_reference
+        )
 
     def joint_policy(self, outer: Any, inner: Any) -> GlmImageJointPolicy:
         """The AR module's policy outside, the DiT's inside."""
