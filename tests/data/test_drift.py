@@ -52,7 +52,7 @@ class TestDistances:
     def test_lengths_of_a_part_of_the_records_move_by_that_part(self, tmp_path, before):
         mixed = profile(tmp_path, [*prompts(), *["a cat"] * 100])
         assert of(drift(before, mixed), "prompt_words").distance == pytest.approx(0.25, abs=0.01)
-        assert "median 7 before, 7 now; distance 0.25" in of(drift(before, mixed), "prompt_words").said
+        assert "median 7 before, 7 now; distance 0.25" in of(drift(before, mixed), "prompt_words").text
 
     def test_kinds_are_compared_by_the_jensen_shannon_distance(self, tmp_path, before):
         target = picture(tmp_path / "a.png").name

@@ -12,7 +12,7 @@ from tests.data.making import jsonl, picture, prepare
 from tests.data.profiles import profile, prompts
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import ImageError
-from visual_grpo.data.drift import PROMPTS, QUANTILES, image_features, profile_of, read_profile, write_profile
+from visual_grpo.data.drift import MAX_PROMPTS, QUANTILES, image_features, profile_of, read_profile, write_profile
 
 
 def prepared(folder, rows, **changes):
@@ -65,9 +65,9 @@ def test_source_images_are_measured_too(tmp_path):
 def test_more_prompts_than_are_kept(tmp_path):
     every = prompts(1200)
     found = profile(tmp_path, every)
-    assert len(found.prompts.hashes) == PROMPTS
+    assert len(found.prompts.hashes) == MAX_PROMPTS
     assert not found.prompts.complete
-    assert found.values["prompt_characters"].n == PROMPTS
+    assert found.values["prompt_characters"].n == MAX_PROMPTS
     assert found == profile(tmp_path, every[::-1])
     assert len(found.model_dump_json()) < 30_000
     assert profile(tmp_path, ["A  cat", "a cat", "a CAT "]) == profile(tmp_path, ["a cat"] * 3)

@@ -22,27 +22,20 @@ class DataError(UserError, DatasetError):
     """A `DatasetError`, so that Kedro passes it on as it is, whose message the user can act on."""
 
 
-def missing(path: Path, made_by: str) -> DataError:
-    """Nothing at ``path`` yet: names the command that makes it."""
-    return DataError(f"{path} does not exist yet. Make it with: {rerun_command(made_by)}")
-
-
 class DraftDataset(AbstractDataset[Never, Path]):
     """Loads as a path beside ``filepath``, which a node fills and returns; the dataset of ``filepath`` saves it.
 
-    What was there before stays until all is written. An unsaved draft is removed when the process ends.
+    The old content stays until the new one is complete. An unsaved draft is removed when the process ends.
 
     Args:
-        filepath: what the draft, its hidden sibling, will replace.
+        filepath: the file or folder that the draft, its hidden sibling, will replace.
         kind: ``folder``: an empty folder is made; ``file``: nothing is there yet.
     """
 
     def __init__(
         self, *, filepath: str, kind: Literal["folder", "file"] = "folder", metadata: dict[str, Any] | None = None
     ) -> None:
-        self._path = Path(filepath)
-        self._kind = kind
-        self.metadata = metadata
+        self._path, self._kind, self.metadata = Path(filepath), kind, metadata
 
     def load(self) -> Path:
         draft = new_draft(self._path)
@@ -68,13 +61,11 @@ class FolderDataset(AbstractDataset[Path, Path]):
     """
 
     def __init__(self, *, filepath: str, made_by: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path = Path(filepath)
-        self._made_by = made_by
-        self.metadata = metadata
+        self._path, self._made_by, self.metadata = Path(filepath), made_by, metadata
 
     def load(self) -> Path:
         if not self._exists():
-            raise missing(self._path, self._made_by)
+            raise _missing(self._path, self._made_by)
         return self._path
 
     def save(self, data: Path) -> None:
@@ -85,11 +76,11 @@ class FolderDataset(AbstractDataset[Path, Path]):
             replace_folder(data, self._path)
 
     def preview(self, file: str) -> ImagePreview:
-        """The first PNG whose path in the folder matches the glob pattern ``file``, for Kedro-Viz."""
-        found = min(self.load().glob(file), default=None)
-        if found is None:
+        """Returns the first PNG whose path in the folder matches the glob pattern ``file``, for Kedro-Viz."""
+        image = min(self.load().glob(file), default=None)
+        if image is None:
             raise DataError(f"{self._path} has no {file}")
-        return base64.b64encode(found.read_bytes()).decode()
+        return base64.b64encode(image.read_bytes()).decode()
 
     def _exists(self) -> bool:
         heal(self._path)
@@ -110,15 +101,13 @@ class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
     def __init__(
         self, *, filepath: str, made_by: str = "data_preparation", metadata: dict[str, Any] | None = None
     ) -> None:
-        self._path = Path(filepath)
-        self._made_by = made_by
-        self.metadata = metadata
+        self._path, self._made_by, self.metadata = Path(filepath), made_by, metadata
 
     def load(self) -> RecordTable:
         from visual_grpo.data.table import RecordTable
 
         if not self._exists():
-            raise missing(self._path, self._made_by)
+            raise _missing(self._path, self._made_by)
         return RecordTable(self._path)
 
     def save(self, data: Path) -> None:
@@ -129,7 +118,7 @@ class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
         remove_unused_images(self._path)
 
     def preview(self, nrows: int = 5) -> TablePreview:
-        """The first rows of the manifest, for Kedro-Viz."""
+        """Returns the first rows of the manifest, for Kedro-Viz."""
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(self._path) as file:
@@ -143,3 +132,7 @@ class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._path), "made_by": self._made_by}
+
+
+def _missing(path: Path, made_by: str) -> DataError:
+    return DataError(f"{path} does not exist yet. Make it with: {rerun_command(made_by)}")

@@ -1,4 +1,8 @@
-"""Compares two profiles of data: how far each feature has moved, and whether that is too far to train unseen."""
+"""Describes prepared records by a profile, and checks how far those of new data have moved from an earlier one.
+
+A profile has counts, distributions and hashes, and no prompt. A prompt or image that several records share counts as
+often as they do, but the effect of chance depends on the number of different ones.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +30,27 @@ T = TypeVar("T")
 Picture = tuple[Path, tuple[Any, Any]]
 """A prepared image, and the width and height of its original, if known."""
 
-PROMPTS, IMAGES = 1000, 500
-"""Most distinct prompts, and images of each role, that are looked at."""
+MAX_PROMPTS, MAX_IMAGES = 1000, 500
+"""Distinct prompts, and images of each role, in a sample."""
 QUANTILES = 201
 BUCKETS = 128
 """Pairs of characters are counted by hash, so that no word can be read back."""
 _DIGITS = 12
 """Hex digits (48 bits) of a hash: among a million items two share one with a probability of 0.2%."""
-_LONGEST_SIDE = 256
+_MAX_SIDE = 256
 """Pixels; larger images are reduced to at most this by averaging blocks of pixels."""
 _LUMA = (0.299, 0.587, 0.114)
 """ITU-R BT.601."""
+_FALSE_ALARM = 1e-4
+"""Probability that a feature of equal data exceeds `Drift.chance`."""
+_SPREAD_ALLOWED = 4.0
+"""Multiple of its mean that a divergence hardly ever exceeds by chance: 3.4 at most in 200 halvings of prompts."""
+_NAMES = {
+    "kinds": "kinds of records",
+    "prompt_text": "pairs of characters in the prompts",
+    "prompt_characters": "length of the prompts in characters",
+    "prompt_words": "length of the prompts in words",
+}
 
 
 class Sized(Strict):
@@ -90,17 +104,17 @@ def profile_of(records: RecordTable) -> Profile:
     """
     splits: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
-    prompts: _Sample[str] = _Sample(PROMPTS)
-    targets, sources = _Sample[Picture](IMAGES), _Sample[Picture](IMAGES)
+    prompts = _Sample[str](MAX_PROMPTS)
+    targets, sources = _Sample[Picture](MAX_IMAGES), _Sample[Picture](MAX_IMAGES)
     folder = records.path.parent
     for row in records.rows():
         splits[row["split"]] += 1
-        names = row["source_images"] or ()
-        given = {0: "no source", 1: "one source"}.get(len(names), "several sources")
-        kinds[f"{given}, {'no target' if row['target_image'] is None else 'with a target'}"] += 1
-        normalised = prompt_key(row["prompt"])
-        prompts.add(normalised, normalised)
-        if (target := row["target_image"]) is not None:
+        names, target = row["source_images"] or (), row["target_image"]
+        source_kind = {0: "no source", 1: "one source"}.get(len(names), "several sources")
+        kinds[f"{source_kind}, {'no target' if target is None else 'with a target'}"] += 1
+        prompt = prompt_key(row["prompt"])
+        prompts.add(prompt, prompt)
+        if target is not None:
             size = row["original_width"], row["original_height"]
             targets.add(f"{row['target_sha256'] or target} {size}", (folder / target, size))
         for name, sha256 in zip(names, row["source_sha256"] or names, strict=True):
@@ -108,7 +122,7 @@ def profile_of(records: RecordTable) -> Profile:
     hashes, texts, counts = zip(*prompts.items(), strict=True)
     characters, words = [len(text) for text in texts], [len(text.split()) for text in texts]
     values = {"prompt_characters": _values(characters, counts), "prompt_words": _values(words, counts)}
-    values |= _image_values("target", targets.items()) | _image_values("source", sources.items())
+    values |= _image_values("target", targets) | _image_values("source", sources)
     shares = {kind: count / kinds.total() for kind, count in sorted(kinds.items())}
     kind_shares = Shares(records=kinds.total(), n=kinds.total(), shares=shares, spread=len(shares) - 1)
     return Profile(
@@ -117,17 +131,17 @@ def profile_of(records: RecordTable) -> Profile:
         splits={split: splits[split] for split in SPLITS},
         prompts=Prompts(hashes=hashes, complete=prompts.complete),
         values=values,
-        shares={"kinds": kind_shares, "prompt_text": _text(texts, counts)},
+        shares={"kinds": kind_shares, "prompt_text": _text_shares(texts, counts)},
     )
 
 
 def write_profile(profile: Profile, folder: Path) -> None:
-    """Writes it beside the adapters that were trained on these records."""
+    """Writes the profile beside the adapters that were trained on the records."""
     (folder / DATA_PROFILE).write_text(profile.model_dump_json() + "\n", encoding="utf-8")
 
 
 def read_profile(folder: Path) -> Profile | None:
-    """The profile of the data that a folder's adapters were trained on, if there is one."""
+    """Returns the profile of the data that a folder's adapters were trained on, if there is one."""
     file = folder / DATA_PROFILE
     if not file.is_file():
         return None
@@ -140,17 +154,45 @@ def read_profile(folder: Path) -> Profile | None:
         ) from error
 
 
-def _image_values(role: str, images: Sequence[tuple[str, Picture, int]]) -> dict[str, Values]:
-    """Distributions of the prepared pixels, and of the originals' sizes, which a manifest has of targets only."""
-    found: dict[str, list[tuple[float, int]]] = {}
+class _Sample(Generic[T]):
+    """Keeps the ``size`` distinct keys with the lowest sha256, an item of each, and how often it was added.
+
+    It is bounded in memory and does not depend on the order; datasets that share most keys get samples that do.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.complete = True
+        """False if a key was left out; known after `items`."""
+        self._kept: dict[str, tuple[T, int]] = {}
+
+    def add(self, key: str, item: T) -> None:
+        digest = hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
+        self._kept[digest] = (item, self._kept.get(digest, (item, 0))[1] + 1)
+        if len(self._kept) >= 2 * self.size:
+            self.items()
+
+    def items(self) -> list[tuple[str, T, int]]:
+        """Drops the keys beyond ``size`` and returns (hash, item, count) in the order of the hashes."""
+        # A dropped key stays above the lowest ones, so the counts of those that stay are complete.
+        lowest = sorted(self._kept)[: self.size]
+        self.complete &= len(lowest) == len(self._kept)
+        self._kept = {digest: self._kept[digest] for digest in lowest}
+        return [(digest, *self._kept[digest]) for digest in lowest]
+
+
+def _image_values(role: str, sample: _Sample[Picture]) -> dict[str, Values]:
+    """Returns distributions of the prepared pixels and, if known, of the originals' sizes."""
+    images = sample.items()
+    pairs: dict[str, list[tuple[float, int]]] = {}
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         described = list(pool.map(image_features, (path for _, (path, _), _ in images)))
     for (_, (_, (width, height)), count), features in zip(images, described, strict=True):
         if width and height:
             features |= {"width": width, "height": height, "aspect": width / height}
         for name, value in features.items():
-            found.setdefault(f"{role}_{name}", []).append((value, count))
-    return {name: _values(*zip(*pairs, strict=True)) for name, pairs in found.items()}
+            pairs.setdefault(f"{role}_{name}", []).append((value, count))
+    return {name: _values(*zip(*weighted, strict=True)) for name, weighted in pairs.items()}
 
 
 def _values(values: Sequence[float], counts: Sequence[int]) -> Values:
@@ -164,17 +206,17 @@ def _sizes(counts: Sequence[int]) -> dict[str, Any]:
     return {"records": sum(counts), "n": round(sum(counts) ** 2 / sum(count**2 for count in counts), 3)}
 
 
-def _text(texts: Sequence[str], counts: Sequence[int]) -> Shares:
-    """Pairs of characters; every record's prompt has the same weight whatever its length."""
-    rows, weights = np.array([_pairs(text) for text in texts]), np.array(counts) / sum(counts)
+def _text_shares(texts: Sequence[str], counts: Sequence[int]) -> Shares:
+    """Counts pairs of characters; every record's prompt has the same weight whatever its length."""
+    rows, weights = np.array([_pair_shares(text) for text in texts]), np.array(counts) / sum(counts)
     mean = weights @ rows
-    there = mean > 0
-    spread = ((weights @ (rows - mean) ** 2)[there] / mean[there]).sum()
-    shares = {str(bucket): round(float(mean[bucket]), 8) for bucket in np.flatnonzero(there)}
+    used = mean > 0
+    spread = ((weights @ (rows - mean) ** 2)[used] / mean[used]).sum()
+    shares = {str(bucket): round(float(mean[bucket]), 8) for bucket in np.flatnonzero(used)}
     return Shares(**_sizes(counts), shares=shares, spread=round(float(spread), 6))
 
 
-def _pairs(text: str) -> np.ndarray:
+def _pair_shares(text: str) -> np.ndarray:
     """float64 [BUCKETS]: shares of the pairs of neighbouring characters, with a space before and after the text."""
     padded = f" {text} "
     pairs = [zlib.crc32(padded[start : start + 2].encode()) % BUCKETS for start in range(len(padded) - 1)]
@@ -186,7 +228,7 @@ def image_features(path: Path) -> dict[str, float]:
     from scipy import ndimage
 
     image = read_image(path)
-    image = image.reduce(-(-max(image.size) // _LONGEST_SIDE))
+    image = image.reduce(-(-max(image.size) // _MAX_SIDE))
     rgb = np.asarray(image, dtype=np.float64) / 255  # [height, width, 3]
     luma = rgb @ np.array(_LUMA)
     red, green, blue = np.moveaxis(rgb, -1, 0)
@@ -200,46 +242,6 @@ def image_features(path: Path) -> dict[str, float]:
     }
 
 
-class _Sample(Generic[T]):
-    """The ``size`` distinct keys with the lowest sha256, an item of each, and how often it came.
-
-    It is bounded in memory and does not depend on the order; datasets that share most keys get samples that do.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.complete = True
-        """False if a key was left out; known after `items`."""
-        self._kept: dict[str, tuple[T, int]] = {}
-
-    def add(self, key: str, item: T) -> None:
-        hashed = hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
-        self._kept[hashed] = (item, self._kept.get(hashed, (item, 0))[1] + 1)
-        if len(self._kept) >= 2 * self.size:
-            self.items()
-
-    def items(self) -> list[tuple[str, T, int]]:
-        """(hash, item, number of times that its key was added) in the order of the hashes; drops what is too much."""
-        # What is dropped is above the lowest for good, so the counts of those that stay are complete.
-        lowest = sorted(self._kept)[: self.size]
-        self.complete &= len(lowest) == len(self._kept)
-        self._kept = {hashed: self._kept[hashed] for hashed in lowest}
-        return [(hashed, *self._kept[hashed]) for hashed in lowest]
-
-
-FALSE_ALARM = 1e-4
-"""With what probability chance alone brings a feature of equal data above `Drift.chance`."""
-_SPREAD_ALLOWED = 4.0
-"""Chance hardly ever brings a divergence above this many times its mean: 3.4 at most in 200 halvings of prompts."""
-
-_WORDS = {
-    "kinds": "kinds of records",
-    "prompt_text": "pairs of characters in the prompts",
-    "prompt_characters": "length of the prompts in characters",
-    "prompt_words": "length of the prompts in words",
-}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Drift:
     """The distance of two datasets in one feature."""
@@ -251,26 +253,19 @@ class Drift:
     chance: float
     """Distance that equal data of these sizes hardly ever exceed; 0..1."""
     limit: str
-    """The field of `DataChecks` that it is held against."""
-    said: str
+    """Field of `DataChecks` with the largest distance allowed."""
+    text: str
     """``brightness of the target images: median 0.71 before, 0.42 now; distance 0.88``."""
-
-
-def drift(before: Profile, now: Profile) -> list[Drift]:
-    """The features that both have, in the order of the profiles."""
-    shares = [_of_shares(name, old, now.shares[name]) for name, old in before.shares.items() if name in now.shares]
-    values = [_of_values(name, old, now.values[name]) for name, old in before.values.items() if name in now.values]
-    return shares + values
 
 
 def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]:
     """Returns a sentence for each fault of the data; ``before`` is of the champion's data, if there is a champion."""
-    usable, found = counted(now.accepted, "usable record"), now.accepted + now.rejected
+    usable, total = counted(now.accepted, "usable record"), now.accepted + now.rejected
     faults = []
     if now.accepted < limits.min_records:
         faults.append((f"{usable}, needed are {limits.min_records}", "min_records"))
-    if now.rejected > limits.max_rejected * found:
-        rejected = f"{now.rejected} of {counted(found, 'record')} rejected: {now.rejected / found:.1%}"
+    if now.rejected > limits.max_rejected * total:
+        rejected = f"{now.rejected} of {counted(total, 'record')} rejected: {now.rejected / total:.1%}"
         faults.append((f"{rejected}, allowed are {limits.max_rejected:.1%}", "max_rejected"))
     if before is not None:
         fewer, lost = 1 - now.accepted / before.accepted, lost_share(before.prompts, now.prompts)
@@ -280,44 +275,51 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
         if lost > limits.max_lost_prompts:
             gone = f"{lost:.1%} of the earlier prompts are gone"
             faults.append((f"{gone}, allowed are {limits.max_lost_prompts:.1%}", "max_lost_prompts"))
-        for one in drift(before, now):
-            limit = max(float(getattr(limits, one.limit)), one.chance)
-            if one.distance > limit:
-                faults.append((f"{one.said}, allowed is {limit:.2f}", one.limit))
+        for feature in drift(before, now):
+            allowed = max(float(getattr(limits, feature.limit)), feature.chance)
+            if feature.distance > allowed:
+                faults.append((f"{feature.text}, allowed is {allowed:.2f}", feature.limit))
     return [f"{text} (retrain.data.{limit})." for text, limit in faults]
 
 
+def drift(before: Profile, now: Profile) -> list[Drift]:
+    """Compares the features that both profiles have, in their order."""
+    shares = [_shares_drift(name, old, now.shares[name]) for name, old in before.shares.items() if name in now.shares]
+    values = [_values_drift(name, old, now.values[name]) for name, old in before.values.items() if name in now.values]
+    return shares + values
+
+
 def lost_share(before: Prompts, now: Prompts) -> float:
-    """The share of the earlier prompts that are gone, estimated from those whose hashes both samples cover; 0..1."""
+    """Estimates the share of the earlier prompts that are gone, 0..1, from those whose hashes both samples cover."""
     last = "g" if now.complete else now.hashes[-1]
-    covered = {hashed for hashed in before.hashes if hashed <= last}
+    covered = {digest for digest in before.hashes if digest <= last}
     return len(covered - set(now.hashes)) / len(covered) if covered else 0.0
 
 
-def _of_values(name: str, before: Values, now: Values) -> Drift:
-    """The largest difference of the shares of numbers below a bound, over all bounds (Kolmogorov-Smirnov)."""
+def _values_drift(name: str, before: Values, now: Values) -> Drift:
+    """Kolmogorov-Smirnov: the largest difference, over all bounds, of the shares of numbers below a bound."""
     from scipy import stats
 
     distance = float(stats.ks_2samp(before.quantiles, now.quantiles, method="asymp").statistic)
-    chance = float(stats.kstwobign.isf(FALSE_ALARM)) * math.sqrt(_scatter(before, now))
+    chance = float(stats.kstwobign.isf(_FALSE_ALARM)) * math.sqrt(_scatter(before, now))
     medians = [values.quantiles[len(values.quantiles) // 2] for values in (before, now)]
-    role, _, what = name.partition("_")
-    words = _WORDS.get(name, f"{what} of the {role} images")
+    role, _, feature = name.partition("_")
+    title = _NAMES.get(name, f"{feature} of the {role} images")
     return Drift(
         feature=name,
         distance=distance,
         chance=min(1.0, chance),
         limit="max_prompt_length_drift" if role == "prompt" else "max_image_drift",
-        said=f"{words}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}",
+        text=f"{title}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}",
     )
 
 
-def _of_shares(name: str, before: Shares, now: Shares) -> Drift:
+def _shares_drift(name: str, before: Shares, now: Shares) -> Drift:
     """The Jensen-Shannon distance in bits."""
     from scipy.spatial.distance import jensenshannon
 
     categories = sorted(before.shares.keys() | now.shares.keys())
-    both = [[side.shares.get(category, 0.0) for category in categories] for side in (before, now)]
+    both = [[profile.shares.get(category, 0.0) for category in categories] for profile in (before, now)]
     # Rounding makes the root of a tiny negative number of equal shares.
     distance = 0.0 if both[0] == both[1] else float(jensenshannon(*both, base=2))
     # The mean divergence of two samples from one distribution, to second order in the differences.
@@ -327,15 +329,15 @@ def _of_shares(name: str, before: Shares, now: Shares) -> Drift:
         distance=distance,
         chance=min(1.0, math.sqrt(_SPREAD_ALLOWED * mean)),
         limit="max_kind_drift" if name == "kinds" else "max_prompt_text_drift",
-        said=f"{_WORDS[name]}: distance {distance:.2f}",
+        text=f"{_NAMES[name]}: distance {distance:.2f}",
     )
 
 
 def _scatter(before: Sized, now: Sized) -> float:
-    """1 / n + 1 / m, by which chance grows in samples of n and m.
+    """Returns 1 / n + 1 / m, by which chance grows in samples of n and m.
 
-    Both count as often repeated as the one that is less: data that have shrunk to one prompt in all records would else
-    be a sample of one, of which nothing can be said.
+    Both count as often repeated as the less repeated one: data that have shrunk to one prompt in all records would
+    otherwise be a sample of one, of which nothing can be said.
     """
-    repeated = min(side.records / side.n for side in (before, now))
+    repeated = min(profile.records / profile.n for profile in (before, now))
     return repeated / before.records + repeated / now.records

@@ -26,16 +26,7 @@ from visual_grpo.data.checks import checked
 from visual_grpo.data.images import ImageStore, PreparedImage
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected, prefix_rejections
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.table import (
-    FEW_PROMPTS,
-    SEALED,
-    SPLITS,
-    RecordTable,
-    group_key,
-    prompt_key,
-    split_of,
-    write_manifest,
-)
+from visual_grpo.data.table import FEW_PROMPTS, SEALED, SPLITS, RecordTable, assign_split, prompt_key, write_manifest
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -111,29 +102,28 @@ class Preparation:
     def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
         if not isinstance(item, Record):
             return item
-        target = None
+        target, target_file = None, None
         try:
             record = checked(item, self._config.task, self._source.limits)
             if self._config.task == "segmentation":
                 record, source, target = store.prepare_query(record)
-                return self._prepared(record, [source], target, None)
-            if record.target_image is not None:
-                target = store.prepare(record.target_image, record.id, "target")
-            with prefix_rejections("source_image"):
-                sources = [
-                    store.prepare(source, record.id, f"source{number}")
-                    for number, source in enumerate(record.source_images)
-                ]
+                sources = [source]
+            else:
+                if record.target_image is not None:
+                    target = store.prepare(record.target_image, record.id, "target")
+                if isinstance(item.target_image, str):  # It may hold bytes that are not UTF-8, which Parquet refuses.
+                    target_file = item.target_image.encode("utf-8", "backslashreplace").decode()
+                with prefix_rejections("source_image"):
+                    names = enumerate(record.source_images)
+                    sources = [store.prepare(image, record.id, f"source{number}") for number, image in names]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)
-        file = item.target_image
-        # A file's name may hold bytes that are not UTF-8, which a table cannot store.
-        target_file = file.encode("utf-8", "backslashreplace").decode() if isinstance(file, str) else None
-        return self._prepared(record, sources, target, target_file)
+        return Prepared(*self._row(record, sources, target, target_file), record.place)
 
-    def _prepared(
+    def _row(
         self, record: Record, sources: list[PreparedImage], target: PreparedImage | None, target_file: str | None
-    ) -> Prepared:
+    ) -> tuple[dict[str, Any], int]:
+        """Returns the record's row of the manifest, and the number of images smaller than the prepared size."""
         config = self._config
         images = [*sources, *([] if target is None else [target])]
         original_digests = [source.original_sha256 for source in sources]
@@ -160,8 +150,7 @@ class Preparation:
                 "original_height": target.original_size[1],
             }
         sizes = [image.original_size for image in images]
-        enlarged = sum(width < config.width or height < config.height for width, height in sizes)
-        return Prepared(row, enlarged, record.place)
+        return row, sum(width < config.width or height < config.height for width, height in sizes)
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:
@@ -179,14 +168,6 @@ def with_ids(items: Iterator[Item]) -> Iterator[Item]:
                 digest = hashlib.sha256(f"{content}\0{contents.add(content)}".encode("utf-8", "surrogatepass"))
                 item = replace(item, id=digest.hexdigest()[:16])
             yield item
-
-
-def assign_split(record: Record, source_sha256: Sequence[str], config: DataConfig) -> tuple[str, str]:
-    """Returns the split and the group key of a checked record; ``source_sha256`` are of its original source images."""
-    # Queries about one image are held out together, whatever they ask.
-    prompt = None if config.task == "segmentation" else record.prompt
-    key = group_key(prompt, record.group, source_sha256)
-    return split_of(record.id, key, config), key
 
 
 def remove_unused_images(manifest: Path) -> None:

@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -87,22 +87,20 @@ class Note(str):
     """A warning about the dataset as a whole."""
 
 
+@dataclass(eq=False)
 class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
-    """A record that cannot be used, the ``reason`` by which the report counts, and a remedy.
+    """A record that cannot be used; raised by a check, yielded with its place by `at`."""
 
-    Raised by a check, yielded with its place by `at`.
-    """
-
-    def __init__(
-        self, reason: str, message: str, remedy: str, place: Place = Place(""), record_id: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.reason, self.message, self.remedy, self.place, self.id = reason, message, remedy, place, record_id
+    reason: str
+    """By which the report counts, such as ``missing_target``."""
+    message: str
+    remedy: str
+    place: Place = Place("")
+    id: str | None = None
 
     def at(self, place: Place, record_id: object = None) -> Self:
         """Returns a copy with its place, without the traceback, whose frames would keep images in memory."""
-        shown = None if record_id is None else shorten(str(record_id))
-        return type(self)(self.reason, self.message, self.remedy, place, shown)
+        return replace(self, place=place, id=None if record_id is None else shorten(str(record_id)))
 
     def __str__(self) -> str:
         name = "" if self.id is None else f" (id {self.id!r})"

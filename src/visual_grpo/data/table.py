@@ -20,6 +20,7 @@ import numpy as np
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig
+from visual_grpo.data.record import Record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,6 +47,14 @@ def split_of(record_id: str, key: str, data: DataConfig) -> str:
     # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
     rest = 1 - data.held_out_share - data.sealed_share
     return "eval" if data.eval_share > 0 and _fraction("id", record_id) < data.eval_share / rest else "train"
+
+
+def assign_split(record: Record, source_sha256: Sequence[str], config: DataConfig) -> tuple[str, str]:
+    """Returns the split and the group key of a checked record; ``source_sha256`` are of its original source images."""
+    # Queries about one image are held out together, whatever they ask.
+    prompt = None if config.task == "segmentation" else record.prompt
+    key = group_key(prompt, record.group, source_sha256)
+    return split_of(record.id, key, config), key
 
 
 def group_key(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:

@@ -15,10 +15,10 @@ from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.command import Command
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import image_digest
-from visual_grpo.data.preparation import also_rejected, assign_split, no_records_left, with_ids
+from visual_grpo.data.preparation import also_rejected, no_records_left, with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
-from visual_grpo.data.table import OPEN, SPLITS
+from visual_grpo.data.table import OPEN, SPLITS, assign_split
 from visual_grpo.operations.preflight.reward import Traits
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
