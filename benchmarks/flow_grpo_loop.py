@@ -36,8 +36,8 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import PromptRecord, StepMetrics, TrainBatch
 from visual_grpo.config import Parameters
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation import generate
 from visual_grpo.evaluation.compare import join
+from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import UpdateMetrics
@@ -146,14 +146,14 @@ class Loop:
         fresh.mkdir(parents=True)
         self.model.adapters.save(fresh / "adapters")
         pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
-        requests = generate.plan_images(
+        requests = plan_images(
             {"held_out": records.split("held_out")},
             seed=config.seed,
             images_per_prompt=IMAGES_PER_PROMPT,
             max_prompts=None,
         )
         sampler, size = {"eval": config.sampling.eval}, config.evaluation.batch_size
-        generate.draw_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, facts={})
+        draw_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, facts={})
         facts = {
             "steps": self.trainer.step,
             "updates": self.trainer.step * self.trainer.config.updates_per_rollout,
@@ -245,7 +245,7 @@ def _compared(scores: dict[tuple[int, str], pd.DataFrame], seeds: Sequence[int],
 
 def _scores(folder: Path) -> pd.DataFrame:
     """The held-out samples of the eval sampler."""
-    scores = generate.read_scores(folder)
+    scores = read_scores(folder)
     chosen = (scores["sampler"] == "eval") & (scores["split"] == "held_out") & (scores["index"] < IMAGES_PER_PROMPT)
     kept = scores[chosen]
     kept.attrs = scores.attrs

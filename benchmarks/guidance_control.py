@@ -19,8 +19,9 @@ import project
 from visual_grpo.common import quiet_libraries
 from visual_grpo.config import ControlConfig, Parameters
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation import compare, generate
-from visual_grpo.evaluation.headline import change
+from visual_grpo.evaluation import compare
+from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
+from visual_grpo.evaluation.verdict import change
 from visual_grpo.training import components
 
 
@@ -28,7 +29,7 @@ def main() -> None:
     quiet_libraries.silence_libraries()
     arguments = _arguments()
     config, records = project.load(arguments)
-    trained = generate.read_scores(Path(config.output) / "07_model_output" / "trained")
+    trained = read_scores(Path(config.output) / "07_model_output" / "trained")
     base = _base_at(config, records, arguments.scales)
     intervals = {"bootstrap_samples": config.evaluation.bootstrap_samples, "seed": config.evaluation.seed}
     entries = compare.compare_controls(base, trained, **intervals)
@@ -46,14 +47,14 @@ def _base_at(config: Parameters, records: RecordTable, scales: list[float]) -> p
     controls = [ControlConfig(guidance_scale=scale) for scale in scales]
     evaluation = config.evaluation.model_copy(update={"controls": controls})
     spec = components.make_run_spec(config.model_copy(update={"evaluation": evaluation}), path)
-    requests = generate.plan_images(
+    requests = plan_images(
         {"held_out": records.split("held_out")},
         seed=config.evaluation.seed,
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
     with tempfile.TemporaryDirectory() as folder:
-        return generate.draw_and_score(
+        return draw_and_score(
             components.build_model(config, path),
             components.build_scorer(config, spec.modules),
             requests,

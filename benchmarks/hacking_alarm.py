@@ -31,8 +31,8 @@ from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import AlarmConfig, Parameters, RewardConfig
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation.alarm import Watch
-from visual_grpo.evaluation.generate import distinct_prompts, read_scores
+from visual_grpo.evaluation.alarm import HackingMonitor
+from visual_grpo.evaluation.draw import distinct_prompts, read_scores
 from visual_grpo.rewards.catalogue import build_reward_set
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun
@@ -190,7 +190,9 @@ class _Scorer:
                     return step - arguments.onset
         return None
 
-    def _watch(self, folder: Path, guards: tuple[str, ...], distance: float | None, hack: Hack | None) -> Watch:
+    def _watch(
+        self, folder: Path, guards: tuple[str, ...], distance: float | None, hack: Hack | None
+    ) -> HackingMonitor:
         """On a baseline whose total is what the hack raises."""
         scores = self._rows()
         known = {record.id: record for record in self.records}
@@ -205,7 +207,7 @@ class _Scorer:
         for file in rows["file"]:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).symlink_to((self.baseline / file).resolve())
-        return Watch(folder, AlarmConfig(max_distance=distance), self.looks)
+        return HackingMonitor(folder, AlarmConfig(max_distance=distance), self.looks)
 
     def _guards(self, images: Tensor) -> Mapping[str, Tensor]:
         return self.judges(self.records, list(images)).rewards

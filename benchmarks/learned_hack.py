@@ -28,8 +28,8 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.images import to_pil
 from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation.alarm import Watch
-from visual_grpo.evaluation.generate import distinct_prompts
+from visual_grpo.evaluation.alarm import HackingMonitor
+from visual_grpo.evaluation.draw import distinct_prompts
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun
 
@@ -74,7 +74,7 @@ def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
     )
     before = run.evaluate()
     looks = config.grpo.steps // (config.evaluation.every or config.grpo.steps)
-    run.watch = Watch(_baseline(before, scorer.weights, folder / "baseline"), config.alarm, looks)
+    run.watch = HackingMonitor(_baseline(before, scorer.weights, folder / "baseline"), config.alarm, looks)
     had: dict[int, dict[str, Tensor]] = {}
 
     def on_step(metrics: Any, row: Any) -> None:

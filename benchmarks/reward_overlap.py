@@ -27,7 +27,7 @@ from step import base_config, distinct_prompts
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.generate import draw_and_score, plan_images
+from visual_grpo.evaluation.draw import draw_and_score, plan_images
 from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.remote.http_reward import HttpReward

@@ -31,7 +31,7 @@ from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation.generate import distinct_prompts, image_seed
+from visual_grpo.evaluation.draw import distinct_prompts, image_seed
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.pipelines.vote.pairs import find_pairs
 from visual_grpo.rewards.catalogue import build_reward

@@ -26,7 +26,7 @@ from visual_grpo.data.checks import KEYS
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.sources import LAYOUTS
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation.headline import TASK_MEASURES
+from visual_grpo.evaluation.verdict import TASK_MEASURES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
 from visual_grpo.tracking.sync import result_metrics

@@ -11,9 +11,9 @@ import pandas as pd
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.evaluation.compare import compare, compare_controls
-from visual_grpo.evaluation.generate import draw_and_score, plan_images
-from visual_grpo.evaluation.headline import headline
+from visual_grpo.evaluation.draw import draw_and_score, plan_images
 from visual_grpo.evaluation.report import write_report
+from visual_grpo.evaluation.verdict import headline
 from visual_grpo.rewards.combine import RewardSet
 
 HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})

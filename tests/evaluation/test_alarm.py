@@ -14,7 +14,7 @@ from scipy import stats
 
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, Look, Signal, Watch
+from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, HackingMonitor, InterimAnalysis, Signal
 
 COUNT = 24
 RECORDS = [PromptRecord(id=f"p{i:02d}", prompt=f"prompt {i}") for i in range(COUNT)]
@@ -38,13 +38,13 @@ def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
     return folder
 
 
-def look(watch: Watch, guard: Any = BASE, total: Any = 2.0, pixel: int = 100) -> Look:
+def look(watch: HackingMonitor, guard: Any = BASE, total: Any = 2.0, pixel: int = 100) -> InterimAnalysis:
     images = [torch.full((3, 32, 64), pixel, dtype=torch.uint8)] * COUNT
     totals = torch.as_tensor(np.broadcast_to(total, COUNT).copy(), dtype=torch.float32)
     return watch.look(RECORDS, images, totals, {"guard": torch.as_tensor(np.asarray(guard), dtype=torch.float32)})
 
 
-def signal(found: Look, name: str) -> Signal:
+def signal(found: InterimAnalysis, name: str) -> Signal:
     return next(signal for signal in found.signals if signal.name == name)
 
 
@@ -52,7 +52,7 @@ def signal(found: Look, name: str) -> Signal:
 def test_the_bounds_are_of_the_paired_changes_at_the_level_of_all_looks_and_signals(
     tmp_path: Path, max_distance: float | None, signals: int
 ) -> None:
-    watch = Watch(baseline(tmp_path), AlarmConfig(error=0.06, max_distance=max_distance), looks=4)
+    watch = HackingMonitor(baseline(tmp_path), AlarmConfig(error=0.06, max_distance=max_distance), looks=4)
     now = BASE * 0.7 + 0.02 * np.sin(np.arange(COUNT))
     guard = signal(look(watch, guard=now), "guard")
     change = now - BASE
@@ -73,41 +73,41 @@ def test_the_bounds_are_of_the_paired_changes_at_the_level_of_all_looks_and_sign
     ],
 )
 def test_an_alarm_needs_a_rise_and_a_fall(tmp_path: Path, guard: np.ndarray, total: float, alarm: str | None) -> None:
-    found = look(Watch(baseline(tmp_path), AlarmConfig(), looks=4), guard=guard, total=total).alarm
+    found = look(HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4), guard=guard, total=total).alarm
     assert found is None if alarm is None else found is not None and found.startswith(alarm)
 
 
 def test_a_fall_that_chance_explains_is_no_alarm(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.5, COUNT)
     noise += BASE.mean() * -0.4 - noise.mean()
-    found = look(Watch(baseline(tmp_path), AlarmConfig(), looks=4), guard=BASE + noise)
+    found = look(HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4), guard=BASE + noise)
     assert signal(found, "guard").change == pytest.approx(-0.4, abs=1e-5)
     assert found.alarm is None
 
 
 def test_samples_that_can_no_longer_be_scored_are_an_alarm_without_a_rise(tmp_path: Path) -> None:
-    watch = Watch(baseline(tmp_path), AlarmConfig(), looks=4)
+    watch = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4)
     total = np.where(np.arange(COUNT) < 14, np.nan, 1.0)
     found = look(watch, total=total)
     assert not found.has_risen
     assert found.alarm is not None
     assert found.alarm.startswith("58% more of the samples cannot be scored (at least ")
     assert look(watch, total=np.where(np.arange(COUNT) < 2, np.nan, 1.0)).alarm is None
-    assert look(Watch(watch.folder, AlarmConfig(max_unscored_rise=0.5), looks=4), total=total).alarm is None
+    assert look(HackingMonitor(watch.folder, AlarmConfig(max_unscored_rise=0.5), looks=4), total=total).alarm is None
 
 
 def test_the_distance_is_that_of_the_pictures(tmp_path: Path) -> None:
     folder = baseline(tmp_path)
-    found = look(Watch(folder, AlarmConfig(), looks=4), pixel=151)
+    found = look(HackingMonitor(folder, AlarmConfig(), looks=4), pixel=151)
     assert signal(found, DISTANCE).change == pytest.approx(0.2)
     assert found.alarm is None, "it is only followed"
-    alarm = look(Watch(folder, AlarmConfig(max_distance=0.1), looks=4), pixel=151).alarm
+    alarm = look(HackingMonitor(folder, AlarmConfig(max_distance=0.1), looks=4), pixel=151).alarm
     assert alarm == "the reward rose by 1, and the pictures are 0.20 away from the base model's (at least 0.20)"
-    assert signal(look(Watch(folder, AlarmConfig(), looks=4)), DISTANCE).change == pytest.approx(0)
+    assert signal(look(HackingMonitor(folder, AlarmConfig(), looks=4)), DISTANCE).change == pytest.approx(0)
 
 
 def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(tmp_path: Path) -> None:
-    watch = Watch(baseline(tmp_path), AlarmConfig(), looks=1)
+    watch = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=1)
     records = [*RECORDS[:5], PromptRecord(id="new", prompt="new")]
     texts = [TextSample(text="", finished=True, frame=(8, 8))] * 6
     found = watch.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
@@ -120,7 +120,7 @@ def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(
 
 
 def test_the_metrics_have_every_signal_with_its_bounds(tmp_path: Path) -> None:
-    metrics = look(Watch(baseline(tmp_path), AlarmConfig(), looks=4), guard=BASE * 0.9).metrics()
+    metrics = look(HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4), guard=BASE * 0.9).metrics()
     kinds = ("watch", "watch_low", "watch_high")
     names = [f"{kind}/{name}" for name in ("guard", UNSCORED, DISTANCE) for kind in kinds]
     assert list(metrics) == names
@@ -131,7 +131,7 @@ def test_the_metrics_have_every_signal_with_its_bounds(tmp_path: Path) -> None:
 def test_a_guard_at_its_limit_raises_a_false_alarm_no_more_often_than_promised(tmp_path: Path) -> None:
     """400 trainings of three looks, in which the guard's true fall is the limit itself: the worst honest case."""
     error, looks, runs = 0.2, 3, 400
-    watch = Watch(baseline(tmp_path, guard=np.full(COUNT, 1.0)), AlarmConfig(error=error), looks=looks)
+    watch = HackingMonitor(baseline(tmp_path, guard=np.full(COUNT, 1.0)), AlarmConfig(error=error), looks=looks)
     generator = np.random.default_rng(1)
     texts = [TextSample(text="", finished=True, frame=(8, 8))] * COUNT
     alarms = 0

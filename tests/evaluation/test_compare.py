@@ -10,8 +10,7 @@ import pytest
 
 from tests.evaluation.defaults import conditions_of, parameters
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.compare import compare, compare_controls, join
-from visual_grpo.evaluation.pairing import check_facts
+from visual_grpo.evaluation.compare import check_facts, compare, compare_controls, join
 
 SETTINGS = {"bootstrap_samples": 200, "seed": 0}
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]

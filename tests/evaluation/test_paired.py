@@ -8,9 +8,15 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_1samp
 
-from visual_grpo.evaluation.blind import preference
-from visual_grpo.evaluation.paired import CHUNK, paired_difference, paired_ratio_bootstrap, t_interval
-from visual_grpo.evaluation.power import detectable_gain, units_needed
+from visual_grpo.evaluation.paired import (
+    CHUNK,
+    detectable_gain,
+    paired_difference,
+    paired_ratio_bootstrap,
+    preference,
+    t_interval,
+    units_needed,
+)
 
 NAN = float("nan")
 

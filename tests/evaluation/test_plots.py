@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.painter import records
-from visual_grpo.evaluation.generate import distinct_prompts
+from visual_grpo.evaluation.draw import distinct_prompts
 from visual_grpo.evaluation.plots import Curves, base_value, differences, training_curves
 
 

@@ -9,7 +9,7 @@ from tests.evaluation.answerer import Answerer, Overlap, records
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.compare import compare, join
-from visual_grpo.evaluation.generate import draw_and_score, plan_images, read_scores
+from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
 from visual_grpo.rewards.combine import RewardSet
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.test_headline import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.headline import headline
+from visual_grpo.evaluation.verdict import headline
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.evaluate import show_verdict
 

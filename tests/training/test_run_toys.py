@@ -19,8 +19,8 @@ from tests.training.test_run import RECORDS, STEPS, execute, ignore, parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores, StepMetrics
 from visual_grpo.config import SignalCheckConfig
-from visual_grpo.evaluation.alarm import Watch
-from visual_grpo.evaluation.generate import image_seed
+from visual_grpo.evaluation.alarm import HackingMonitor
+from visual_grpo.evaluation.draw import image_seed
 from visual_grpo.grpo.checkpoint import load_checkpoint
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.training.run import Callbacks, TrainingRun
@@ -249,7 +249,7 @@ def watched_run(
     run = token_run(
         tmp_path, TokenModel(), scorer or Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume
     )
-    run.watch = Watch(tmp_path / "baseline", run.config.alarm, looks=STEPS)
+    run.watch = HackingMonitor(tmp_path / "baseline", run.config.alarm, looks=STEPS)
     return run
 
 

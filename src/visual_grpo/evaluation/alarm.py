@@ -24,7 +24,7 @@ from torch import Tensor
 from visual_grpo.common.images import is_image, read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.generate import read_scores
+from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 
@@ -81,7 +81,7 @@ class Signal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class InterimAnalysis:
     """One evaluation of a training."""
 
     signals: tuple[Signal, ...]
@@ -113,7 +113,7 @@ class Look:
         return found
 
 
-class Watch:
+class HackingMonitor:
     """Compares a training with the baseline's samples of the eval prompts.
 
     Args:
@@ -136,7 +136,7 @@ class Watch:
         samples: Sequence[Sample],
         total: Tensor,
         rewards: Mapping[str, Tensor],
-    ) -> Look:
+    ) -> InterimAnalysis:
         """Compares [B] samples at the eval sampler and the baseline's seeds; records without a baseline are left out.
 
         ``total`` and each of ``rewards`` are [B].
@@ -156,7 +156,7 @@ class Watch:
             away = [self._distance(str(file), samples[row]) for file, row in zip(before["file"], rows, strict=True)]
             signals.append(_signal(DISTANCE, compare(np.zeros(len(away)), away), self.rule.max_distance))
         risen = compare(before["total"], total.double().cpu()[rows], confidence=_RISE)
-        return Look(signals=tuple(signals), rise=risen.difference, has_risen=risen.ci_low > 0)
+        return InterimAnalysis(signals=tuple(signals), rise=risen.difference, has_risen=risen.ci_low > 0)
 
     def files(self, records: Sequence[PromptRecord]) -> list[Path | None]:
         """The base model's picture of each record."""

@@ -22,9 +22,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
 from visual_grpo.data.table import FEW_PROMPTS
 from visual_grpo.evaluation.compare import EVAL_SAMPLER, Sides, independent, join
-from visual_grpo.evaluation.headline import FEW_NOTE, decimals
-from visual_grpo.evaluation.paired import PairedDifference, paired_difference
-from visual_grpo.evaluation.power import POWER, detectable_gain
+from visual_grpo.evaluation.paired import POWER, PairedDifference, detectable_gain, paired_difference
+from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 
 Groups = Mapping[str, Mapping[str, Collection[str]]]
 """Metadata key -> value -> ids of the records that have it."""
@@ -142,7 +141,7 @@ def decide(
     than two units, does not hold.
 
     Args:
-        candidate: scores as of ``generate.read_scores``, of one split at the eval sampler.
+        candidate: scores as of ``read_scores``, of one split at the eval sampler.
         references: name -> scores of the same samples: the champion's, the base model's.
         groups: as of ``subgroups_of``, with the keys of ``rule.subgroups``.
 
@@ -154,9 +153,7 @@ def decide(
         listed = ", ".join(map("/".join, views)) or "no samples"
         raise UserError(f"the gate judges the samples of one split at the {EVAL_SAMPLER} sampler, got {listed}")
     if "weights" not in candidate.attrs:
-        raise UserError(
-            "the candidate's scores lack the weights of their rewards: keep DataFrame.attrs of generate.read_scores"
-        )
+        raise UserError("the candidate's scores lack the weights of their rewards: keep DataFrame.attrs of read_scores")
     guards = [name for name, weight in candidate.attrs["weights"].items() if not weight]
     together = "The gate needs all of them drawn in one job: of the same prompts, with the same seeds and rewards"
     conditions: list[Condition] = []

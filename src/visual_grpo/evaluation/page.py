@@ -22,9 +22,9 @@ from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import CODE
 from visual_grpo.config.schema import validate
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
-from visual_grpo.evaluation.headline import EVAL_NOTE, Entry, change, decimals, extent, lines
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves
+from visual_grpo.evaluation.verdict import EVAL_NOTE, Entry, change, decimals, extent, lines
 
 BASE = Path("conf/base/parameters.yml")
 CARD_SIDE, THUMBNAIL_SIDE = 1024, 128

@@ -6,17 +6,28 @@ variation over other prompts. A mean has Student's t-interval on cluster means, 
 nominal level in simulations where that of the percentile bootstrap was nearly twice as large. A ratio of sums is no
 mean of cluster means; it has the percentile interval of whole clusters drawn with replacement (Efron & Tibshirani, An
 Introduction to the Bootstrap, 1993, chapters 8 and 13).
+
+The share of blind choices has the t-interval over the prompts' shares, cut off at 0 and 1. Where all prompts agree, the
+standard deviation is 0 and the interval is Wilson's (Probable Inference, JASA 22, 1927), with each prompt as one case.
+The power of a t-bound follows from the noncentral t distribution (exact for normal differences): the bound of level
+alpha lies above 0 where the statistic exceeds the quantile 1 - alpha of Student's t.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 CONFIDENCE = 0.95
+POWER = 0.9
+"""Share of the cases in which a gain is detected, unless asked otherwise."""
+_MOST_UNITS = 10_000_000
 CHUNK = 256
 """Bootstrap samples drawn at a time: bounds memory to CHUNK * clusters numbers."""
 
@@ -140,6 +151,67 @@ def paired_ratio_bootstrap(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preference:
+    """The share of choices for the trained model; NaN where undefined."""
+
+    share: float
+    """Mean over prompts of the mean over their choices; a tie counts one half."""
+    ci_low: float
+    ci_high: float
+    interval: str
+    """The method, in words."""
+    prompts: int
+    """Units that are held out together."""
+    choices: int
+    """Ties count, skipped pairs do not."""
+    ties: int
+
+    @property
+    def verdict(self) -> str:
+        """``better``, ``worse`` or ``not shown``, as the interval excludes one half or does not."""
+        return "better" if self.ci_low > 0.5 else "worse" if self.ci_high < 0.5 else "not shown"
+
+
+def preference(chosen: ArrayLike, units: Sequence[str]) -> Preference:
+    """``chosen`` [n]: 1 = the trained model's picture, 0 = the base model's, 0.5 = tie, of prompt ``units[n]``."""
+    choices = pd.DataFrame({"chosen": np.asarray(chosen, dtype=np.float64), "unit": list(units)})
+    shares = choices.groupby("unit")["chosen"].mean().to_numpy(dtype=np.float64)
+    if len(shares) > 1 and np.ptp(shares) > 0:
+        low, high = map(float, t_interval(shares))
+        interval = "t-interval over prompts"
+    else:
+        low, high = _wilson(shares)
+        interval = "Wilson's interval over prompts, which all agree"
+    return Preference(
+        share=float(shares.mean()) if len(shares) else math.nan,
+        ci_low=max(0.0, low),
+        ci_high=min(1.0, high),
+        interval=interval,
+        prompts=len(shares),
+        choices=len(choices),
+        ties=int((choices["chosen"] == 0.5).sum()),
+    )
+
+
+def detectable_gain(sd: float, units: int, alpha: float, power: float = POWER) -> float:
+    """The true gain that is detected with probability ``power``, in the unit of ``sd``; NaN with fewer than two units.
+
+    ``sd`` is the standard deviation of the units' differences, ``alpha`` the one-sided level.
+    """
+    if units < 2 or math.isnan(sd):
+        return math.nan
+    return _noncentrality(units, alpha, power) * sd / math.sqrt(units)
+
+
+def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> int:
+    """The fewest units with which a true ``gain`` > 0 is detected with probability ``power``; at least two."""
+    if not (gain > 0 and math.isfinite(sd)):
+        raise ValueError(f"expected a gain above 0 and a finite standard deviation, got {gain} and {sd}")
+    units = range(2, _MOST_UNITS)
+    return units[bisect_left(units, -gain, key=lambda n: -detectable_gain(sd, n, alpha, power))]
+
+
 def _percentile_interval(
     statistic: Callable[[NDArray[np.int64]], Values], clusters: int, samples: int, seed: int
 ) -> tuple[float, float]:
@@ -176,3 +248,31 @@ def _win_rate(before: Values, after: Values) -> float:
 
 def _mean(values: Values) -> float:
     return float(values.mean()) if len(values) else float("nan")
+
+
+def _wilson(shares: np.ndarray) -> tuple[float, float]:
+    from scipy.stats import binomtest
+
+    if not len(shares):
+        return 0.0, 1.0
+    # Of a number of cases; a half one (all prompts tied) is rounded towards the wider interval.
+    cases = round(float(shares.sum()), 9)
+    few, many = (
+        binomtest(number, len(shares)).proportion_ci(CONFIDENCE, method="wilson")
+        for number in (math.floor(cases), math.ceil(cases))
+    )
+    return few.low, many.high
+
+
+def _noncentrality(units: int, alpha: float, power: float) -> float:
+    """The true gain in standard errors."""
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t  # Half a second, which `kedro --help` should not pay.
+
+    if not (0 < alpha < power < 1):
+        raise ValueError(f"expected 0 < alpha < power < 1, got alpha {alpha} and power {power}")
+    critical = t.isf(alpha, units - 1)
+    largest = 1.0
+    while nct.sf(critical, units - 1, largest) < power:
+        largest *= 2
+    return float(brentq(lambda size: nct.sf(critical, units - 1, size) - power, 0, largest))

@@ -19,9 +19,9 @@ from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import pictures, plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.compare import join, retotalled
-from visual_grpo.evaluation.generate import read_scores
-from visual_grpo.evaluation.headline import main_view
+from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.page import render
+from visual_grpo.evaluation.verdict import main_view
 
 SHOWN = 6
 """Maximum number of pairs in a picture."""
@@ -41,7 +41,7 @@ def write_report(
 
     ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
     ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
-    ``generate.draw_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
+    ``draw_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
     left, with the pictures of its alarms.
     """
     curves = plots.training_curves(history, _base_value(evaluation, baseline, trained))

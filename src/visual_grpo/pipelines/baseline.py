@@ -15,7 +15,7 @@ from visual_grpo.common.files import final_of
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation import generate
+from visual_grpo.evaluation.draw import SPLITS, draw_and_score, held_out, plan_images
 from visual_grpo.grpo.distributed import group, launch
 from visual_grpo.grpo.distributed.policy import follow, leading
 from visual_grpo.models.family import Model
@@ -70,23 +70,23 @@ def draw_samples(
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(config, starter_report["model"])
     scorer = components.build_scorer(config, spec.modules)
-    splits = {split: records.split(split) for split in generate.SPLITS}
+    splits = {split: records.split(split) for split in SPLITS}
     for split in splits.values():
         scorer.check_records(split)
-    requests = generate.plan_images(
+    requests = plan_images(
         splits,
         seed=config.evaluation.seed,
         images_per_prompt=config.evaluation.images_per_prompt,
         max_prompts=config.evaluation.max_prompts,
     )
     controls = spec.controls if adapters is None else {}
-    count = len(requests) * len(spec.samplers) + len(generate.held_out(requests)) * len(controls)
+    count = len(requests) * len(spec.samplers) + len(held_out(requests)) * len(controls)
     with (
         launch.ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
         console.progress(title, count) as bar,
         leading(_load(config, starter_report["model"], adapters)) as model,
     ):
-        generate.draw_and_score(
+        draw_and_score(
             model,
             scorer,
             requests,

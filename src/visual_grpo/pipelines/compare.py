@@ -15,8 +15,9 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
 from visual_grpo.data.table import RecordTable, SeenPrompts
-from visual_grpo.evaluation import compare, generate, report
-from visual_grpo.evaluation.headline import headline, lines
+from visual_grpo.evaluation import compare, report
+from visual_grpo.evaluation.draw import distinct_prompts, draw_and_score, requests
+from visual_grpo.evaluation.verdict import headline, lines
 from visual_grpo.operations.candidates import Side, find_side
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
@@ -28,7 +29,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
-    shared = generate.distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
+    shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
     before, after = comparison_draft / "first", comparison_draft / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
     scores = {
@@ -116,10 +117,10 @@ def draw(
     """
     config = _of_side(parameters, facts)
     settings, sampler = parameters.evaluation, parameters.sampling.eval
-    asked = generate.requests(records, settings.images_per_prompt, settings.seed, split)
+    asked = requests(records, settings.images_per_prompt, settings.seed, split)
     model = components.build_model(config, facts["model"], side.folder)
     with console.progress(folder.name.replace("_", " "), len(asked)) as bar:
-        return generate.draw_and_score(
+        return draw_and_score(
             model,
             scorer,
             asked,

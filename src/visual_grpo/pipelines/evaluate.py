@@ -9,9 +9,10 @@ from visual_grpo.common import console
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of, read_facts
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation import compare, generate, pairing, report
+from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
-from visual_grpo.evaluation.headline import change, decimals, extent, headline, lines, result
+from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.verdict import change, decimals, extent, headline, lines, result
 from visual_grpo.pipelines.baseline import conditions, draw_samples
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.training import components
@@ -37,8 +38,8 @@ def draw_trained(
     spec = components.make_run_spec(parameters, starter_report["model"])
     facts = conditions(parameters, spec, starter_report, records)
     training = read_facts(adapters)
-    pairing.check_facts(generate.read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
-    pairing.check_adapter(training, model=starter_report["digest"], data=records.digest)
+    compare.check_facts(read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
+    compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
     draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft
 
@@ -48,7 +49,7 @@ def compare_with_baseline(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The evaluation (paired differences of every score, the headline, what they were measured on), and only the
     headline's numbers."""
-    before, after = generate.read_scores(baseline), generate.read_scores(trained)
+    before, after = read_scores(baseline), read_scores(trained)
     samples, seed = settings.bootstrap_samples, settings.seed
     entries = compare.compare(before, after, bootstrap_samples=samples, seed=seed)
     controls = compare.compare_controls(before, after, bootstrap_samples=samples, seed=seed)

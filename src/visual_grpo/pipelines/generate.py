@@ -12,7 +12,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import Judge, PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.data.preparation import ad_hoc_records
-from visual_grpo.evaluation.generate import Request, draw, requests
+from visual_grpo.evaluation.draw import Request, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.tracking.model_ref import adapters_of, model_of
 from visual_grpo.training import components

@@ -14,10 +14,10 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.config.command import Command
 from visual_grpo.data.table import SEALED, RecordTable
-from visual_grpo.evaluation import compare, generate, report
+from visual_grpo.evaluation import compare, report
+from visual_grpo.evaluation.draw import distinct_prompts, read_scores
 from visual_grpo.evaluation.gate import decide, subgroups_of
-from visual_grpo.evaluation.generate import distinct_prompts
-from visual_grpo.evaluation.headline import headline
+from visual_grpo.evaluation.verdict import headline
 from visual_grpo.operations.candidates import (
     BASE,
     Side,
@@ -210,7 +210,7 @@ def _stages(
         for name, side in sides.items():
             drawn = _drawn(folder, split, name)
             draw(parameters, side, side.facts or candidate.facts, found, scorer, drawn, split=split)
-            scores[name] = generate.read_scores(drawn)
+            scores[name] = read_scores(drawn)
         decision = decide(scores.pop("candidate"), scores, settings, groups)
         stages[split] = decision.as_json()
         if not decision.promoted:
@@ -227,9 +227,9 @@ def _write_report(
 ) -> None:
     """The page of the candidate against the champion, or against the base model where there is none."""
     before, after = (_drawn(folder, HELD_OUT, name) for name in (reference, "candidate"))
-    settings, scores = parameters.evaluation, generate.read_scores(after)
+    settings, scores = parameters.evaluation, read_scores(after)
     entries = compare.compare(
-        generate.read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
+        read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
     evaluation = {
         "headline": headline(entries, names=(f"the {reference}", candidate.name)),

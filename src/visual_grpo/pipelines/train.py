@@ -29,8 +29,9 @@ from visual_grpo.config.adapter_folder import (
 from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.table import SEALED, RecordTable, SeenPrompts
-from visual_grpo.evaluation import generate, pairing
-from visual_grpo.evaluation.alarm import Watch, picture_of
+from visual_grpo.evaluation import compare
+from visual_grpo.evaluation.alarm import HackingMonitor, picture_of
+from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
 from visual_grpo.grpo.distributed import group, launch
 from visual_grpo.grpo.distributed.policy import DistributedModel, FirstScores
@@ -76,8 +77,8 @@ def train(
     origin = resuming.origin(parameters.resume, Path(parameters.tracking.checkpoints))
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_another_origin(origin.checkpoint, origin.facts, known)
-    facts = generate.read_scores(baseline).attrs["facts"]
-    pairing.check_facts(facts, conditions(parameters, spec, starter_report, records))
+    facts = read_scores(baseline).attrs["facts"]
+    compare.check_facts(facts, conditions(parameters, spec, starter_report, records))
     scorer = components.build_scorer(parameters, spec.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
@@ -93,7 +94,7 @@ def train(
         "lineage": _lineage(parameters, starter_report, project, start),
     }
     every = parameters.evaluation.every or parameters.grpo.steps
-    watch = Watch(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))
+    watch = HackingMonitor(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))
     with launch.ranks(parameters, train_on_rank, model=model, start=start, given=given):
         run = _build(parameters, model, start, scorer, watch=watch, **given)
         if parameters.distributed.processes > 1:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.headline import TASK_MEASURES
+from visual_grpo.evaluation.verdict import TASK_MEASURES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

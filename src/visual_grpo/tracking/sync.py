@@ -23,7 +23,7 @@ from visual_grpo.common.images import read_image
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of, read_facts
-from visual_grpo.evaluation.headline import lines
+from visual_grpo.evaluation.verdict import lines
 from visual_grpo.tracking import api
 from visual_grpo.tracking.model_card import CARD, model_card
 

@@ -20,8 +20,8 @@ from visual_grpo.common.processes import StopRequest, stop_request
 from visual_grpo.common.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
-from visual_grpo.evaluation.alarm import Look, Watch
-from visual_grpo.evaluation.generate import distinct_prompts, image_seed
+from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
+from visual_grpo.evaluation.draw import distinct_prompts, image_seed
 from visual_grpo.grpo.checkpoint import load_facts
 from visual_grpo.grpo.checks import Signal, check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.distributed import group
@@ -78,7 +78,7 @@ class TrainingRun:
         held_out: Sequence[PromptRecord] = (),
         identity: dict[str, str],
         run_id: str | None,
-        watch: Watch | None = None,
+        watch: HackingMonitor | None = None,
         advice: Mapping[str, str] = MappingProxyType({}),
         lineage: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -220,7 +220,7 @@ class TrainingRun:
         self._keep_best(shown.mean, look)
         return {"eval/total": shown.mean} | ({} if look is None else look.metrics())
 
-    def _keep_best(self, score: float, look: Look | None) -> None:
+    def _keep_best(self, score: float, look: InterimAnalysis | None) -> None:
         """Keeps the adapter of the highest score, unless this evaluation ends the training by an alarm.
 
         The best score of a reward that is cheated is the worst adapter. An alarm waits for proof, so that the policy

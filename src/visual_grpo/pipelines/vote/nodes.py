@@ -20,7 +20,7 @@ from visual_grpo.common.files import final_of
 from visual_grpo.common.processes import stop_request
 from visual_grpo.config import Parameters
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation.blind import preference
+from visual_grpo.evaluation.paired import preference
 from visual_grpo.pipelines.vote.ballot import Ballot
 from visual_grpo.pipelines.vote.pairs import find_pairs
 from visual_grpo.pipelines.vote.server import served

@@ -27,9 +27,8 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.command import rerun_command
 from visual_grpo.data.table import RecordTable
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
-from visual_grpo.evaluation.generate import SCORES, Request, distinct_prompts, draw, image_seed, read_scores
-from visual_grpo.evaluation.pairing import check_facts
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, check_facts
+from visual_grpo.evaluation.draw import SCORES, Request, distinct_prompts, draw, image_seed, read_scores
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.rewards.votes.choices import AB, Pair, append_line

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.evaluation.headline import headline, lines, main_view, result
+from visual_grpo.evaluation.verdict import headline, lines, main_view, result
 
 Entry = dict[str, Any]
 LOSS: Entry = {"difference": -0.4, "ci_low": -0.5, "ci_high": -0.3}

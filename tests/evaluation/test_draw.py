@@ -10,7 +10,7 @@ from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness,
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
-from visual_grpo.evaluation.generate import (
+from visual_grpo.evaluation.draw import (
     distinct_prompts,
     draw_and_score,
     file_stem,
