@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.test_headline import entry as an_entry
+from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.verdict import headline
