@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 import tests.same_examples  # noqa: F401
 from tests.data.making import data_config, picture
 from visual_grpo.data.checks import checked, parse_solution, record_from_row
-from visual_grpo.data.images import rescale_box, rescale_points
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.record import EmbeddedImage, Limits, Note, Place, Record, Rejected
 
@@ -192,32 +190,7 @@ class TestQueries:
             assert found.remedy
 
 
-class TestCoordinates:
-    def test_pixel_centres_stay_where_they_are_on_the_picture(self):
-        """80 x 40 to 160 x 20: the first pixel's centre is .5 from the edge, so 1 wide pixel in: .5 * 2 - .5."""
-        to = {"size": (80, 40), "to": (160, 20)}
-        assert rescale_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
-        assert rescale_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
-        assert rescale_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
-        assert rescale_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
-
-    def test_points_outside_and_other_values_are_rejected(self):
-        for point in ((-1, 0), (0, -1), (8, 0), (0, 10)):
-            with pytest.raises(Rejected, match=r"points: .* lies outside the image of 8x10 pixels"):
-                rescale_points(((1, 1), point), (8, 10), (16, 16))
-        for value in (5, "a", [], [1, 2], [[1, 2, 3]], [[1, 2], [3]], [[1, 2], [3, "4"]], [None]):
-            with pytest.raises(Rejected, match=r"points must be \[\[x, y\], \.\.\.\], a list of pairs"):
-                rescale_points(value, (8, 10), (16, 16))
-
-    def test_boxes_outside_and_other_values_are_rejected(self):
-        outside = ((-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0))
-        others = (5, "1,2,3,4", [1, 2, 3], [1, 2, 3, "4"], [1, 2, 3, True], [1, 2, 3, math.nan], [1, 2, 3, 10**400])
-        turned = ([3, 0, 2, 5], [0, 5, 2, 4])
-        for boxes, said in ((outside, "lies outside"), (others, "box must be"), (turned, "ends before it begins")):
-            for box in boxes:
-                with pytest.raises(Rejected, match=said):
-                    rescale_box(box, (8, 10), (16, 16))
-
+class TestSolutions:
     @pytest.mark.parametrize(
         ("text", "box", "points"),
         [

@@ -1,20 +1,90 @@
-"""The manifest, written in groups and read lazily."""
+"""Splits of records, and the manifest, written in groups and read lazily."""
 
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from visual_grpo.data.table import ROWS_PER_GROUP, RecordTable, write_manifest
+from tests.data.making import data_config
+from visual_grpo.common.errors import UserError
+from visual_grpo.data.table import (
+    ROWS_PER_GROUP,
+    SEEN,
+    SPLITS,
+    RecordTable,
+    SeenPrompts,
+    group_key,
+    split_of,
+    write_manifest,
+)
 
-SPLITS = ("train", "eval", "train", "held_out")
+
+def shares(eval_share, held_out, sealed=0.0):
+    return data_config("x", eval_share=eval_share, held_out_share=held_out, sealed_share=sealed)
+
+
+def test_shares_are_met():
+    data = shares(0.1, 0.25, 0.2)
+    splits = [split_of(f"id {number}", group_key(f"prompt {number}"), data) for number in range(4000)]
+    for name, share in (("sealed", 0.2), ("held_out", 0.25), ("eval", 0.1)):
+        assert splits.count(name) / 4000 == pytest.approx(share, abs=0.02)
+    assert Counter(splits).total() == sum(Counter(splits)[name] for name in SPLITS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((0.3, 0.4), ["held_out", "held_out", "eval", "train", "eval", "train"]),
+        ((0.1, 0.4, 0.2), ["held_out", "held_out", "train", "train", "sealed", "sealed"]),
+    ],
+)
+def test_these_splits_never_change(sizes, expected):
+    """A new version must not move records of earlier runs from train to held_out."""
+    assert [split_of(str(number), group_key(f"prompt {number}"), shares(*sizes)) for number in range(6)] == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (("a red  circle ",), (" A RED\ncircle",), True),
+        (("ａ red circle",), ("a red circle",), True),
+        (("a red circle",), ("a blue circle",), False),
+        (("make it red", None, ["1"]), (" Make  it RED", None, ["1"]), True),
+        (("make it red", None, ["1"]), ("make it red", None, ["2"]), False),
+        (("make it red", None, ["1", "2"]), ("make it red", None, ["2", "1"]), False),
+        (("a", "g", ["1"]), ("b", "G ", ["2"]), True),
+        (("a", "g"), ("a", "h"), False),
+        (("a", "a"), ("a",), False),
+        ((None, None, ["1"]), (None, None, ["2"]), False),
+        ((None, "g", ["1"]), ("b", "g", ["2"]), True),
+    ],
+)
+def test_a_group_is_the_given_one_or_prompt_and_sources(one, other, same):
+    assert (group_key(*one) == group_key(*other)) is same
+
+
+def test_seen_prompts_are_known_again_however_they_are_spelt(tmp_path):
+    with pytest.raises(UserError):
+        SeenPrompts.read(tmp_path)
+    (SeenPrompts.of(["a red circle"]) | SeenPrompts.of(["一个红色的圆"])).write(tmp_path)
+    seen = SeenPrompts.read(tmp_path)
+    assert ["A  red Circle " in seen, "一个红色的圆" in seen, "a blue circle" in seen] == [True, True, False]
+    assert "red" not in (tmp_path / SEEN).read_text(), "only hashes are kept"
+    for text in ("[", "3"):
+        (tmp_path / SEEN).write_text(text)
+        with pytest.raises(UserError, match=rf"{SEEN} is missing or damaged"):
+            SeenPrompts.read(tmp_path)
+
+
+CYCLE = ("train", "eval", "train", "held_out")
 COUNT = 3 * ROWS_PER_GROUP + 7
 
 
 def row(number):
-    return {"id": f"id {number}", "prompt": f"prompt {number}", "split": SPLITS[number % 4]}
+    return {"id": f"id {number}", "prompt": f"prompt {number}", "split": CYCLE[number % 4]}
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,9 @@
-"""A folder that is replaced whole or not at all."""
+"""Folders and manifests as Kedro datasets, replaced whole or not at all."""
 
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ from kedro.runner import SequentialRunner
 from PIL import Image
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.data.datasets import DraftDataset, FolderDataset
+from visual_grpo.data.datasets import DraftDataset, FolderDataset, RecordsDataset
+from visual_grpo.data.table import write_manifest
 
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
@@ -118,10 +120,10 @@ def test_a_kill_between_the_two_renames_is_healed(dataset, draft, save):
 
 def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
     save(a="1")
-    folder = dataset.load()
-    folder.with_name(".out.previous").mkdir()
+    previous = dataset.load().with_name(".out.previous")
+    previous.mkdir()
     assert content(dataset.load()) == {"a": "1"}
-    assert not folder.with_name(".out.previous").exists()
+    assert not previous.exists()
 
 
 def test_the_draft_of_a_running_process_is_left_alone(draft):
@@ -136,28 +138,9 @@ def test_an_unsaved_draft_goes_when_the_process_ends(tmp_path):
         "import sys; from visual_grpo.data.datasets import DraftDataset;"
         " print(DraftDataset(filepath=sys.argv[1]).load())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=True
-    )
-    assert Path(done.stdout.strip()).parent == tmp_path
+    draft = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "out")], text=True)
+    assert Path(draft.strip()).parent == tmp_path
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_on_another_disk_is_copied(dataset, save, tmp_path, monkeypatch):
-    save(a="1")
-    elsewhere = tmp_path / "elsewhere"
-    (elsewhere / "deep").mkdir(parents=True)
-    (elsewhere / "deep" / "b").write_text("2")
-    stat = Path.stat
-
-    def on_another_disk(self, **options):
-        found = stat(self, **options)
-        return os.stat_result((*found[:2], -1, *found[3:])) if self == elsewhere else found
-
-    monkeypatch.setattr(Path, "stat", on_another_disk)
-    dataset.save(elsewhere)
-    assert content(dataset.load() / "deep") == {"b": "2"}
-    assert not elsewhere.exists()
 
 
 def test_the_folder_is_open_to_whom_the_umask_lets_in(dataset, save):
@@ -170,17 +153,12 @@ def test_the_folder_is_open_to_whom_the_umask_lets_in(dataset, save):
 @pytest.mark.parametrize(
     ("data", "got"), [(print, "function print"), ("a/folder", "'a/folder'"), (Path("no/such"), "no/such")]
 )
-def test_anything_but_a_filled_folder_is_refused(dataset, save, data, got):
+def test_anything_but_a_folder_is_refused(dataset, save, data, got):
     save(a="1")
     with pytest.raises(UserError, match=f"expected the path of the folder that the node filled, .*{got}"):
         dataset.save(data)
-    assert content(dataset.load()) == {"a": "1"}
-
-
-def test_its_own_folder_can_be_saved_again(dataset, save):
-    save(a="1")
     dataset.save(dataset.load())
-    assert content(dataset.load()) == {"a": "1"}
+    assert content(dataset.load()) == {"a": "1"}, "a folder may be saved in its own place"
 
 
 def test_a_draft_is_no_output(draft):
@@ -197,3 +175,27 @@ def test_the_preview_is_the_first_picture_that_matches(dataset, draft):
     assert base64.b64decode(dataset.preview("*.png")) == first
     with pytest.raises(UserError, match=r"has no other\.png"):
         dataset.preview("other.png")
+
+
+@pytest.fixture
+def records(tmp_path):
+    return RecordsDataset(filepath=str(tmp_path / "records.parquet"))
+
+
+def test_a_missing_manifest_names_the_command(records):
+    assert not records.exists()
+    with pytest.raises(UserError, match=r"Make it with: \.venv/bin/kedro run --pipeline=data_preparation"):
+        records.load()
+
+
+def test_rows_are_loaded_as_records_and_previewed_as_a_table(records, tmp_path):
+    row = {"prompt": "a cat", "split": "eval", "target_image": "images/a.png", "source_images": ["images/b.png"]}
+    write_manifest(tmp_path / "records.parquet", (row | {"id": name, "metadata": '{"k": 1}'} for name in "abc"))
+    _, record, _ = records.load()
+    assert record.target_image == tmp_path / "images/a.png"
+    assert record.source_images == (tmp_path / "images/b.png",)
+    assert record.metadata == {"k": 1}
+    assert records.exists()
+    preview = records.preview(nrows=2)
+    assert json.loads(json.dumps(preview)) == preview
+    assert [dict(zip(preview["columns"], row, strict=True))["id"] for row in preview["data"]] == ["a", "b"]

@@ -1,6 +1,8 @@
-"""From a folder of segmentation records to the manifest."""
+"""Images and masks of queries in the manifest, and their coordinates."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from PIL import Image
 from tests.data import making
 from tests.data.making import embedded, jsonl, mask, parquet, picture
 from visual_grpo.common.images import read_image, read_mask, read_size
+from visual_grpo.data.images import rescale_box, rescale_points
+from visual_grpo.data.record import Rejected
 
 
 def prepare(folder, **changes):
@@ -192,3 +196,44 @@ class TestSegZero:
             ("canvas", 7, "wrong_box"),
         ]
         assert "train.parquet, row 3, column image" in listed[1]["message"]
+
+
+class TestCoordinates:
+    def test_pixel_centres_stay_where_they_are_on_the_picture(self):
+        """80 x 40 to 160 x 20: the first pixel's centre is .5 from the edge, so 1 wide pixel in: .5 * 2 - .5."""
+        to = {"size": (80, 40), "to": (160, 20)}
+        assert rescale_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
+        assert rescale_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
+        assert rescale_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
+        assert rescale_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
+
+    @pytest.mark.parametrize(
+        ("rescale", "values", "message"),
+        [
+            (
+                rescale_points,
+                [((1, 1), point) for point in ((-1, 0), (0, -1), (8, 0), (0, 10))],
+                r"points: .* lies outside the image of 8x10 pixels",
+            ),
+            (
+                rescale_points,
+                [5, "a", [], [1, 2], [[1, 2, 3]], [[1, 2], [3]], [[1, 2], [3, "4"]], [None]],
+                r"points must be \[\[x, y\], \.\.\.\], a list of pairs",
+            ),
+            (
+                rescale_box,
+                [(-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0)],
+                "lies outside",
+            ),
+            (
+                rescale_box,
+                [5, "1,2,3,4", [1, 2, 3], [1, 2, 3, "4"], [1, 2, 3, True], [1, 2, 3, math.nan], [1, 2, 3, 10**400]],
+                "box must be",
+            ),
+            (rescale_box, [[3, 0, 2, 5], [0, 5, 2, 4]], "ends before it begins"),
+        ],
+    )
+    def test_values_outside_and_others_are_rejected(self, rescale, values, message):
+        for value in values:
+            with pytest.raises(Rejected, match=message):
+                rescale(value, (8, 10), (16, 16))
