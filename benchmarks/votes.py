@@ -33,7 +33,7 @@ from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.draw import distinct_prompts, image_seed
 from visual_grpo.evaluation.paired import paired_difference
-from visual_grpo.pipelines.vote.pairs import find_pairs
+from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
 from visual_grpo.rewards.votes.reward import fitted_head

@@ -108,7 +108,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     },
     "rollback": {"roll_back": ("promote:roll_back", "parameters", "rollback_result")},
     "score": {"score_folder": ("score:score_folder", ["parameters", "scores_draft"], "scores")},
-    "vote": {"collect_votes": ("vote.nodes:collect_votes", ["parameters", "records", "votes_draft"], "votes")},
+    "vote": {"collect_votes": ("vote:collect_votes", ["parameters", "records", "votes_draft"], "votes")},
 }
 """Pipeline -> node -> (function in `visual_grpo.pipelines`, inputs, outputs)."""
 

@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.pipelines.voting import Browser, ballot
+from tests.rewards.votes.voting import Browser, ballot
 from visual_grpo.common.errors import UserError
-from visual_grpo.pipelines.vote.ballot import Ballot
-from visual_grpo.pipelines.vote.server import served
+from visual_grpo.rewards.votes.ballot import Ballot
 from visual_grpo.rewards.votes.choices import read_choices
+from visual_grpo.rewards.votes.server import served
 
 JSON = {"Content-Type": "application/json"}
 CHOICE = b'{"voter": "ann", "pair": "pair0", "choice": "left"}'

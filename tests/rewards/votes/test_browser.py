@@ -14,8 +14,8 @@ import pytest
 
 from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.evaluation.test_report import HOSTILE
-from tests.pipelines.voting import ballot
-from visual_grpo.pipelines.vote import server
+from tests.rewards.votes.voting import ballot
+from visual_grpo.rewards.votes import server
 from visual_grpo.rewards.votes.choices import read_choices
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium here (Debian: apt-get install chromium)")

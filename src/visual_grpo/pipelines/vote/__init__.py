@@ -1,1 +1,0 @@
-"""People choose between pictures on a local page; only on request."""
