@@ -16,8 +16,8 @@ from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.evaluation.draw import read_scores
-from visual_grpo.operations.candidates import Side
-from visual_grpo.pipelines.compare import compare_adapters, differences
+from visual_grpo.operations.candidates import ComparedModel, differences
+from visual_grpo.pipelines.compare import compare_adapters
 from visual_grpo.pipelines.generate import draw_prompts
 from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.training import components
@@ -244,10 +244,10 @@ def test_nothing_in_common_is_refused(trainings: Trainings, seen: list[str] | No
         trainings.compare(first=other, second=trainings.add("second", 0.3))
 
 
-def side(folder: Path, trained: tuple[str, ...], **own: Any) -> Side:
+def side(folder: Path, trained: tuple[str, ...], **own: Any) -> ComparedModel:
     for module in trained:
         (folder / module).mkdir(parents=True)
-    return Side(folder.name, folder, {"parameters": parameters(**own).model_dump(mode="json")})
+    return ComparedModel(folder.name, folder, {"parameters": parameters(**own).model_dump(mode="json")})
 
 
 def test_settings_of_a_module_that_nobody_trained_are_no_difference(tmp_path: Path) -> None:

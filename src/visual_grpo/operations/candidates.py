@@ -1,27 +1,41 @@
-"""Adapters that are compared or promoted, and in what their rewards differ."""
+"""Models that are compared or promoted: adapters or the base model, drawn on prompts that none was trained on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.common.errors import counted
-from visual_grpo.config import Parameters
+import pandas as pd
+
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.config.defaults import pinned
+from visual_grpo.data.table import RecordTable, SeenPrompts
+from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.draw import draw_and_score, requests
 from visual_grpo.rewards.catalogue import reward_digests
+from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.training import components
 
 _NOT_SCORED = ("weight", "max_failed_share")
 """Parameters of a reward that change nothing in a score; weights are compared as the modules have them."""
+_UNCOMPARED = (
+    *("output", "resume", "adapter", "run", "model.device"),
+    *("evaluation.", "tracking.", "generate.", "score.", "compare.", "promotion.", "reproduce.", "starter."),
+)
+"""Beginnings of the names of parameters that change nothing in a training."""
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedModel:
     """A training's adapters, or the base model."""
 
     name: str
@@ -29,56 +43,148 @@ class Side:
     facts: dict[str, Any]
     """``training.json`` of the training; empty for the base model."""
 
+    @property
+    def adapters(self) -> Path:
+        """The folder of a model that is not the base model."""
+        assert self.folder is not None
+        return self.folder
 
-BASE = Side("the base model", None, {})
+
+BASE = ComparedModel("the base model", None, {})
 
 
-def find_side(named: str, parameters: Parameters) -> Side:
-    """The adapters that a parameter names, or the base model."""
+def find_model(named: str, parameters: Parameters) -> ComparedModel:
+    """Returns the adapters that a parameter names, or the base model."""
     if named == NONE:
         return BASE
-    return side_of(named, find_adapters(named, Path(parameters.adapters_folder)))
+    return model_in(named, find_adapters(named, Path(parameters.adapters_folder)))
 
 
-def side_of(name: str, folder: Path) -> Side:
-    """The adapters in ``folder``."""
+def model_in(name: str, folder: Path) -> ComparedModel:
+    """Returns the adapters in ``folder``, with a name for people."""
     facts = read_facts(folder)
     trained = f"{'+'.join(modules_of(folder))}, {counted(facts['steps'], 'step')}, seed {facts['seed']}"
-    return Side(f"{name} ({trained})", folder, facts)
+    return ComparedModel(f"{name} ({trained})", folder, facts)
+
+
+def unseen(
+    records: RecordTable, models: Sequence[ComparedModel], task: str, split: str = "held_out"
+) -> list[PromptRecord]:
+    """Returns the records of ``split`` whose prompts no model has seen in its training.
+
+    Args:
+        task: the pipeline, for the messages.
+    """
+    rows = new = list(records.split(split))
+    for model in models:
+        if model.folder is not None and (model.facts["data"] != records.digest or "start" in model.facts):
+            seen = SeenPrompts.read(model.folder)
+            new = [record for record in new if record.prompt not in seen]
+    what = split.replace("_", "-")
+    if not new:
+        raise UserError(
+            f"{task}: each of the {len(rows)} {what} prompts of these data was seen by one of the trainings, so there"
+            " is nothing to compare that neither has seen. Compare where one of them was trained: the same --env and"
+            " data.path."
+        )
+    if len(new) < len(rows):
+        console.note(f"Other data: compared on the {len(new)} of {len(rows)} {what} prompts that neither has seen.")
+    return new
+
+
+def shared_scorer(parameters: Parameters, facts: dict[str, Any], records: Sequence[PromptRecord]) -> RewardSet:
+    """Builds the scorer of all models, with the weights of the modules that the training of ``facts`` trained."""
+    spec = components.make_run_spec(_sampled_alike(parameters, facts), facts["model"])
+    scorer = components.build_scorer(parameters, spec.modules)
+    scorer.check_machine()
+    scorer.check_records(records)
+    return scorer
+
+
+def draw_model(
+    parameters: Parameters,
+    model: ComparedModel,
+    facts: dict[str, Any],
+    records: Sequence[PromptRecord],
+    scorer: RewardSet,
+    folder: Path,
+    *,
+    split: str = "held_out",
+) -> pd.DataFrame:
+    """Draws and scores the model's samples of the records, each of a distinct prompt.
+
+    ``facts`` name the base model and the trained modules.
+    """
+    config = _sampled_alike(parameters, facts)
+    settings, sampler = parameters.evaluation, parameters.sampling.eval
+    asked = requests(records, settings.images_per_prompt, settings.seed, split)
+    with console.progress(folder.name.replace("_", " "), len(asked)) as bar:
+        return draw_and_score(
+            components.build_model(config, facts["model"], model.folder),
+            scorer,
+            asked,
+            {EVAL_SAMPLER: sampler},
+            folder,
+            batch_size=settings.batch_size,
+            facts={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},
+            advance=bar.advance,
+        )
+
+
+def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
+    """Lists what differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
+
+    Empty where one model is the base model.
+    """
+    if first.folder is None or second.folder is None:
+        return {}
+    trees = [flatten(model.facts["parameters"]) for model in (first, second)]
+    before, after = ({name: value for name, value in tree.items() if value != {}} for tree in trees)
+    trained = {*modules_of(first.folder), *modules_of(second.folder)}
+    changed = {
+        name: [before.get(name), after.get(name)]
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and not name.startswith(_UNCOMPARED) and _is_trained(name, trained)
+    }
+    names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
+    return changed | {
+        shown: [first.facts.get(key), second.facts.get(key)]
+        for key, shown in names.items()
+        if first.facts.get(key) != second.facts.get(key)
+    }
 
 
 def gate_settings(parameters: Parameters) -> str:
-    """64 hex digits: the same for parameters with which a gate comes to the same decision."""
+    """Returns a digest (64 hex digits) of the parameters that decide a gate."""
     promotion = parameters.promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
     drawn = parameters.evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
     return hashlib.sha256(json.dumps([promotion, drawn], sort_keys=True).encode()).hexdigest()
 
 
-def reward_differences(champion: Side, candidate: Side) -> list[str]:
-    """In what the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``; empty if they are the same."""
+def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> list[str]:
+    """Lists how the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``."""
     return _differences(_rewards_of_training(champion), _rewards_of_training(candidate))
 
 
-def judge_differences(candidate: Side, present: Parameters) -> list[str]:
-    """In what the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
+def judge_differences(candidate: ComparedModel, present: Parameters) -> list[str]:
+    """Lists how the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
     digests = reward_digests(present.rewards, present.output)
     return _differences(_rewards_of_training(candidate), _rewards(present, candidate) | digests)
 
 
-def _rewards_of_training(side: Side) -> dict[str, Any]:
-    config = Parameters.model_validate(pinned(side.facts["parameters"]))
-    digests = {name: value for name, value in side.facts.items() if name.startswith((CODE, FILE, COMMIT))}
-    return _rewards(config, side) | digests
+def _rewards_of_training(model: ComparedModel) -> dict[str, Any]:
+    config = Parameters.model_validate(pinned(model.facts["parameters"]))
+    digests = {name: value for name, value in model.facts.items() if name.startswith((CODE, FILE, COMMIT))}
+    return _rewards(config, model) | digests
 
 
-def _rewards(config: Parameters, side: Side) -> dict[str, Any]:
-    """What each reward's value and its share in the total depend on, beside code and files."""
-    assert side.folder is not None
-    weights = config.weights(modules_of(side.folder))
-    found: dict[str, Any] = {f"weight of {name}": weight for name, weight in weights.items()}
+def _rewards(config: Parameters, model: ComparedModel) -> dict[str, Any]:
+    """What each reward's value and its share in the total depend on, bemodel code and files."""
+    weights = config.weights(modules_of(model.adapters))
+    parts: dict[str, Any] = {f"weight of {name}": weight for name, weight in weights.items()}
     for name, reward in config.public()["rewards"].items():
-        found |= {f"{key} of {name}": value for key, value in reward.items() if key not in _NOT_SCORED}
-    return found
+        parts |= {f"{key} of {name}": value for key, value in reward.items() if key not in _NOT_SCORED}
+    return parts
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -91,3 +197,21 @@ def _shown(value: Any) -> str:
         return f"{value:g}"
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+def _is_trained(name: str, modules: set[str]) -> bool:
+    """Leaves out the settings of a module that nobody trained."""
+    section, _, rest = name.partition(".")
+    return section != "modules" or rest.partition(".")[0] in modules
+
+
+def _sampled_alike(parameters: Parameters, facts: dict[str, Any]) -> Parameters:
+    """Returns ``parameters`` with the modules and LoRA of a model's training; all else is shared."""
+    training = Parameters.model_validate(facts["parameters"]) if "parameters" in facts else parameters
+    trained = {"train": training.policy.train, "stages": training.policy.stages, "lora": training.policy.lora}
+    return parameters.model_copy(
+        update={
+            "policy": parameters.policy.model_copy(update=trained),
+            "model": training.model.model_copy(update={"device": parameters.model.device}),
+        }
+    )

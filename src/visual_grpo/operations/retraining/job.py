@@ -29,7 +29,7 @@ from visual_grpo.config.defaults import AUTO
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
-from visual_grpo.operations.candidates import gate_settings, judge_differences, side_of
+from visual_grpo.operations.candidates import gate_settings, judge_differences, model_in
 from visual_grpo.operations.retraining.outcome import Code, DataRefusedError
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.lineage import dvc_files
@@ -174,7 +174,7 @@ class Retraining:
         """Says so hours before the gate refuses it."""
         if champion is None or self.config.promotion.new_reward or self.config.reward == AUTO:
             return
-        changed = judge_differences(side_of("champion", champion.adapters()), self.config)
+        changed = judge_differences(model_in("champion", champion.adapters()), self.config)
         if changed:
             console.note(
                 f"Warning: the champion was trained with another reward ({'; '.join(changed)}). What is trained now"

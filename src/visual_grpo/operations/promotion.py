@@ -1,0 +1,174 @@
+"""The gate of a promotion: candidate, champion and base model are drawn in one job and judged by the same rewards."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import NONE, adapter_digest
+from visual_grpo.config.command import Command
+from visual_grpo.data.table import SEALED, RecordTable
+from visual_grpo.evaluation import compare, report
+from visual_grpo.evaluation.draw import distinct_prompts, read_scores
+from visual_grpo.evaluation.gate import decide, subgroups_of
+from visual_grpo.evaluation.verdict import headline
+from visual_grpo.operations.candidates import (
+    BASE,
+    ComparedModel,
+    draw_model,
+    find_model,
+    gate_settings,
+    model_in,
+    reward_differences,
+    shared_scorer,
+    unseen,
+)
+from visual_grpo.tracking.registry import Registered, Registry
+
+HELD_OUT = "held_out"
+SPLITS = (HELD_OUT, SEALED)
+"""The gate's stages: sealed prompts, if there are any, are drawn only for what holds on the held-out ones."""
+CHAMPION, BASE_MODEL = "champion", "base model"
+
+
+def find_candidate(parameters: Parameters) -> ComparedModel:
+    """Returns the adapters that ask to become champion."""
+    if parameters.promotion.candidate == NONE:
+        raise UserError("promotion.candidate is none, the base model: name an adapter")
+    return find_model(parameters.promotion.candidate, parameters)
+
+
+def find_references(candidate: ComparedModel, champion: Registered | None) -> dict[str, ComparedModel]:
+    """Returns what the candidate is compared with: first the champion, if there is one.
+
+    Raises:
+        UserError: the champion is of another base model or task.
+    """
+    if champion is None:
+        return {BASE_MODEL: BASE}
+    model = model_in(f"champion {champion.version}", champion.adapters())
+    now, before = (
+        {
+            "base model": str(facts.get("model_content") or facts["model_digest"])[:12],
+            "task": facts["parameters"]["data"]["task"],
+        }
+        for facts in (candidate.facts, model.facts)
+    )
+    if now != before:
+        raise UserError(
+            f"The champion (version {champion.version} of {champion.name}) has another base model or task than the"
+            f" candidate: {before}, not {now}. Promote the candidate under another name: promotion.model=NAME"
+        )
+    return {CHAMPION: model, BASE_MODEL: BASE}
+
+
+def refusal(
+    parameters: Parameters, registry: Registry, candidate: ComparedModel, references: Mapping[str, ComparedModel]
+) -> str | None:
+    """Says why the candidate is not even drawn, and the command that overrides it; None if it is to be judged."""
+    again, settings = Command.current().for_pipeline("promote"), parameters.promotion
+    undone = registry.rolled_back(adapter_digest(candidate.adapters))
+    if undone is not None and not settings.rolled_back:  # Somebody had a reason, which the gate does not know.
+        return (
+            f"is version {undone[0]} of {registry.name}, which was rolled back on {undone[1]}. If it may be champion"
+            f" again: {again.with_parameters({'promotion.rolled_back': True})}"
+        )
+    champion = references.get(CHAMPION)
+    changed = [] if champion is None else reward_differences(champion, candidate)
+    if changed and not settings.new_reward:  # Its own reward calls it better, whatever went wrong there.
+        return (
+            f"was trained with another reward than the champion ({'; '.join(changed)}). If that is intended, judge both"
+            f" by the new reward: {again.with_parameters({'promotion.new_reward': True})}"
+        )
+    return None
+
+
+def check_number_of_gates(parameters: Parameters, registry: Registry, digest: str) -> None:
+    """Raises UserError beyond ``gates_per_year``, among which the error of a year is divided."""
+    limit = parameters.promotion.gates_per_year
+    asked = registry.gates_of_a_year(but=(digest, gate_settings(parameters)))
+    if asked >= limit:
+        raise UserError(
+            f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become"
+            f" {registry.name}@{registry.alias} within the last 365 days. Wait, or raise gates_per_year, which"
+            " asks for a larger gain."
+        )
+
+
+def earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[str, Any]:
+    """Returns the decision that made the candidate champion and keeps its report; empty if it is gone."""
+    folder = Path(parameters.output) / "08_reporting"
+    try:
+        judgement = json.loads((folder / "judgement.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if judgement["candidate"]["digest"] != digest or not (folder / "promotion").is_dir():
+        return {}
+    shutil.copytree(folder / "promotion", draft, dirs_exist_ok=True)
+    stages: dict[str, Any] = judgement["stages"]
+    return stages
+
+
+def judge_stages(
+    parameters: Parameters,
+    records: RecordTable,
+    candidate: ComparedModel,
+    references: Mapping[str, ComparedModel],
+    folder: Path,
+) -> dict[str, Any]:
+    """Returns split -> decision, up to the first that does not hold.
+
+    Every model is drawn on the same prompts and seeds. The sealed records are checked even if they are not drawn.
+    """
+    models, settings = {"candidate": candidate, **references}, parameters.promotion
+    judged = {
+        split: distinct_prompts(unseen(records, list(models.values()), "promote", split), settings.max_prompts)
+        for split in SPLITS
+        if split == HELD_OUT or len(records.split(split))
+    }
+    scorer = shared_scorer(parameters, candidate.facts, list(itertools.chain(*judged.values())))
+    stages: dict[str, Any] = {}
+    for split, chosen in judged.items():
+        groups = subgroups_of(chosen, settings.subgroups)
+        scores = {}
+        for name, model in models.items():
+            drawn = _drawn(folder, split, name)
+            draw_model(parameters, model, model.facts or candidate.facts, chosen, scorer, drawn, split=split)
+            scores[name] = read_scores(drawn)
+        decision = decide(scores.pop("candidate"), scores, settings, groups)
+        stages[split] = decision.as_json()
+        if not decision.promoted:
+            break
+    return stages
+
+
+def write_report(
+    parameters: Parameters, candidate: ComparedModel, stages: Mapping[str, Any], folder: Path, reference: str
+) -> None:
+    """Writes the report of the candidate against the champion, or against the base model where there is none."""
+    before, after = (_drawn(folder, HELD_OUT, name) for name in (reference, "candidate"))
+    settings, scores = parameters.evaluation, read_scores(after)
+    entries = compare.compare(
+        read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
+    )
+    evaluation = {
+        "headline": headline(entries, names=(f"the {reference}", candidate.name)),
+        "gate": stages,
+        "adapter": f"{candidate.name} against the {reference}",
+        "training": candidate.facts,
+        "parameters": parameters.public(),  # The training's, with those of this promotion.
+        "conditions": scores.attrs["facts"],
+        "rewards": entries,
+        "controls": [],
+    }
+    report.write_report(folder, evaluation, before, after, report.read_history(candidate.adapters))
+
+
+def _drawn(folder: Path, split: str, model: str) -> Path:
+    return folder / split / model.replace(" ", "_")
