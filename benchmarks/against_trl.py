@@ -35,7 +35,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 from visual_grpo.training import components
 
 SIDE = 64

@@ -70,10 +70,10 @@ TOKENS = {
 
 def flow_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     """Of the small Stable Diffusion 3, whose steps but the last are stochastic; two of them are trained."""
+    from visual_grpo.starter import sd3
     from visual_grpo.starter.glm_image.modules import build_vae
-    from visual_grpo.starter.sd3 import modules
 
-    pipeline = modules.build_pipeline(build_vae(setting.side, setting.side, 0), setting.side, setting.side, 0)
+    pipeline = sd3.build_pipeline(build_vae(setting.side, setting.side, 0), setting.side, setting.side, 0)
     pipeline.vae.register_to_config(shift_factor=0.0)
     config = {**pipeline.transformer.config, "num_layers": setting.layers}
     for part in ("num_attention_heads", "caption_projection_dim"):
@@ -96,7 +96,7 @@ def token_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     """Of the small Qwen2.5-VL, whose answers all have their greatest length."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    from visual_grpo.starter.qwen2_5_vl import model as small
+    from visual_grpo.starter import qwen2_5_vl as small
 
     processor = small.build_processor(setting.side, setting.side)
     config = small.build_model(processor, 0).config

@@ -29,8 +29,7 @@ from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.starter.shapes.draw import draw
-from visual_grpo.starter.shapes.world import COMBINATIONS
+from visual_grpo.starter.shapes.draw import COMBINATIONS, draw
 
 SIDES = (256, 1024)
 IMAGES, FEW = 16, 2

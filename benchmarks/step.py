@@ -35,7 +35,7 @@ from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.models.tokens import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.shapes.world import COMBINATIONS
+from visual_grpo.starter.shapes.draw import COMBINATIONS
 from visual_grpo.training import components
 
 CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"

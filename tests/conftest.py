@@ -27,7 +27,7 @@ def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from diffusers import GlmImagePipeline
     from transformers import ByT5Tokenizer
 
-    import visual_grpo.starter.glm_image.modules as modules
+    from visual_grpo.starter.glm_image import modules
     from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, build_processor
 
     torch.set_num_threads(1)

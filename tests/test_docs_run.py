@@ -143,7 +143,7 @@ def save_small_models(project: Path) -> None:
     """Those that the small configurations of the released models name."""
     from tests.models.families.sd3 import tiny
     from tests.rewards.segmentation.small_sam2 import save_sam2
-    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+    from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 
     tiny.pipeline().save_pretrained(project / "small_sd3")
     processor = build_processor(64, 64)

@@ -24,7 +24,7 @@ OWN = "tests.models.toy_flow:FAMILY"
 
 @pytest.fixture(scope="module")
 def qwen_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+    from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 
     folder = tmp_path_factory.mktemp("qwen")
     processor = build_processor(64, 64)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
-import visual_grpo.starter.glm_image.modules as modules
 from visual_grpo.models.flow_sde import (
     Sampler,
     log_prob,
@@ -17,6 +16,7 @@ from visual_grpo.models.flow_sde import (
     transition,
     transition_kl,
 )
+from visual_grpo.starter.glm_image import modules
 
 SHAPE = (5, 4, 6, 8)
 SAMPLERS: list[Sampler] = ["sde", "cps"]

@@ -31,10 +31,8 @@ from visual_grpo.data.datasets import DraftDataset, RecordsDataset
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter import side_by_side
-from visual_grpo.starter.qwen2_5_vl import model, pretrain
-from visual_grpo.starter.scenes import answers
-from visual_grpo.starter.scenes.world import draw_scene_records
+from visual_grpo.starter import build, qwen2_5_vl
+from visual_grpo.starter.scenes import ANSWER_LENGTH, draw_scene_records
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, TrainingRun
 
@@ -46,9 +44,9 @@ MADE_BY = {"baseline": "baseline", "adapters": "train", "trained": "evaluate", "
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(side_by_side, "run_side_by_side", in_this_process)
-    monkeypatch.setattr(pretrain, "POOL", 100)
-    monkeypatch.setattr(pretrain, "_BATCH", 8)
+    monkeypatch.setattr(build, "run_side_by_side", in_this_process)
+    monkeypatch.setattr(qwen2_5_vl, "POOL", 100)
+    monkeypatch.setattr(qwen2_5_vl, "_BATCH", 8)
     changes = {
         "starter": {"records_per_prompt": 4, "vl_steps": 2},
         "grpo": {"steps": 2, "prompts_per_step": 2, "group_size": 3},
@@ -103,8 +101,8 @@ def loaded(environment: str, **changes: Any) -> Parameters:
 def make_run(config: Parameters, folder: Path) -> TrainingRun:
     """On a small random Qwen2.5-VL and drawn scenes, both left in ``folder`` for the next call."""
     if not (folder / "model").exists():
-        processor = model.build_processor(config.data.height, config.data.width)
-        model.build_model(processor, seed=0).save_pretrained(folder / "model")
+        processor = qwen2_5_vl.build_processor(config.data.height, config.data.width)
+        qwen2_5_vl.build_model(processor, seed=0).save_pretrained(folder / "model")
         processor.save_pretrained(folder / "model")
         draw_scene_records(folder / "data", 2, config.data.height, config.data.width, seed=0)
     rows = [json.loads(line) for line in (folder / "data" / "records.jsonl").read_text().splitlines()]
@@ -189,6 +187,6 @@ def test_the_released_models_configuration_trains_small_ones(tmp_path: Path) -> 
 def test_the_configuration_leaves_room_for_an_answer(catalog: DataCatalog) -> None:
     """An answer that is taught must not be cut off."""
     tree = catalog.load("parameters")
-    assert tree.model.options["max_tokens"] >= answers.LENGTH
-    step = model.PATCH * model.MERGE
+    assert tree.model.options["max_tokens"] >= ANSWER_LENGTH
+    step = qwen2_5_vl.PATCH * qwen2_5_vl.MERGE
     assert tree.data.height % step == tree.data.width % step == 0

@@ -28,7 +28,7 @@ def qwen_image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def vl_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With many end tokens, so that some of its random answers reach one."""
-    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+    from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 
     torch.set_num_threads(1)
     folder, processor = tmp_path_factory.mktemp("vl"), build_processor(64, 64)

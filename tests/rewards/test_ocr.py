@@ -15,7 +15,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.ocr import OcrReward, asked_text, closeness, quoted_texts
-from visual_grpo.starter.words.world import WORDS, draw, prompt_of
+from visual_grpo.starter.words import WORDS, draw, prompt_of
 
 WHOLE = [0, 0, 1, 1]
 

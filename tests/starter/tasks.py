@@ -1,4 +1,4 @@
-"""Tasks for `side_by_side`, which another process can import; and the starter's tasks in this process."""
+"""Tasks for `run_side_by_side`, which another process can import; and the starter's tasks in this process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from visual_grpo.starter.job import Advance
-from visual_grpo.starter.side_by_side import Task
+from visual_grpo.starter.base import Advance, ChildTask
 
 
-def in_this_process(tasks: Sequence[Task], at_once: int, advance: Advance) -> None:
+def in_this_process(tasks: Sequence[ChildTask], at_once: int, advance: Advance) -> None:
     """In the place of `run_side_by_side`: a new process imports libraries for seconds."""
     for task in tasks:
         task(advance)

@@ -14,11 +14,12 @@ from safetensors.torch import load_file
 
 from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, StarterConfig, Task
-from visual_grpo.starter import build, side_by_side
+from visual_grpo.starter import build
+from visual_grpo.starter.base import Job
 from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.glm_image import corpus
-from visual_grpo.starter.glm_image.pretrain_on_shapes import pretrain_decoder_half, pretrain_language_half
-from visual_grpo.starter.job import Job
+from visual_grpo.starter.glm_image.pretrain_ar import pretrain_language_half
+from visual_grpo.starter.glm_image.pretrain_decoder import pretrain_decoder_half
 
 HEIGHT, WIDTH, SEED = 32, 64, 3
 STEPS = {"vae": 2, "dit": 2, "ar": 2}
@@ -70,7 +71,9 @@ def job_in(folder: Path, seed: int, task: Task = "t2i") -> Job:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     config = config_in(tmp_path_factory.mktemp("starter"))
-    report = build_starter(config, DATA, SEED, progress=no_progress)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "progress", no_progress)
+        report = build_starter(config, DATA, SEED)
     assert report == {
         "dataset": config.dataset,
         "model": config.model,
@@ -133,10 +136,11 @@ def test_a_model_of_edits_edits(built: StarterConfig, tmp_path: Path, monkeypatc
     assert image.shape == (1, HEIGHT, WIDTH, 3)
 
 
-def test_a_current_model_is_kept(built: StarterConfig) -> None:
-    build_starter(built, DATA, SEED, progress=never)
+def test_a_current_model_is_kept(built: StarterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "progress", never)
+    build_starter(built, DATA, SEED)
     with pytest.raises(AssertionError, match="nothing should be pretrained"):
-        build_starter(built, DATA, SEED + 1, progress=never)
+        build_starter(built, DATA, SEED + 1)
     GlmImagePipeline.from_pretrained(built.model)
 
 
@@ -154,7 +158,8 @@ def test_an_interruption_leaves_no_folder(
     def interrupted(tasks: object, at_once: int, advance: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(side_by_side, "run_side_by_side", interrupted)
+    monkeypatch.setattr(build, "run_side_by_side", interrupted)
+    monkeypatch.setattr(build, "progress", total_checked)
     with pytest.raises(KeyboardInterrupt):
-        build_starter(config, DATA, SEED, progress=total_checked)
+        build_starter(config, DATA, SEED)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]

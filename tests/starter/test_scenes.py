@@ -14,19 +14,25 @@ from safetensors.torch import load_file
 from scipy.ndimage import distance_transform_edt
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-import visual_grpo.starter.qwen2_5_vl.pretrain as pretraining
+import visual_grpo.starter.qwen2_5_vl as pretraining
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.models.decoding import TokenTrajectory
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, Options
 from visual_grpo.models.tokens import token_log_probs
 from visual_grpo.rewards.segmentation.answer import parse_answer
+from visual_grpo.starter.base import Job
 from visual_grpo.starter.build import model_digest
-from visual_grpo.starter.job import Job
-from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
-from visual_grpo.starter.qwen2_5_vl.pretrain import pretrain_vl
-from visual_grpo.starter.scenes import answers
-from visual_grpo.starter.scenes.world import Scenes, boxes, draw_scene_records, draw_scenes, query_of
+from visual_grpo.starter.qwen2_5_vl import build_model, build_processor, pretrain_vl
+from visual_grpo.starter.scenes import (
+    ANSWER_LENGTH,
+    Scenes,
+    answer_tokens,
+    boxes,
+    draw_scene_records,
+    draw_scenes,
+    query_of,
+)
 
 SIZE = (48, 64)
 
@@ -77,9 +83,8 @@ def test_the_records_match_the_drawn_scenes(tmp_path: Path) -> None:
 def test_an_answer_is_a_token_for_each_piece_and_reads_back() -> None:
     tokenizer = build_processor(*SIZE).tokenizer
     numbers = torch.tensor([[1, 22, 33, 44, 5, 40, 0, 12]])
-    ids = torch.tensor(answers.number_ids(tokenizer, 64))
-    said = answers.tokens(torch.tensor(answers.frame(tokenizer)), numbers, ids)[0].tolist()
-    assert len(said) == answers.LENGTH == 18
+    said = answer_tokens(tokenizer, numbers)[0].tolist()
+    assert len(said) == ANSWER_LENGTH == 18
     text = tokenizer.decode(said[:-1])
     assert tokenizer(text)["input_ids"] == said[:-1]
     got = parse_answer(TextSample(text=text, finished=said[-1] == tokenizer.eos_token_id, frame=SIZE), SIZE)
@@ -102,7 +107,7 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
         words = processor.tokenizer.decode(query).split("<|vision_end|>")[1].split("<|im_end|>")[0]
         records.append(PromptRecord(id=str(row), prompt=words, source_images=(path,)))
-    said = AnswerModel(model, processor, Options(max_tokens=answers.LENGTH))
+    said = AnswerModel(model, processor, Options(max_tokens=ANSWER_LENGTH))
     said.bias = None  # No tokens are suppressed during pretraining.
     trajectory = TokenTrajectory(
         encoded=said.encode(records),

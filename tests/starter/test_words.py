@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 
 from tests.starter.tasks import in_this_process
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter import side_by_side
+from visual_grpo.starter import build
+from visual_grpo.starter.base import Job
 from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import build_processor
-from visual_grpo.starter.job import Job
-from visual_grpo.starter.words.pretrain import (
+from visual_grpo.starter.glm_image.pretrain_on_words import (
     build_corpus,
     no_text_ids,
     pretrain_decoder_half,
@@ -28,7 +28,7 @@ from visual_grpo.starter.words.pretrain import (
     text_ids,
     tile_codebook,
 )
-from visual_grpo.starter.words.world import WORDS, draw, prompt_of
+from visual_grpo.starter.words import WORDS, draw, prompt_of
 
 HEIGHT, WIDTH, SEED = 32, 96, 3
 STEPS = {"vae_steps": 1, "dit_steps": 2, "ar_steps": 1}
@@ -56,8 +56,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
         world="words", dataset=str(folder / "words"), model=str(folder / "base"), records_per_prompt=2, **STEPS
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(side_by_side, "run_side_by_side", in_this_process)
-        build_starter(config, DATA, SEED, progress=no_progress)
+        patch.setattr(build, "run_side_by_side", in_this_process)
+        patch.setattr(build, "progress", no_progress)
+        build_starter(config, DATA, SEED)
     return config
 
 

@@ -9,8 +9,8 @@ from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
 from visual_grpo.config.defaults import is_drawn
+from visual_grpo.starter.base import digest_of
 from visual_grpo.starter.build import build_starter, draw_world
-from visual_grpo.starter.job import digest_of
 
 
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
         return _use_given_model(starter, data, model, model.path, seed)
 
     family = None if model.family == "auto" else model.family
-    report = build_starter(starter, data, seed, console.progress, family)
+    report = build_starter(starter, data, seed, family)
     console.note(what_is_there(starter, data, report["model"]))
     return report
 

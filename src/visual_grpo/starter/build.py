@@ -4,53 +4,48 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, Protocol
+from typing import Any
 
+import torch
+
+from visual_grpo.common.console import progress
 from visual_grpo.common.digests import record_content, recorded_content
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import DataConfig, StarterConfig, World
 from visual_grpo.config.data import DEFAULT_FAMILIES
-from visual_grpo.starter.job import Advance, Job, digest_of, write_once
-from visual_grpo.starter.scenes.world import draw_scene_records
+from visual_grpo.starter.base import Advance, Job, digest_of, run_side_by_side, write_once
+from visual_grpo.starter.scenes import draw_scene_records
 from visual_grpo.starter.shapes.dataset import draw_dataset
-from visual_grpo.starter.words.world import draw_words
+from visual_grpo.starter.words import draw_words
 
 _VERSION = 7
 """Raised when the same configuration gives other weights."""
 _SIDE_FACTS = "visual_grpo.json"
 
 
-class Bar(Protocol):
-    """A running progress display."""
-
-    def advance(self, n: int = 1, **fields: float | int | str) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-
-Progress = Callable[[str, int], AbstractContextManager[Bar]]
-"""Opens a progress display with a description and the total number of steps."""
-
-_HERE = "visual_grpo.starter"
-_ON_SHAPES, _ON_WORDS = f"{_HERE}.glm_image.pretrain_on_shapes", f"{_HERE}.words.pretrain"
+_GLM = "visual_grpo.starter.glm_image"
 _PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
-    ("shapes", "glm_image"): (f"{_ON_SHAPES}:pretrain_decoder_half", f"{_ON_SHAPES}:pretrain_language_half"),
-    ("shapes", "sd3"): (f"{_HERE}.sd3.pretrain:pretrain_sd3",),
-    ("words", "glm_image"): (f"{_ON_WORDS}:pretrain_decoder_half", f"{_ON_WORDS}:pretrain_language_half"),
-    ("scenes", "qwen2_5_vl"): (f"{_HERE}.qwen2_5_vl.pretrain:pretrain_vl",),
+    ("shapes", "glm_image"): (
+        f"{_GLM}.pretrain_decoder:pretrain_decoder_half",
+        f"{_GLM}.pretrain_ar:pretrain_language_half",
+    ),
+    ("shapes", "sd3"): ("visual_grpo.starter.sd3:pretrain_sd3",),
+    ("words", "glm_image"): (
+        f"{_GLM}.pretrain_on_words:pretrain_decoder_half",
+        f"{_GLM}.pretrain_on_words:pretrain_language_half",
+    ),
+    ("scenes", "qwen2_5_vl"): ("visual_grpo.starter.qwen2_5_vl:pretrain_vl",),
 }
 """The functions that pretrain a family on a world, the longer function first."""
 
 
-def build_starter(
-    config: StarterConfig, data: DataConfig, seed: int, progress: Progress, family: str | None = None
-) -> dict[str, Any]:
+def build_starter(config: StarterConfig, data: DataConfig, seed: int, family: str | None = None) -> dict[str, Any]:
     """Draws the dataset and pretrains a base model of ``family``, each unless it is there for the same arguments.
 
     ``family``: None = the world's default.
@@ -65,21 +60,18 @@ def build_starter(
     check_starter(config.world, family)
     draw_world(config, data, seed)
     folder, facts = Path(config.model), _facts(config, data, seed, family)
-    digest = write_once(folder, facts, lambda fresh: _pretrain(fresh, config, data, seed, family, progress))
+    digest = write_once(folder, facts, lambda fresh: _pretrain(fresh, config, data, seed, family))
     return {"dataset": config.dataset, "model": config.model, "digest": digest, "content": recorded_content(folder)}
 
 
 def check_starter(world: World, family: str) -> None:
     """Raises UserError where no small model of ``family`` can be pretrained on ``world``."""
-    if family not in _families(world):
+    families = [name for drawn, name in _PRETRAININGS if drawn == world]
+    if family not in families:
         raise UserError(
             f"model.path is null, and the starter pretrains no small {family} on starter.world {world}; it pretrains"
-            f" {', '.join(_families(world))}. Name a saved model with model.path, or another model.family."
+            f" {', '.join(families)}. Name a saved model with model.path, or another model.family."
         )
-
-
-def _families(world: World) -> list[str]:
-    return [family for drawn, family in _PRETRAININGS if drawn == world]
 
 
 def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
@@ -120,18 +112,14 @@ def _steps(config: StarterConfig, data: DataConfig, family: str) -> dict[str, in
     return steps if family == "sd3" else {**steps, "ar": config.ar_steps * kinds}
 
 
-def _pretrain(
-    folder: Path, config: StarterConfig, data: DataConfig, seed: int, family: str, progress: Progress
-) -> None:
-    from visual_grpo.starter.side_by_side import run_side_by_side  # Imports torch.
-
+def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, seed: int, family: str) -> None:
     steps, is_glm = _steps(config, data, family), family == "glm_image"
     parts = folder / "parts" if is_glm else folder
     job = Job(folder=parts, height=data.height, width=data.width, seed=seed, task=data.task, steps=steps)
     # Side by side, the time left is that of the half that takes longer.
     counted = {"vae", "dit"} if is_glm and config.processes > 1 else steps.keys()
     tasks = [partial(_pretrain_alone, path, job) for path in _PRETRAININGS[config.world, family]]
-    with _module_progress(progress, steps, counted) as advance:
+    with _module_progress(steps, counted) as advance:
         run_side_by_side(tasks, config.processes, advance)
     if is_glm:
         with hidden_progress_bars():
@@ -141,15 +129,13 @@ def _pretrain(
 
 def _pretrain_alone(path: str, job: Job, advance: Advance) -> None:
     """Runs in a separate process; one thread makes its weights independent of the number of cores."""
-    import torch
-
     torch.set_num_threads(1)
     with hidden_progress_bars():
         resolve_name(path)(job, advance)
 
 
 @contextmanager
-def _module_progress(progress: Progress, steps: Mapping[str, int], counted: Collection[str]) -> Iterator[Advance]:
+def _module_progress(steps: Mapping[str, int], counted: Collection[str]) -> Iterator[Advance]:
     """One bar over the steps of the ``counted`` modules, with every module's share beside it."""
     reached, again = dict.fromkeys(steps, 0), 0
     with progress("Pretraining the base model", sum(steps[module] for module in counted)) as bar:
@@ -171,7 +157,7 @@ def _assemble(job: Job, folder: Path) -> None:
     from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, T5EncoderModel
 
-    import visual_grpo.starter.glm_image.modules as modules
+    from visual_grpo.starter.glm_image import modules
     from visual_grpo.starter.glm_image.codebook import build_processor
     from visual_grpo.starter.glm_image.corpus import PREVIEW_SIDE
 

@@ -24,7 +24,7 @@ from visual_grpo.operations.plan.meter import Meter, Phase
 from visual_grpo.operations.plan.model import frozen, planned_model, segmenter_of
 from visual_grpo.operations.plan.report import changes, largest_batches, make_plan
 from visual_grpo.pipelines import plan as nodes
-from visual_grpo.starter.sd3.modules import build_transformer
+from visual_grpo.starter.sd3 import build_transformer
 from visual_grpo.training.components import make_run_spec as settings_of
 
 

@@ -181,7 +181,7 @@ def test_what_unifiedreward_says() -> None:
 @pytest.fixture(scope="module")
 def small_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen2.5-VL's real classes with drawn weights: what it says means nothing."""
-    from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+    from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 
     folder = tmp_path_factory.mktemp("vlm")
     processor = build_processor(64, 64)

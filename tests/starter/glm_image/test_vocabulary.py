@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import visual_grpo.starter.glm_image.modules as modules
+from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import (
     CODEBOOK_SIZE,
     FEATURES,

@@ -17,9 +17,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Task
 from visual_grpo.starter.shapes import dataset
 from visual_grpo.starter.shapes.dataset import draw_dataset
-from visual_grpo.starter.shapes.draw import draw
+from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS, COMBINATIONS, EDITS, draw
 from visual_grpo.starter.shapes.reward import ShapesReward
-from visual_grpo.starter.shapes.world import BACKGROUND, COLORS, COMBINATIONS, EDITS
 
 TASKS: tuple[Task, ...] = ("t2i", "i2i", "mixed")
 

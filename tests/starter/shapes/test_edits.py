@@ -9,8 +9,17 @@ from collections.abc import Iterator
 import pytest
 
 from visual_grpo.starter.shapes.dataset import MISREADINGS, misread
-from visual_grpo.starter.shapes.draw import Edit, instructions, random_edit
-from visual_grpo.starter.shapes.world import ATTRIBUTES, CHANGES, COMBINATIONS, EDITS, OPPOSITE, Combination
+from visual_grpo.starter.shapes.draw import (
+    ATTRIBUTES,
+    CHANGES,
+    COMBINATIONS,
+    EDITS,
+    OPPOSITE,
+    Combination,
+    Edit,
+    instructions,
+    random_edit,
+)
 
 HALVES = {
     "left": (slice(None), slice(48)),

@@ -14,9 +14,21 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord, RewardOutput
-from visual_grpo.starter.shapes.draw import Jitter, draw, draw_edit, draw_scene, random_edit, stacked
+from visual_grpo.starter.shapes.draw import (
+    ATTRIBUTES,
+    BACKGROUND,
+    CHANGES,
+    COMBINATIONS,
+    EDITS,
+    Combination,
+    Jitter,
+    draw,
+    draw_edit,
+    draw_scene,
+    random_edit,
+    stacked,
+)
 from visual_grpo.starter.shapes.reward import PaletteReward, ShapesReward
-from visual_grpo.starter.shapes.world import ATTRIBUTES, BACKGROUND, CHANGES, COMBINATIONS, EDITS, Combination
 
 ASKED = Combination(color="red", shape="circle", position="left", size="small")
 

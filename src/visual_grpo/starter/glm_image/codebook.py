@@ -12,13 +12,11 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import GlmImageForConditionalGeneration, GlmImageProcessor, PreTrainedTokenizerFast
+from transformers import GlmImageProcessor, PreTrainedTokenizerFast
 from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
-from transformers.models.glm_image.modeling_glm_image import GlmImageVisionModel, GlmImageVQVAE
 
 from visual_grpo.config import Task
-from visual_grpo.starter.shapes.draw import instructions
-from visual_grpo.starter.shapes.world import BACKGROUND, COLORS, COMBINATIONS
+from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS, COMBINATIONS, instructions
 
 PATCH = 32
 """Pixels per side of the patch that one image token of GLM-Image represents."""
@@ -118,7 +116,8 @@ def image_token(index: int) -> str:
 
 def build_tokenizer(task: Task = "t2i") -> PreTrainedTokenizerFast:
     """Deterministic: every call for a task gives the same vocabulary. The text part is trained on the task's texts."""
-    text_vocabulary, merges = _train_text_part(_texts(task))
+    prompts = [combination.prompt for combination in COMBINATIONS]
+    text_vocabulary, merges = _train_text_part(prompts if task == "t2i" else prompts + instructions())
     vocabulary = {image_token(i): i for i in range(VISION_VOCABULARY)}
     for token in (*_SPECIAL, *text_vocabulary):
         vocabulary[token] = len(vocabulary)
@@ -148,11 +147,6 @@ def build_processor(task: Task = "t2i") -> GlmImageProcessor:
     return GlmImageProcessor(image_processor=image_processor, tokenizer=build_tokenizer(task), chat_template=template)
 
 
-def _texts(task: Task) -> list[str]:
-    prompts = [combination.prompt for combination in COMBINATIONS]
-    return prompts if task == "t2i" else prompts + instructions()
-
-
 def _train_text_part(texts: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -163,54 +157,3 @@ def _train_text_part(texts: list[str]) -> tuple[list[str], list[tuple[str, str]]
     model = json.loads(tokenizer.to_str())["model"]
     by_id = sorted(model["vocab"], key=model["vocab"].get)
     return by_id, [tuple(pair) for pair in model["merges"]]
-
-
-_SHIFT = 0.5
-"""Subtracted from both features and codes: distances do not change, norms become smaller."""
-
-
-@torch.no_grad()
-def set_vision_tower(model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, codebook: Tensor) -> None:
-    """Sets the weights of tower and quantiser in place and freezes them. ``codebook``: [K, 48] in 0..1."""
-    _set_patch_means(model.model.visual, processor.image_processor.image_mean, processor.image_processor.image_std)
-    _set_nearest_code(model.model.vqmodel, codebook)
-    model.model.visual.requires_grad_(False)
-    model.model.vqmodel.requires_grad_(False)
-
-
-def _set_patch_means(tower: GlmImageVisionModel, mean: list[float], std: list[float]) -> None:
-    """Channel (cell, colour) = mean of that cell with the normalisation undone; channel 48 is the constant 1."""
-    for block in tower.blocks:
-        for layer in (block.attn.proj, block.mlp.fc2):  # makes every residual branch output 0
-            layer.weight.zero_()
-            layer.bias.zero_()
-    tower.embeddings.position_embedding.weight.zero_()
-    weight, bias = tower.patch_embed.proj.weight.zero_(), tower.patch_embed.proj.bias.zero_()
-    side = VISION_PATCH // CELLS
-    for row in range(CELLS):
-        for column in range(CELLS):
-            for color in range(3):
-                channel = (row * CELLS + column) * 3 + color
-                cell = weight[channel, color, row * side : (row + 1) * side, column * side : (column + 1) * side]
-                cell.fill_(std[color] / side**2)
-                bias[channel] = mean[color] - _SHIFT
-    bias[FEATURES] = 1.0
-
-
-def _set_nearest_code(vqmodel: GlmImageVQVAE, codebook: Tensor) -> None:
-    """Makes the argmax of the quantiser's cosine similarity equal the argmin of the L2 distance ``|f - c|^2``.
-
-    The quantiser normalises features and codes. With f' = (f, 1) and c' = (c, (m - |c|^2) / 2, r), where r gives all
-    c' the same norm, the cosine of f' and c' increases with f.c - |c|^2 / 2, that is, decreases with the distance.
-    """
-    vqmodel.quant_conv.weight.zero_()
-    vqmodel.quant_conv.bias.zero_()
-    for channel in range(FEATURES + 1):
-        vqmodel.quant_conv.weight[channel, channel] = 1.0
-    codes = codebook - _SHIFT
-    square = codes.square().sum(1)
-    embedding = vqmodel.quantize.embedding.weight.zero_()
-    embedding[:, :FEATURES] = codes
-    embedding[:, FEATURES] = (square.max() - square) / 2
-    norm = embedding.square().sum(1)
-    embedding[:, FEATURES + 1] = (norm.max() - norm).sqrt()

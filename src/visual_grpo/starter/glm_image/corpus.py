@@ -12,8 +12,18 @@ from torch import Tensor
 
 from visual_grpo.models.families.glm_image.sources import upsampled
 from visual_grpo.starter.glm_image.codebook import CELLS, IMAGE_END, PATCH, fit_codebook, nearest_codes, patch_features
-from visual_grpo.starter.shapes.draw import Jitter, draw_all, draw_edit, draw_scene, random_edit, stacked
-from visual_grpo.starter.shapes.world import BACKGROUND, COMBINATIONS, EDITS, Combination
+from visual_grpo.starter.shapes.draw import (
+    BACKGROUND,
+    COMBINATIONS,
+    EDITS,
+    Combination,
+    Jitter,
+    draw_all,
+    draw_edit,
+    draw_scene,
+    random_edit,
+    stacked,
+)
 
 Grid = tuple[int, int]
 """Rows and columns of image tokens."""
@@ -44,30 +54,19 @@ class Corpus:
 
     def generated_tokens(self) -> Tensor:
         """[C, K, T] int64: the tokens that the AR module generates for each picture: preview, image, end token."""
-        preview, image = self._tokens(self.preview_grid), self._tokens(self.image_grid)
+        pixels = _pixels(self.images)
+        preview, image = (nearest_codes(pixels, grid, self.codebook) for grid in (self.preview_grid, self.image_grid))
         end = torch.full((len(image), 1), IMAGE_END)
         return torch.cat([preview, image, end], 1).view(*self.images.shape[:2], -1)
 
     def upsampled_tokens(self) -> Tensor:
         """[C * K, 4 * rows * columns] int64: the tokens as input of the DiT, upsampled by 2 in both directions."""
-        return upsampled(self._tokens(self.image_grid).view(-1, *self.image_grid))
+        return self.upsampled_tokens_of(self.images.flatten(0, 1))
 
-    def _tokens(self, grid: Grid) -> Tensor:
-        return nearest_codes(_pixels(self.images), grid, self.codebook)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EditCorpus:
-    """N edits as pictures, with the tokens that the DiT receives for them."""
-
-    sources: Tensor
-    """uint8 [N, 3, H, W]."""
-    targets: Tensor
-    """uint8 [N, 3, H, W]."""
-    source_tokens: Tensor
-    """[N, 4 * rows * columns] int64, already upsampled."""
-    target_tokens: Tensor
-    """[N, 4 * rows * columns] int64, already upsampled."""
+    def upsampled_tokens_of(self, images: Tensor) -> Tensor:
+        """Like `upsampled_tokens`, of other images, uint8 [N, 3, H, W]."""
+        tokens = nearest_codes(images.float() / 255, self.image_grid, self.codebook)
+        return upsampled(tokens.view(-1, *self.image_grid))
 
 
 class SceneBank:
@@ -114,16 +113,12 @@ def build_corpus(height: int, width: int, seed: int) -> Corpus:
     )
 
 
-def build_edit_corpus(codebook: Tensor, height: int, width: int, seed: int) -> EditCorpus:
-    """Draws edits of every kind in equal numbers; deterministic in its arguments."""
+def draw_edits(height: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draws sources and targets, both uint8 [N, 3, H, W], of edits of every kind in equal numbers."""
     rng = random.Random(seed + _SEED_OFFSET)
     edits = [random_edit(EDITS[i % len(EDITS)], rng.choice(COMBINATIONS), rng) for i in range(_EDITS)]
-    sources, targets = (stacked(side) for side in zip(*(draw_edit(e, height, width, rng) for e in edits), strict=True))
-    grid = (height // PATCH, width // PATCH)
-    source_tokens, target_tokens = (
-        upsampled(nearest_codes(images.float() / 255, grid, codebook).view(-1, *grid)) for images in (sources, targets)
-    )
-    return EditCorpus(sources=sources, targets=targets, source_tokens=source_tokens, target_tokens=target_tokens)
+    sources, targets = zip(*(draw_edit(edit, height, width, rng) for edit in edits), strict=True)
+    return stacked(sources), stacked(targets)
 
 
 def preview_grid(height: int, width: int) -> Grid:

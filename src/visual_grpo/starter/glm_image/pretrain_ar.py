@@ -1,62 +1,76 @@
-"""Training batches of the small AR module: prompts or edits, with the image tokens of a deliberately flawed policy."""
+"""Pretrains the small AR module on prompts or edits, with the image tokens of a deliberately flawed policy."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
-from visual_grpo.starter.glm_image.codebook import IMAGE_END, IMAGE_START, image_token
-from visual_grpo.starter.glm_image.corpus import Grid, SceneBank
-from visual_grpo.starter.optimise import Report, minimise
+from visual_grpo.starter.base import Advance, Job, minimise
+from visual_grpo.starter.glm_image import modules
+from visual_grpo.starter.glm_image.codebook import IMAGE_END, IMAGE_START, build_processor, image_token
+from visual_grpo.starter.glm_image.corpus import Corpus, Grid, SceneBank, build_corpus
 from visual_grpo.starter.shapes.dataset import misread, misread_edit
-from visual_grpo.starter.shapes.draw import instructions, random_edit
-from visual_grpo.starter.shapes.world import COMBINATIONS, EDITS
+from visual_grpo.starter.shapes.draw import COMBINATIONS, EDITS, instructions, random_edit
 
-_BATCH = 48
+BATCH = 48
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArBatch:
-    """B rows of L prompt tokens, left-padded, and T target tokens."""
+class EncodedTexts:
+    """B texts as L prompt tokens, left-padded, followed by T generated ones."""
 
     ids: Tensor
     """[B, L] int64."""
     mask: Tensor
-    """[B, L + T - 1] int64 attention mask of prompt and target tokens."""
+    """[B, L + T - 1] int64 attention mask of prompt and generated tokens."""
     positions: Tensor
     """[3, B, L + T - 1] int64."""
+
+    def batch(self, rows: list[int], ids: Tensor, target: Tensor) -> ArBatch:
+        return ArBatch(ids=ids, mask=self.mask[rows], positions=self.positions[:, rows], target=target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArBatch(EncodedTexts):
     target: Tensor
-    """[B, T] int64."""
+    """[B, T] int64: the tokens to generate."""
 
 
 def prompt_batches(
     model: GlmImageForConditionalGeneration,
     processor: GlmImageProcessor,
-    tokens: Tensor,
-    *,
-    grids: list[Grid],
-    seed: int,
+    texts: Sequence[str],
+    corpus: Corpus,
+    draw: Callable[[], tuple[list[int], Any]],
 ) -> Iterator[ArBatch]:
-    """Infinite batches of prompts.
+    """Infinite batches of prompts: ``draw`` gives the rows of ``texts`` and the index of the pictures in ``corpus``."""
+    tokens = corpus.generated_tokens()
+    grids = [corpus.image_grid, corpus.preview_grid]
+    encoded = encode_texts(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[2])
+    while True:
+        rows, pictures = draw()
+        yield encoded.batch(rows, encoded.ids[rows], tokens[pictures])
 
-    ``tokens``: [combinations, K, T] int64, the tokens of K pictures of each combination: preview, image and end token;
-    ``grids``: (rows, columns) of the image and of the preview.
-    """
+
+def misread_combinations(copies: int, seed: int) -> Callable[[], tuple[list[int], Any]]:
+    """Draws batches of combinations, with the index of one of the ``copies`` pictures of what is drawn for each."""
     rng = random.Random(seed)
     rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
-    texts = [combination.prompt for combination in COMBINATIONS]
-    prompts = encode_texts(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[2])
-    while True:
-        asked = [rng.randrange(len(COMBINATIONS)) for _ in range(_BATCH)]
+
+    def draw() -> tuple[list[int], Any]:
+        asked = [rng.randrange(len(COMBINATIONS)) for _ in range(BATCH)]
         drawn = [rank[misread(COMBINATIONS[i], rng)] for i in asked]
-        target = tokens[drawn, [rng.randrange(tokens.shape[1]) for _ in drawn]]
-        yield prompts.batch(asked, prompts.ids[asked], target)
+        return asked, (drawn, [rng.randrange(copies) for _ in drawn])
+
+    return draw
 
 
 def edit_batches(
@@ -69,7 +83,7 @@ def edit_batches(
     generated = bank.grid[0] * bank.grid[1] + 1
     encoded = encode_texts(model, processor, texts, sources=[bank.grid], targets=[bank.grid], generated=generated)
     while True:
-        edits = [random_edit(rng.choice(EDITS), rng.choice(COMBINATIONS), rng) for _ in range(_BATCH)]
+        edits = [random_edit(rng.choice(EDITS), rng.choice(COMBINATIONS), rng) for _ in range(BATCH)]
         jitters = [(rng.randrange(len(bank.jitters)), rng.randrange(len(bank.jitters))) for _ in edits]
         source = bank.tokens([(edit.before, edit.other) for edit in edits], jitters)
         target = bank.tokens([misread_edit(edit, rng) for edit in edits], jitters)
@@ -84,18 +98,6 @@ def in_turns(*kinds: Iterator[ArBatch]) -> Iterator[ArBatch]:
     while True:
         for kind in kinds:
             yield next(kind)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedTexts:
-    """Every text once; fields as in `ArBatch`, with one row per text."""
-
-    ids: Tensor
-    mask: Tensor
-    positions: Tensor
-
-    def batch(self, rows: list[int], ids: Tensor, target: Tensor) -> ArBatch:
-        return ArBatch(ids=ids, mask=self.mask[rows], positions=self.positions[:, rows], target=target)
 
 
 def encode_texts(
@@ -131,9 +133,9 @@ def encode_texts(
 
 
 def pretrain_ar(
-    model: GlmImageForConditionalGeneration, batches: Iterator[ArBatch], *, steps: int, report: Report
+    model: GlmImageForConditionalGeneration, batches: Iterator[ArBatch], job: Job, advance: Advance
 ) -> None:
-    """Next-token cross-entropy over the generated tokens. Trains ``model`` in place."""
+    """Trains ``model`` by next-token cross-entropy over the generated tokens; saves ``vision_language_encoder``."""
     model.train()
 
     def backward() -> None:
@@ -147,6 +149,21 @@ def pretrain_ar(
         ).logits
         F.cross_entropy(logits.flatten(0, 1).float(), batch.target.flatten()).backward()
 
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    minimise(backward, trainable, steps=steps, peak_learning_rate=2.5e-3, warmup=40, report=report)
-    model.eval().requires_grad_(False)
+    weights, report = [weight for weight in model.parameters() if weight.requires_grad], partial(advance, "ar")
+    minimise(backward, weights, steps=job.steps["ar"], peak_learning_rate=2.5e-3, warmup=40, report=report)
+    model.eval().requires_grad_(False).save_pretrained(job.folder / "vision_language_encoder")
+
+
+def pretrain_language_half(job: Job, advance: Advance) -> None:
+    """Trains the AR module on drawn shapes and saves it."""
+    corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor(job.task)
+    model = modules.build_ar(processor, corpus.codebook, job.seed)
+    kinds = []
+    if job.task != "i2i":
+        texts = [combination.prompt for combination in COMBINATIONS]
+        draw = misread_combinations(corpus.images.shape[1], job.seed)
+        kinds.append(prompt_batches(model, processor, texts, corpus, draw))
+    if job.task != "t2i":
+        bank = SceneBank(corpus.codebook, job.height, job.width, job.seed)
+        kinds.append(edit_batches(model, processor, bank, seed=job.seed))
+    pretrain_ar(model, in_turns(*kinds), job, advance)

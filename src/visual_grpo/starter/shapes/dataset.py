@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -13,9 +12,19 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import Task
-from visual_grpo.starter.job import write_once
-from visual_grpo.starter.shapes.draw import Edit, draw, draw_edit, random_edit
-from visual_grpo.starter.shapes.world import ATTRIBUTES, BACKGROUND, CHANGES, COMBINATIONS, EDITS, Combination
+from visual_grpo.starter.base import write_dataset
+from visual_grpo.starter.shapes.draw import (
+    ATTRIBUTES,
+    BACKGROUND,
+    CHANGES,
+    COMBINATIONS,
+    EDITS,
+    Combination,
+    Edit,
+    draw,
+    draw_edit,
+    random_edit,
+)
 
 _VERSION = 1
 """To be raised when the same configuration draws other pictures."""
@@ -25,27 +34,23 @@ _TARGETS, _SOURCES = "target_images", "source_images"
 def draw_dataset(
     folder: Path, records_per_prompt: int, height: int, width: int, seed: int, *, task: Task = "t2i"
 ) -> str:
-    """Writes ``data.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_once` does.
+    """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_dataset` does.
 
     Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes (as the target
     of its prompt, and as the subject of an edit), each time with a different jitter.
     """
 
-    def write(fresh: Path) -> None:
-        (fresh / _TARGETS).mkdir()
-        records: list[dict[str, Any]] = []
+    def records(fresh: Path) -> Iterator[dict[str, Any]]:
         if task != "i2i":
-            records += _prompts(fresh, records_per_prompt, height, width, random.Random(seed))
-        if task == "mixed":  # Tells the reward that these records share batches with edits.
-            records = [record | {"metadata": record["metadata"] | {"edit": None}} for record in records]
+            for record in _prompts(fresh, records_per_prompt, height, width, random.Random(seed)):
+                # The key tells the reward that the record shares batches with edits.
+                yield record | {"metadata": record["metadata"] | ({"edit": None} if task == "mixed" else {})}
         if task != "t2i":
-            (fresh / _SOURCES).mkdir()
-            records += _edits(fresh, records_per_prompt, height, width, random.Random(seed))
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
+            yield from _edits(fresh, records_per_prompt, height, width, random.Random(seed))
 
     facts = {"records_per_prompt": records_per_prompt, "height": height, "width": width, "task": task, "seed": seed}
-    return write_once(folder, {"shapes": _VERSION, **facts}, write)
+    subfolders = (_TARGETS,) if task == "t2i" else (_TARGETS, _SOURCES)
+    return write_dataset(folder, {"shapes": _VERSION, **facts}, subfolders, records)
 
 
 def _prompts(folder: Path, rounds: int, height: int, width: int, rng: random.Random) -> Iterator[dict[str, Any]]:
@@ -82,7 +87,6 @@ MISREADINGS: Misreadings = {
     "position": {"top": ("bottom", 0.55)},
     "size": {"small": ("large", 0.5)},
 }
-"""Attribute -> word -> (the word that is drawn instead, probability)."""
 
 
 def misread(asked: Combination, rng: random.Random, misreadings: Misreadings = MISREADINGS) -> Combination:

@@ -1,29 +1,198 @@
-"""Rewards of drawn shapes: are they as asked for, and are their colours clear?"""
+"""Detects the object in images of drawn shapes, and rewards how closely it matches the requested one."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
-from visual_grpo.starter.shapes.judge import (
-    REGIONS,
-    Judged,
-    Objects,
-    color_distances,
-    find_objects,
-    found,
-    judge,
-    nearness,
-    restricted,
-)
-from visual_grpo.starter.shapes.world import ATTRIBUTES, CHANGES, VOCABULARY
+from visual_grpo.starter.shapes.draw import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
+
+_GRID = 64
+"""Number of cells along the shorter side of the grid on which images are judged."""
+_OBJECT = 0.3
+"""RGB distance (0..1 per channel) from the background above which a cell belongs to the object."""
+_MIN_CELLS = 25
+_CLEAR_CELLS = 200
+"""Number of object cells at which emptiness is 0; smaller than the smallest shape."""
+_COLOR_REACH = 0.6
+"""RGB distance at which the closeness of a colour is 0."""
+_COLOR_MATCH = 0.25
+"""Maximum RGB distance at which a cell counts as having the requested colour, if no other named colour is nearer."""
+_MIN_COLOR_SHARE = 0.7
+_MIN_IOU = 0.7
+_MAX_OFFSET = 0.1
+"""Maximum distance of a correct centre from the requested one, as a share of the shorter side."""
+REGIONS = ("whole", "left", "right", "top", "bottom")
+"""Where to look for an object: in the whole image or in one half of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """The judgement of B images, or of regions of them."""
+
+    closeness: Tensor
+    """[B, 4] in 0..1: how closely each attribute matches; 0 if no object was found."""
+    right: Tensor
+    """[B, 4] bool: whether each attribute counts as correct."""
+    emptiness: Tensor
+    """[B] in 0..1: 1 if nothing was found, decreasing to 0 for a small object."""
+    empty: Tensor
+    """[B] bool: True if nothing large enough to be an object was found."""
+
+    @property
+    def all_right(self) -> Tensor:
+        """[B] bool."""
+        return self.right.all(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objects:
+    """B images on the judging grid of h x w cells; lengths are shares of the shorter side."""
+
+    rgb: Tensor
+    """[B, h, w, 3] in 0..1."""
+    mask: Tensor
+    """[B, h, w] bool: cells that belong to the object."""
+    x: Tensor
+    """[w] cell centres."""
+    y: Tensor
+    """[h] cell centres."""
+    size: tuple[int, int]
+    """(height, width) of the images in pixels."""
+
+
+def find_objects(images: Tensor) -> Objects:
+    """Finds the object cells of images, uint8 [B, 3, H, W], on the judging grid."""
+    height, width = images.shape[-2:]
+    short = min(height, width)
+    cells = (round(_GRID * height / short), round(_GRID * width / short))
+    rgb = F.interpolate(images.float() / 255, size=cells, mode="area").permute(0, 2, 3, 1)
+    mask = (rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1) > _OBJECT**2
+    y, x = ((torch.arange(count) + 0.5) / _GRID for count in cells)
+    return Objects(rgb=rgb, mask=mask, x=x, y=y, size=(height, width))
+
+
+def restricted(objects: Objects, region: Tensor) -> Objects:
+    """The same images with each mask restricted to ``region`` ([B] int64, index into REGIONS)."""
+    left, top = objects.x < objects.x.mean(), objects.y < objects.y.mean()
+    wide, high = left[None, :].expand(len(top), -1), top[:, None].expand(-1, len(left))
+    regions = torch.stack([torch.ones_like(wide), wide, ~wide, high, ~high])
+    return replace(objects, mask=objects.mask & regions[region])
+
+
+def judge(objects: Objects, asked: Tensor) -> Judged:
+    """Compares each image's object with ``asked``: [B, 4] int64, indices into the VOCABULARY of each attribute."""
+    color, shape, position, size = asked.unbind(1)
+    iou, center, radius = _fit_templates(objects)
+    best = iou.argmax(1)
+    judged = [
+        _color(objects, color),
+        _shape(iou, best, shape),
+        _position(_pick(center, best), position, objects.size),
+        _size(_pick(radius, best), size),
+    ]
+    cells = objects.mask.sum((1, 2))
+    present = found(objects)
+    return Judged(
+        closeness=torch.stack([close for close, _ in judged], 1) * present[:, None],
+        right=torch.stack([ok for _, ok in judged], 1) & present[:, None],
+        emptiness=(1 - cells / _CLEAR_CELLS).clamp(min=0),
+        empty=~present,
+    )
+
+
+def nearness(objects: Objects, distances: Tensor) -> Tensor:
+    """[B]: max(0, 1 - distance / reach), averaged over the inside of each object; ``distances`` is [B, h, w]."""
+    inside = _inside(objects)
+    return ((1 - distances / _COLOR_REACH).clamp(min=0) * inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
+
+
+def color_distances(objects: Objects) -> Tensor:
+    """[B, h, w, colours] RGB distance of every cell to every named colour."""
+    names = torch.tensor(list(COLORS.values())) / 255
+    return torch.cdist(objects.rgb.flatten(1, 2), names).view(*objects.mask.shape, len(names))
+
+
+def found(objects: Objects) -> Tensor:
+    """[B] bool: whether each image has an object of at least the minimum size."""
+    return objects.mask.sum((1, 2)) > _MIN_CELLS
+
+
+def _inside(objects: Objects) -> Tensor:
+    """[B, h, w]: 1 inside the object except its border, where anti-aliased cells are mixed with the background."""
+    outside = (~objects.mask).float()[:, None]
+    return (F.max_pool2d(outside, 3, stride=1, padding=1)[:, 0] < 0.5).float()
+
+
+def _color(objects: Objects, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean closeness to the requested colour inside the object, and whether most of it has that colour."""
+    inside, distances = _inside(objects), color_distances(objects)
+    distance = distances[torch.arange(len(asked)), ..., asked]
+    matches = (distances.argmin(-1) == asked[:, None, None]) & (distance < _COLOR_MATCH)
+    share = (matches * inside).sum((1, 2)) / inside.sum((1, 2)).clamp(min=1)
+    return nearness(objects, distance), share > _MIN_COLOR_SHARE
+
+
+def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
+    """Compares each object with a template of each shape that has the object's area and centroid.
+
+    Returns the intersection over union [B, 3], the templates' centres [B, 3, 2] and radii [B, 3].
+    """
+    mask = objects.mask.float()
+    count = mask.sum((1, 2)).clamp(min=1)
+    centroid_x = (mask.sum(1) * objects.x).sum(1) / count
+    centroid_y = (mask.sum(2) * objects.y).sum(1) / count
+    area = count / _GRID**2
+    radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
+    center_y = torch.stack(
+        [centroid_y, centroid_y, centroid_y - radius[:, 2] / 3], 1
+    )  # a triangle's centroid is below its centre
+    center = torch.stack([centroid_x[:, None].expand(-1, 3), center_y], -1)
+    dx = objects.x[None, None, :] - centroid_x[:, None, None]
+    dy = objects.y[None, :, None] - center_y[:, :, None, None]
+    circle = dx.square() + dy[:, 0].square() < radius[:, 0, None, None].square()
+    square = torch.maximum(dx.abs(), dy[:, 1].abs()) < radius[:, 1, None, None]
+    below_apex = dy[:, 2] + radius[:, 2, None, None]
+    triangle = (dx.abs() < below_apex / 2) & (dy[:, 2] < radius[:, 2, None, None])
+    templates = torch.stack([circle, square, triangle], 1)
+    shared = (templates & objects.mask[:, None]).sum((2, 3))
+    either = (templates | objects.mask[:, None]).sum((2, 3)).clamp(min=1)
+    return shared / either, center, radius
+
+
+def _shape(iou: Tensor, best: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    iou_of_asked = _pick(iou, asked)
+    matches = best == asked
+    return 0.5 * (iou_of_asked / 0.9).clamp(max=1) + 0.5 * matches, matches & (iou_of_asked > _MIN_IOU)
+
+
+def _position(center: Tensor, asked: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    height, width = size
+    places = torch.tensor(list(CENTERS.values())) * torch.tensor([width, height]) / min(height, width)
+    distance = torch.cdist(center, places)
+    offset = _pick(distance, asked)
+    return (1 - (offset - 0.02) / 0.25).clamp(0, 1), (distance.argmin(1) == asked) & (offset < _MAX_OFFSET)
+
+
+def _size(radius: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    radii = torch.tensor(list(RADII.values()))
+    distance = (radius[:, None] - radii).abs()
+    return (1 - (_pick(distance, asked) - 0.01) / 0.1).clamp(0, 1), distance.argmin(1) == asked
+
+
+def _pick(table: Tensor, column: Tensor) -> Tensor:
+    """``table[i, column[i]]`` for every row i."""
+    return table[torch.arange(len(table)), column]
+
 
 _SHOWN = 3
 

@@ -8,8 +8,8 @@ from diffusers import GlmImageTransformer2DModel
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from torch import Tensor
 
-import visual_grpo.starter.glm_image.modules as modules
 from visual_grpo.models.families.glm_image.sources import SourceCache, write_sources
+from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
 
 Sources = tuple[list[Tensor], list[Tensor]]

@@ -21,7 +21,7 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.models.tokens import TokenGenerator, TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.qwen2_5_vl.model import build_model, build_processor
+from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 from visual_grpo.training.components import load_model
 
 QUERIES = ["light red", "the small thing to the left of the other one", "左边的红色部分"]

@@ -1,4 +1,4 @@
-"""Processes that report, fail, and never outlive their caller."""
+"""The optimiser loop, and processes that report, fail, and never outlive their caller."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from tests.starter import tasks
-from visual_grpo.starter.side_by_side import run_side_by_side
+from visual_grpo.starter.base import minimise, run_side_by_side
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +69,7 @@ def test_no_process_outlives_a_killed_caller(tmp_path: Path) -> None:
     file, caller = tmp_path / "pid", tmp_path / "caller.py"
     caller.write_text(
         "from functools import partial\nfrom pathlib import Path\n"
-        "from tests.starter import tasks\nfrom visual_grpo.starter.side_by_side import run_side_by_side\n"
+        "from tests.starter import tasks\nfrom visual_grpo.starter.base import run_side_by_side\n"
         "if __name__ == '__main__':\n"
         f"    task = partial(tasks.tell_pid_and_go_on, Path({str(file)!r}))\n"
         "    run_side_by_side([task], 1, lambda name, done: None)\n"
@@ -77,3 +79,20 @@ def test_no_process_outlives_a_killed_caller(tmp_path: Path) -> None:
         assert wait_until(lambda: file.is_file() and file.read_text())
         process.kill()
     assert wait_until(lambda: not is_running(int(file.read_text())))
+
+
+def test_the_learning_rate_rises_and_falls_and_every_step_is_reported() -> None:
+    weight, unused, reported = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1)), list[int]()
+    moves: list[float] = []
+
+    def backward() -> None:
+        moves.append(weight.item())
+        (-1000 * weight).sum().backward()
+
+    minimise(backward, [weight, unused], steps=4, peak_learning_rate=0.1, warmup=2, report=reported.append)
+    assert reported == [1, 2, 3, 4]
+    # Adam moves by the learning rate where the gradient never changes: 0.1 * rise * (1 - 0.97 * step / 4).
+    steps = torch.tensor([*moves, weight.item()]).diff()
+    expected = [0.1 * 0.5, 0.1 * (1 - 0.97 / 4), 0.1 * (1 - 0.97 / 2), 0.1 * (1 - 0.97 * 3 / 4)]
+    assert steps.tolist() == pytest.approx(expected, rel=2e-2)
+    assert unused.item() == 1

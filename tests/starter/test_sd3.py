@@ -10,12 +10,10 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as glm_modules
-from visual_grpo.starter.glm_image.pretrain_dit import to_model_range
-from visual_grpo.starter.job import Job
-from visual_grpo.starter.sd3.modules import PROMPT_TOKENS, build_transformer, normalise_latents
-from visual_grpo.starter.sd3.pretrain import pretrain_dit, pretrain_sd3
-from visual_grpo.starter.shapes.draw import draw_all
-from visual_grpo.starter.shapes.world import COMBINATIONS
+from visual_grpo.starter.base import Job
+from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
+from visual_grpo.starter.sd3 import PROMPT_TOKENS, build_transformer, normalise_latents, pretrain_dit, pretrain_sd3
+from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
 
 SIDE = 64
 
@@ -44,9 +42,8 @@ def trained(seed: int) -> Tensor:
         latents=torch.randn(len(COMBINATIONS), 2, 4, 8, 8, generator=generator),
         embeds=torch.randn(len(COMBINATIONS) + 1, PROMPT_TOKENS, 64, generator=generator),
         pooled=torch.randn(len(COMBINATIONS) + 1, 64, generator=generator),
-        steps=3,
-        seed=seed,
-        report=lambda done: None,
+        job=Job(folder=Path("unused"), height=SIDE, width=SIDE, seed=seed, steps={"dit": 3}),
+        advance=lambda module, done: None,
     )
     weight: Tensor = dit.proj_out.weight
     return weight
@@ -58,7 +55,7 @@ def test_pretraining_is_a_function_of_its_arguments() -> None:
 
 
 def test_a_whole_pipeline_is_saved_that_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visual_grpo.starter.sd3.pretrain._COPIES", 1)
+    monkeypatch.setattr("visual_grpo.starter.sd3._COPIES", 1)
     reached: list[tuple[str, int]] = []
     job = Job(folder=tmp_path / "base", height=SIDE, width=SIDE, seed=0, steps={"vae": 2, "dit": 2})
     pretrain_sd3(job, lambda module, done: reached.append((module, done)))

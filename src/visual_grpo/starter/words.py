@@ -7,15 +7,16 @@ determined by the quoted text alone. Colours are 8-bit RGB.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from visual_grpo.starter.job import write_once
+from visual_grpo.starter.base import write_dataset
 
 CONSONANTS = "HKLNPSTZ"
 VOWELS = "AEOU"
@@ -78,27 +79,14 @@ _TARGETS = "target_images"
 
 
 def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -> str:
-    """Writes ``data.jsonl`` and ``target_images/`` as `write_once` does, every word ``records_per_prompt`` times."""
+    """Writes ``records.jsonl`` and ``target_images/`` as `write_dataset` does, ``records_per_prompt`` of each word."""
 
-    def write(fresh: Path) -> None:
-        (fresh / _TARGETS).mkdir()
+    def records(fresh: Path) -> Iterator[dict[str, Any]]:
         for word in WORDS:
-            draw(word, height, width).save(fresh / _target(word))
-        records = [
-            {
-                "id": f"word_{number:05d}",
-                "prompt": prompt_of(word),
-                "target_image": _target(word),
-                "metadata": {"text": word},
-            }
-            for number, word in enumerate(WORDS * records_per_prompt)
-        ]
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
+            draw(word, height, width).save(fresh / _TARGETS / f"{word}.png")
+        for number, word in enumerate(WORDS * records_per_prompt):
+            shown = {"prompt": prompt_of(word), "target_image": f"{_TARGETS}/{word}.png", "metadata": {"text": word}}
+            yield {"id": f"word_{number:05d}", **shown}
 
     facts = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
-    return write_once(folder, facts, write)
-
-
-def _target(word: str) -> str:
-    return f"{_TARGETS}/{word}.png"
+    return write_dataset(folder, facts, (_TARGETS,), records)

@@ -1,4 +1,4 @@
-"""The vocabulary of scenes: one object of two touching parts in shades of the same colour, on a dark background.
+"""Scenes for negative points: one object of two touching parts in shades of the same colour, on a dark background.
 
 The parts differ less from each other than from the background: given a point in one part, the segmenter returns both,
 unless a negative point excludes the other. Colours are RGB in 0..1.
@@ -6,18 +6,22 @@ unless a negative point excludes the other. Colours are RGB in 0..1.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from visual_grpo.common.geometry import box_of, inner_points
-from visual_grpo.starter.job import write_once
+from visual_grpo.starter.base import write_dataset
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 COLORS: Mapping[str, tuple[float, float, float]] = {
     "red": (0.75, 0.18, 0.18),
@@ -155,33 +159,51 @@ _IMAGES, _MASKS = "images", "masks"
 
 
 def draw_scene_records(folder: Path, records_per_query: int, height: int, width: int, seed: int) -> str:
-    """Writes ``data.jsonl``, ``images/`` and ``masks/`` as `write_once` does.
+    """Writes ``records.jsonl``, ``images/`` and ``masks/`` as `write_dataset` does.
 
     Draws ``records_per_query`` scenes on average for each of the eight queries.
     """
     facts = {"scenes": _VERSION, "records_per_query": records_per_query, "height": height, "width": width, "seed": seed}
     count = records_per_query * len(COLORS) * len(PARTS)
-    return write_once(folder, facts, lambda fresh: _write(fresh, count, height, width, seed))
+    return write_dataset(folder, facts, (_IMAGES, _MASKS), lambda fresh: _records(fresh, count, height, width, seed))
 
 
-def _write(folder: Path, count: int, height: int, width: int, seed: int) -> None:
-    for name in (_IMAGES, _MASKS):
-        (folder / name).mkdir()
+def _records(folder: Path, count: int, height: int, width: int, seed: int) -> Iterator[dict[str, Any]]:
     # Another random stream than in pretraining, so that held-out scenes were never seen.
     scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 0]))
     truths = scenes.truths
-    with (folder / "records.jsonl").open("w", encoding="utf-8") as lines:
-        for number, (query, box, center) in enumerate(zip(scenes.queries, boxes(truths), centers(truths), strict=True)):
-            name = f"scene_{number:05d}"
-            image, mask = f"{_IMAGES}/{name}.png", f"{_MASKS}/{name}.png"
-            Image.fromarray(scenes.images[number]).save(folder / image)
-            Image.fromarray(truths[number].astype(np.uint8) * 255).save(folder / mask)
-            record = {
-                "id": name,
-                "image": image,
-                "query": query_of(*query),
-                "mask": mask,
-                "box": box.tolist(),
-                "points": [center.tolist()],
-            }
-            lines.write(json.dumps(record) + "\n")
+    for number, (query, box, center) in enumerate(zip(scenes.queries, boxes(truths), centers(truths), strict=True)):
+        name = f"scene_{number:05d}"
+        image, mask = f"{_IMAGES}/{name}.png", f"{_MASKS}/{name}.png"
+        Image.fromarray(scenes.images[number]).save(folder / image)
+        Image.fromarray(truths[number].astype(np.uint8) * 255).save(folder / mask)
+        place = {"mask": mask, "box": box.tolist(), "points": [center.tolist()]}
+        yield {"id": name, "image": image, "query": query_of(*query), **place}
+
+
+ANSWER_PIECES = ('<answer>{"bbox":[', '],"points":[[', ']],"negative_points":[[', "]]}</answer>")
+"""The texts around the numbers of an answer: a box, one positive and one negative point."""
+_ZERO, _COMMA = "0", ","
+_NUMBERS = [[*[_ZERO, _COMMA] * (count - 1), _ZERO] for count in (4, 2, 2)]
+_FRAME = [
+    *(part for piece, numbers in zip(ANSWER_PIECES, _NUMBERS, strict=False) for part in (piece, *numbers)),
+    ANSWER_PIECES[-1],
+]
+"""The texts of an answer's tokens in which every number is 0."""
+NUMBER_PLACES = [place for place, text in enumerate(_FRAME) if text == _ZERO]
+"""The positions of the numbers in an answer: 0-3 are the box, 4-5 the positive, 6-7 the negative point."""
+ANSWER_LENGTH = len(_FRAME) + 1
+"""Number of tokens of an answer, with the end token."""
+
+
+def answer_tokens(tokenizer: PreTrainedTokenizerFast, numbers: Tensor) -> Tensor:
+    """[b, ANSWER_LENGTH] token ids of answers with ``numbers`` [b, 8] int64."""
+    frame = [*tokenizer.convert_tokens_to_ids(_FRAME), tokenizer.eos_token_id]
+    answers = torch.tensor(frame).repeat(len(numbers), 1)
+    answers[:, NUMBER_PLACES] = number_ids(tokenizer, int(numbers.max()) + 1)[numbers]
+    return answers
+
+
+def number_ids(tokenizer: PreTrainedTokenizerFast, count: int) -> Tensor:
+    """[count] int64: the token id of each integer below ``count``."""
+    return torch.tensor(tokenizer.convert_tokens_to_ids(list(map(str, range(count)))))

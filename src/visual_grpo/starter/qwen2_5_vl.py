@@ -1,26 +1,161 @@
-"""Trains the small Qwen2.5-VL by next-token prediction to answer queries about scenes.
+"""The small Qwen2.5-VL, the original classes with about half a million parameters, and its pretraining.
 
-It learns to find the queried part, and to place a negative point anywhere around it: where one helps is left to GRPO.
-Two auxiliary heads, discarded afterwards, speed this up: one predicts the parts from the vision tower's output, one the
-row and column of each image token from the output of the first layer.
+By next-token prediction it learns to answer queries about scenes: to find the queried part, and to place a negative
+point anywhere around it: where one helps is left to GRPO. Two auxiliary heads, discarded afterwards, speed this up: one
+predicts the parts from the vision tower's output, one the row and column of each image token from the output of the
+first layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
 
 from visual_grpo.common.geometry import ring
-from visual_grpo.starter.job import Advance, Job
-from visual_grpo.starter.optimise import minimise
-from visual_grpo.starter.qwen2_5_vl.model import MERGE, PATCH, build_model, build_processor
-from visual_grpo.starter.scenes import answers
-from visual_grpo.starter.scenes.world import COLORS, PARTS, Scenes, boxes, centers, draw_scenes, query_of
+from visual_grpo.starter.base import Advance, Job, minimise
+from visual_grpo.starter.scenes import (
+    ANSWER_LENGTH,
+    ANSWER_PIECES,
+    COLORS,
+    NUMBER_PLACES,
+    PARTS,
+    WORDS,
+    Scenes,
+    answer_tokens,
+    boxes,
+    centers,
+    draw_scenes,
+    number_ids,
+    query_of,
+)
+
+PATCH, MERGE = 8, 2
+"""Pixels per side of a patch of the vision tower, and patches per side that are merged into one language token."""
+_SPECIAL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|image_pad|>", "<|video_pad|>"),
+)
+_CHAT_TEMPLATE = (
+    "{%- for message in messages -%}<|im_start|>{{ message.role + '\\n' }}"
+    "{%- if message.content is string -%}{{ message.content }}{%- else -%}"
+    "{%- for part in message.content -%}"
+    "{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>"
+    "{%- elif part.type == 'text' -%}{{ part.text }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
+_HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _INTERMEDIATE = 96, 3, 4, 2, 256
+_VISION_HIDDEN, _VISION_LAYERS, _VISION_HEADS, _VISION_INTERMEDIATE = 64, 2, 4, 128
+_SPREAD = 3.0
+"""Factor on all initial matrices: transformers' initialisation is for large models."""
+
+
+def build_processor(height: int, width: int) -> Qwen2_5_VLProcessor:
+    """The processor for images of one size in pixels; every integer below the longer side is a single token."""
+    image_processor = Qwen2VLImageProcessor(
+        patch_size=PATCH,
+        temporal_patch_size=2,
+        merge_size=MERGE,
+        size={"shortest_edge": height * width, "longest_edge": height * width},
+    )
+    return Qwen2_5_VLProcessor(
+        image_processor=image_processor,
+        tokenizer=_build_tokenizer(max(height, width)),
+        video_processor=Qwen2VLVideoProcessor(),
+        chat_template=_CHAT_TEMPLATE,
+    )
+
+
+def _build_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
+    """Bytes, so that any text can be encoded, plus whole tokens for the words of queries and answers."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",  # noqa: S106  # text tokens, not secrets
+        pad_token="<|endoftext|>",  # noqa: S106
+        extra_special_tokens={
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            **{f"{name[2:-2]}_token": name for name in ("<|im_start|>", "<|vision_start|>", "<|vision_end|>")},
+        },
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.add_tokens([*ANSWER_PIECES, "user", "assistant", *WORDS, *map(str, range(numbers))])
+    return fast
+
+
+def build_model(processor: Qwen2_5_VLProcessor, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """The untrained model with weights from ``seed``, in evaluation mode."""
+    torch.manual_seed(seed)
+    model = Qwen2_5_VLForConditionalGeneration(_config(processor)).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.mul_(_SPREAD)
+    tokenizer = processor.tokenizer
+    model.generation_config = GenerationConfig(
+        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    return model
+
+
+def _config(processor: Qwen2_5_VLProcessor) -> Qwen2_5_VLConfig:
+    tokenizer, head = processor.tokenizer, _HIDDEN // _HEADS
+    ids = dict(zip(_SPECIAL, tokenizer.convert_tokens_to_ids(list(_SPECIAL)), strict=True))
+    return Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": _HIDDEN,
+            "intermediate_size": _INTERMEDIATE,
+            "num_hidden_layers": _LAYERS,
+            "num_attention_heads": _HEADS,
+            "num_key_value_heads": _KV_HEADS,
+            "max_position_embeddings": 1024,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10.0, "mrope_section": [head // 6] * 3},
+        },
+        vision_config={
+            "depth": _VISION_LAYERS,
+            "hidden_size": _VISION_HIDDEN,
+            "intermediate_size": _VISION_INTERMEDIATE,
+            "num_heads": _VISION_HEADS,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGE,
+            "temporal_patch_size": 2,
+            "window_size": 1024,
+            "out_hidden_size": _HIDDEN,
+            "fullatt_block_indexes": list(range(_VISION_LAYERS)),
+            "tokens_per_second": 2,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 30.0},
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=True,
+    )
+
 
 POOL = 6000
 """Number of training scenes, each used in four mirrored forms."""
@@ -111,7 +246,7 @@ def pretrain_vl(job: Job, advance: Advance) -> None:
         steps=steps,
         peak_learning_rate=_LEARNING_RATE,
         warmup=100,
-        report=lambda done: advance("vl", done),
+        report=partial(advance, "vl"),
     )
     lesson.close()
     model.eval().save_pretrained(job.folder)
@@ -138,8 +273,7 @@ class _Lesson:
             {"parts": nn.Linear(width, (side // _FINE) ** 2 * classes), "place": nn.Linear(width, sum(self.cells))}
         )
         tokenizer = processor.tokenizer
-        self.frame = torch.tensor(answers.frame(tokenizer))
-        self.number_ids = torch.tensor(answers.number_ids(tokenizer, max(size)))
+        self.number_ids = number_ids(tokenizer, max(size))
         values = torch.arange(len(self.number_ids)).float()
         self.soft = torch.softmax(-((values[:, None] - values) ** 2) / (2 * _SOFTNESS**2), 1)
         self.positions = self._positions()
@@ -183,7 +317,7 @@ class _Lesson:
 
     def _answer_log_probs(self, queries: Tensor, features: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs [b, LENGTH, V] of the answers and their tokens [b, LENGTH]."""
-        targets = answers.tokens(self.frame, numbers, self.number_ids)
+        targets = answer_tokens(self.processor.tokenizer, numbers)
         embed = self.model.model.get_input_embeddings()
         prompt = embed(queries)
         prompt = prompt.masked_scatter((self.pool.types == 1)[None, :, None].expand_as(prompt), features)
@@ -198,7 +332,7 @@ class _Lesson:
 
     def _answer_loss(self, log_probs: Tensor, targets: Tensor, numbers: Tensor) -> Tensor:
         losses = -log_probs.gather(2, targets[..., None])[..., 0]
-        places = answers.PLACES[:6]
+        places = NUMBER_PLACES[:6]
         soft = self.soft[numbers[:, :6]]
         losses[:, places] = -(soft * log_probs[:, places][..., self.number_ids]).sum(-1)
         return losses.mean()
@@ -222,7 +356,7 @@ class _Lesson:
         prompt, _ = self.model.model.get_rope_index(
             pool.queries[:1], mm_token_type_ids=pool.types[None], image_grid_thw=pool.grid
         )
-        after = prompt.max() + 1 + torch.arange(answers.LENGTH - 1)
+        after = prompt.max() + 1 + torch.arange(ANSWER_LENGTH - 1)
         return torch.cat([prompt, after.expand(3, 1, -1)], 2)
 
 

@@ -1,20 +1,25 @@
-"""Pretrains the small AutoencoderKL and the small GlmImageTransformer2DModel."""
+"""Pretrains the decoder of the small GLM-Image, AutoencoderKL and GlmImageTransformer2DModel, on drawn shapes."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+from diffusers import AutoencoderKL, GlmImageTransformer2DModel
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 from torch import Tensor
+from transformers import ByT5Tokenizer
 
 from visual_grpo.models.families.glm_image.sources import write_sources
-from visual_grpo.starter.optimise import Report, minimise, random_sigma
-from visual_grpo.starter.shapes.world import BACKGROUND
+from visual_grpo.starter.base import Advance, Job, minimise, noised
+from visual_grpo.starter.glm_image import modules
+from visual_grpo.starter.glm_image.corpus import build_corpus, draw_edits
+from visual_grpo.starter.shapes.dataset import fade
+from visual_grpo.starter.shapes.draw import BACKGROUND
 
 _CROPS = 8
 _CROP = 64
@@ -30,11 +35,15 @@ _TIE = 0.3
 _ENCODE_BATCH = 32
 _JUDGED = 64
 """Approximate number of images in `colour_error`."""
+_WHOLE_SHARE = 0.4
+"""Share of the VAE's steps on whole images; see `pretrain_vae`."""
+_VAE_ATTEMPTS = 3
+_NEXT_SEED = 10_007
+_COLOUR_ERROR = 0.125
+"""Maximum `colour_error` of an accepted VAE: half of the tolerance of the judge of shapes."""
 
 
-def pretrain_vae(
-    vae: AutoencoderKL, images: Tensor, *, steps: int, whole_share: float, seed: int, report: Report
-) -> None:
+def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Job, advance: Advance) -> None:
     """Trains ``vae`` in place on reconstruction, with some latent noise to make the decoder robust to an inexact DiT.
 
     Three latent channels are also tied to the local pixel means: without this, some seeds give latents that the DiT
@@ -45,7 +54,7 @@ def pretrain_vae(
         images: uint8 [N, 3, H, W].
         whole_share: share of the steps, at the end, that use whole images.
     """
-    generator = torch.Generator().manual_seed(seed)
+    steps, generator = job.steps["vae"], torch.Generator().manual_seed(job.seed)
     draws = iter([_random_crops] * round(steps * (1 - whole_share)) + [_random_images] * steps)
     vae.train().to(memory_format=torch.channels_last)
 
@@ -60,8 +69,25 @@ def pretrain_vae(
         tie = _TIE * F.mse_loss(latents[:, : means.shape[1]], means)
         (error + tie + 1e-4 * latents.square().mean()).backward()
 
+    report = partial(advance, "vae")
     minimise(backward, vae.parameters(), steps=steps, peak_learning_rate=2.5e-3, warmup=20, report=report)
     vae.eval().requires_grad_(False)
+
+
+def faithful_vae(images: Tensor, plain: Tensor, job: Job, advance: Advance) -> AutoencoderKL:
+    """Trains up to `_VAE_ATTEMPTS` VAEs until one preserves the colours of ``plain``; returns the best one.
+
+    Some seeds give a decoder that dulls a colour, which no training of the DiT can correct.
+    """
+    tried: list[tuple[float, AutoencoderKL]] = []
+    for attempt in range(_VAE_ATTEMPTS):
+        seed = job.seed + _NEXT_SEED * attempt
+        vae = modules.build_vae(job.height, job.width, seed)
+        pretrain_vae(vae, images, _WHOLE_SHARE, replace(job, seed=seed), advance)
+        tried.append((colour_error(vae, plain), vae))
+        if tried[-1][0] <= _COLOUR_ERROR:
+            break
+    return min(tried, key=lambda attempt: attempt[0])[1]
 
 
 @torch.no_grad()
@@ -144,6 +170,8 @@ _PARTS = 2
 """Of a batch, one after the other."""
 _UNCONDITIONAL_SHARE = 0.1
 """Share of rows whose image tokens are dropped, for classifier-free guidance."""
+_FADED_COPIES = 2
+"""Faded copies of each picture; with a single one the DiT could memorise the fading of each picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,29 +186,24 @@ class Sources:
 
 def pretrain_dit(
     dit: GlmImageTransformer2DModel,
-    scheduler: FlowMatchEulerDiscreteScheduler,
     *,
     latents: Tensor,
     tokens: Tensor,
     glyphs: Tensor,
-    size: tuple[int, int],
-    sources: Sources | None = None,
-    steps: int,
-    seed: int,
-    report: Report,
+    sources: Sources | None,
+    job: Job,
+    advance: Advance,
 ) -> None:
-    """Trains ``dit`` in place as a rectified flow (Liu et al., 2022): x = (1 - sigma) latent + sigma noise, target
-    noise - latent.
+    """Trains ``dit`` in place as a rectified flow (`noised`).
 
     ``latents``: [N, channels, h, w], normalised; ``tokens``: [N, (h/2) * (w/2)] int64, already upsampled;
-    ``glyphs``: [1, L, width], the embedding of a prompt without quoted text; ``size``: (height, width) in pixels.
+    ``glyphs``: [1, L, width], the embedding of a prompt without quoted text.
 
     With ``sources`` (picture i has source i modulo their number), every other step conditions on them. The steps in
     between do not, as in the denoising of prompts and in the unconditional pass of edits; this also halves the cost.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(job.seed)
     dit.train()
-    shift = time_shift(scheduler, tokens.shape[1])
     turns = itertools.cycle([False] if sources is None else [False, True])
     unconditional_share = _UNCONDITIONAL_SHARE if sources is None else 2 * _UNCONDITIONAL_SHARE
 
@@ -188,26 +211,47 @@ def pretrain_dit(
         with_sources = next(turns)
         count = _BATCH_WITH_SOURCES if with_sources else _BATCH
         rows = torch.randint(len(latents), (count,), generator=generator)
-        noise = torch.randn((count, *latents.shape[1:]), generator=generator)
-        sigma = random_sigma(count, generator)
+        noisy, target, sigma = noised(latents[rows], generator)
         dropped = torch.rand(count, 1, generator=generator) < (0.0 if with_sources else unconditional_share)
         for part in torch.arange(count).chunk(_PARTS):
-            own, clean = len(part), latents[rows[part]]
-            velocity = dit(
-                hidden_states=(1 - sigma[part]) * clean + sigma[part] * noise[part],
-                prior_token_id=tokens[rows[part]],
-                prior_token_drop=dropped[part].expand(-1, tokens.shape[1]),
-                timestep=unshifted_timesteps(sigma[part].flatten(), shift) - 1,  # - 1 as in the pipeline
-                encoder_hidden_states=glyphs.expand(own, -1, -1),
-                target_size=torch.tensor([size], dtype=torch.float32).expand(own, -1),
-                crop_coords=torch.zeros(own, 2),
-                kv_caches=_source_kv(dit, sources, rows[part], glyphs.shape[-1]) if sources and with_sources else None,
-                return_dict=False,
-            )[0]
-            (F.mse_loss(velocity, noise[part] - clean) * (own / count)).backward()
+            caches = _source_kv(dit, sources, rows[part], glyphs.shape[-1]) if sources and with_sources else None
+            predicted = velocity(
+                dit, noisy[part], sigma[part], tokens[rows[part]], dropped[part], glyphs, job, kv_caches=caches
+            )
+            (F.mse_loss(predicted, target[part]) * (len(part) / count)).backward()
 
-    minimise(backward, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    report = partial(advance, "dit")
+    minimise(backward, dit.parameters(), steps=job.steps["dit"], peak_learning_rate=2e-3, warmup=40, report=report)
     dit.eval().requires_grad_(False)
+
+
+def velocity(
+    dit: GlmImageTransformer2DModel,
+    noisy: Tensor,
+    sigma: Tensor,
+    tokens: Tensor,
+    dropped: Tensor,
+    texts: Tensor,
+    job: Job,
+    kv_caches: GlmImageKVCache | None = None,
+) -> Tensor:
+    """Calls the DiT as the pipeline does.
+
+    ``noisy``: [B, channels, h, w]; ``sigma``: [B]; ``tokens``: [B, T] int64; ``dropped``: [B, 1] or [1, 1] bool;
+    ``texts``: [B, L, width] or [1, L, width].
+    """
+    count = len(noisy)
+    return dit(
+        hidden_states=noisy,
+        prior_token_id=tokens,
+        prior_token_drop=dropped.expand(count, tokens.shape[1]),
+        timestep=unshifted_timesteps(sigma, time_shift(tokens.shape[1])) - 1,  # - 1 as in the pipeline
+        encoder_hidden_states=texts.expand(count, -1, -1),
+        target_size=torch.tensor([(job.height, job.width)], dtype=torch.float32).expand(count, -1),
+        crop_coords=torch.zeros(count, 2),
+        kv_caches=kv_caches,
+        return_dict=False,
+    )[0]
 
 
 def _source_kv(dit: GlmImageTransformer2DModel, sources: Sources, rows: Tensor, text_width: int) -> GlmImageKVCache:
@@ -222,7 +266,28 @@ def unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
     return 1000 / (1 + shift * (1 / sigma - 1))
 
 
-def time_shift(scheduler: FlowMatchEulerDiscreteScheduler, sequence_length: int) -> float:
+@cache
+def time_shift(sequence_length: int) -> float:
     """The parameter mu of the pipeline's linear time shift."""
-    config = scheduler.config
+    config = modules.build_scheduler().config
     return calculate_shift(sequence_length, config.base_image_seq_len, config.base_shift, config.max_shift)
+
+
+def pretrain_decoder_half(job: Job, advance: Advance) -> None:
+    """Trains and saves ``vae`` and ``transformer``; the DiT's targets are faded, source images are not."""
+    corpus = build_corpus(job.height, job.width, job.seed)
+    plain = shown = corpus.images.flatten(0, 1)
+    if job.task != "t2i":
+        plain, shown = draw_edits(job.height, job.width, job.seed)
+    faded = torch.cat([fade(shown, job.seed + copy) for copy in range(_FADED_COPIES)])
+    vae = faithful_vae(torch.cat([plain, faded]), plain, job, advance)
+    dit = modules.build_dit(corpus.codebook, job.seed)
+    latents, sources = encode_normalised(vae, faded), None
+    if job.task != "t2i":
+        sources = Sources(latents=encode_like(vae, plain), tokens=corpus.upsampled_tokens_of(plain))
+    with torch.no_grad():
+        glyphs = modules.build_glyph_encoder(job.seed)(torch.tensor([ByT5Tokenizer()("").input_ids])).last_hidden_state
+    tokens = corpus.upsampled_tokens_of(shown).repeat(_FADED_COPIES, 1)
+    pretrain_dit(dit, latents=latents, tokens=tokens, glyphs=glyphs, sources=sources, job=job, advance=advance)
+    vae.save_pretrained(job.folder / "vae")
+    dit.save_pretrained(job.folder / "transformer")

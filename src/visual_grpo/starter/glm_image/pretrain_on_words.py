@@ -7,24 +7,24 @@ patch is covered by ink. So tokens encode where text is, but not which text.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from diffusers import FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+from diffusers import GlmImageTransformer2DModel
 from torch import Tensor
-from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, GlmImageProcessor, T5EncoderModel
+from transformers import ByT5Tokenizer, T5EncoderModel
 
-import visual_grpo.starter.glm_image.modules as modules
+from visual_grpo.starter.base import Advance, Job, minimise, noised
+from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, FEATURES, PATCH, build_processor
-from visual_grpo.starter.glm_image.corpus import Corpus, Grid, preview_grid
-from visual_grpo.starter.glm_image.pretrain_ar import ArBatch, encode_texts, pretrain_ar
-from visual_grpo.starter.glm_image.pretrain_dit import encode_normalised, pretrain_vae, time_shift, unshifted_timesteps
-from visual_grpo.starter.job import Advance, Job
-from visual_grpo.starter.optimise import Report, minimise, random_sigma
+from visual_grpo.starter.glm_image.corpus import Corpus, preview_grid
+from visual_grpo.starter.glm_image.pretrain_ar import BATCH, pretrain_ar, prompt_batches
+from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, pretrain_vae, velocity
 from visual_grpo.starter.shapes.draw import stacked
-from visual_grpo.starter.words.world import TILES, WORDS, draw, prompt_of
+from visual_grpo.starter.words import TILES, WORDS, draw, prompt_of
 
 _CYCLE = 5
 """Number of cells after which the pattern of an unused code repeats; 3 ** _CYCLE exceeds the number of codes."""
@@ -79,30 +79,6 @@ def no_text_ids() -> Tensor:
     return torch.tensor(ByT5Tokenizer()([""]).input_ids)
 
 
-_BATCH = 48
-
-
-def word_batches(
-    model: GlmImageForConditionalGeneration,
-    processor: GlmImageProcessor,
-    tokens: Tensor,
-    *,
-    grids: list[Grid],
-    seed: int,
-) -> Iterator[ArBatch]:
-    """Infinite batches of prompts.
-
-    ``tokens``: [W, T] int64, the tokens to generate for each word: preview, image and end token; ``grids``: (rows,
-    columns) of the image and of the preview.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    texts = [prompt_of(word) for word in WORDS]
-    encoded = encode_texts(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[1])
-    while True:
-        words = torch.randint(len(WORDS), (_BATCH,), generator=generator)
-        yield encoded.batch(words.tolist(), encoded.ids[words], tokens[words])
-
-
 _DIT_BATCH = 24
 _UNCONDITIONAL_ROWS = 2
 """Rows of a batch without text and image tokens, for classifier-free guidance; they need a separate forward pass,
@@ -112,55 +88,35 @@ because their texts are shorter and the DiT has no padding mask."""
 def pretrain_dit_and_glyphs(
     dit: GlmImageTransformer2DModel,
     glyph_encoder: T5EncoderModel,
-    scheduler: FlowMatchEulerDiscreteScheduler,
     *,
     latents: Tensor,
     tokens: Tensor,
-    size: tuple[int, int],
-    steps: int,
-    seed: int,
-    report: Report,
+    job: Job,
+    advance: Advance,
 ) -> None:
-    """Trains both modules in place as a rectified flow, like `glm_image.pretrain_dit` but with a text for every row.
+    """Trains both modules in place as a rectified flow, like `pretrain_dit` but with a text for every row.
 
     ``latents``: [K, W, channels, h, w], normalised, K pictures of each of the W words; ``tokens``: [W, (h/2) * (w/2)]
-    int64, already upsampled; ``size``: (height, width) in pixels.
+    int64, already upsampled.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(job.seed)
     dit.train()
     glyph_encoder.train()
-    shift, texts, no_text = time_shift(scheduler, tokens.shape[1]), text_ids(), no_text_ids()
-
-    def velocity(noisy: Tensor, sigma: Tensor, words: Tensor, *, conditional: bool) -> Tensor:
-        ids = texts[words] if conditional else no_text.expand(len(words), -1)
-        return dit(
-            hidden_states=noisy,
-            encoder_hidden_states=glyph_encoder(ids).last_hidden_state,
-            prior_token_id=tokens[words],
-            prior_token_drop=torch.full_like(tokens[words], not conditional, dtype=torch.bool),
-            timestep=unshifted_timesteps(sigma.flatten(), shift) - 1,  # - 1 as in the pipeline
-            target_size=torch.tensor([size], dtype=torch.float32).expand(len(words), -1),
-            crop_coords=torch.zeros(len(words), 2),
-            return_dict=False,
-        )[0]
+    texts, no_text = text_ids(), no_text_ids()
 
     def backward() -> None:
         copies = torch.randint(latents.shape[0], (_DIT_BATCH,), generator=generator)
         words = torch.randint(latents.shape[1], (_DIT_BATCH,), generator=generator)
-        clean, noise = latents[copies, words], torch.randn((_DIT_BATCH, *latents.shape[2:]), generator=generator)
-        sigma = random_sigma(_DIT_BATCH, generator)
-        noisy = (1 - sigma) * clean + sigma * noise
-        without, rest = slice(0, _UNCONDITIONAL_ROWS), slice(_UNCONDITIONAL_ROWS, None)
-        predicted = torch.cat(
-            [
-                velocity(noisy[without], sigma[without], words[without], conditional=False),
-                velocity(noisy[rest], sigma[rest], words[rest], conditional=True),
-            ]
-        )
-        F.mse_loss(predicted, noise - clean).backward()
+        noisy, target, sigma = noised(latents[copies, words], generator)
+        predicted = []
+        for rows, is_dropped in ((slice(_UNCONDITIONAL_ROWS), True), (slice(_UNCONDITIONAL_ROWS, None), False)):
+            ids = no_text.expand(_UNCONDITIONAL_ROWS, -1) if is_dropped else texts[words[rows]]
+            glyphs, dropped = glyph_encoder(ids).last_hidden_state, torch.tensor([[is_dropped]])
+            predicted.append(velocity(dit, noisy[rows], sigma[rows], tokens[words[rows]], dropped, glyphs, job))
+        F.mse_loss(torch.cat(predicted), target).backward()
 
-    weights = chain(dit.parameters(), glyph_encoder.parameters())
-    minimise(backward, weights, steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    weights, report = chain(dit.parameters(), glyph_encoder.parameters()), partial(advance, "dit")
+    minimise(backward, weights, steps=job.steps["dit"], peak_learning_rate=2e-3, warmup=40, report=report)
     for module in (dit, glyph_encoder):
         module.eval().requires_grad_(False)
 
@@ -169,10 +125,14 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
     """Trains the AR module and saves it as ``vision_language_encoder``."""
     (corpus, _), processor = build_corpus(job.height, job.width, job.seed), build_processor()
     model = modules.build_ar(processor, corpus.codebook, job.seed)
-    grids = [corpus.image_grid, corpus.preview_grid]
-    batches = word_batches(model, processor, corpus.generated_tokens()[:, 0], grids=grids, seed=job.seed)
-    pretrain_ar(model, batches, steps=job.steps["ar"], report=lambda done: advance("ar", done))
-    model.save_pretrained(job.folder / "vision_language_encoder")
+    generator = torch.Generator().manual_seed(job.seed)
+
+    def draw_words() -> tuple[list[int], Any]:
+        words = torch.randint(len(WORDS), (BATCH,), generator=generator).tolist()
+        return words, (words, 0)
+
+    batches = prompt_batches(model, processor, [prompt_of(word) for word in WORDS], corpus, draw_words)
+    pretrain_ar(model, batches, job, advance)
 
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
@@ -181,27 +141,11 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     vae = modules.build_vae(*corpus.size, job.seed)
     # Only clean ink, so that decoded ghosts break letters up instead of covering them in grey.
     # Only crops, because the reward judges letters, not colours.
-    pretrain_vae(
-        vae,
-        corpus.images[:, 0],
-        steps=job.steps["vae"],
-        whole_share=0.0,
-        seed=job.seed,
-        report=lambda done: advance("vae", done),
-    )
-    latents = encode_normalised(vae, exposed.flatten(0, 1))
+    pretrain_vae(vae, corpus.images[:, 0], 0.0, job, advance)
+    latents = encode_normalised(vae, exposed.flatten(0, 1)).unflatten(0, exposed.shape[:2])
     dit, glyph_encoder = modules.build_dit(corpus.codebook, job.seed), modules.build_glyph_encoder(job.seed)
-    pretrain_dit_and_glyphs(
-        dit,
-        glyph_encoder,
-        modules.build_scheduler(),
-        latents=latents.unflatten(0, exposed.shape[:2]),
-        tokens=corpus.upsampled_tokens(),
-        size=corpus.size,
-        steps=job.steps["dit"],
-        seed=job.seed,
-        report=lambda done: advance("dit", done),
-    )
+    tokens = corpus.upsampled_tokens()
+    pretrain_dit_and_glyphs(dit, glyph_encoder, latents=latents, tokens=tokens, job=job, advance=advance)
     vae.save_pretrained(job.folder / "vae")
     dit.save_pretrained(job.folder / "transformer")
     glyph_encoder.save_pretrained(job.folder / "text_encoder")

@@ -1,1 +1,0 @@
-"""The small Qwen2.5-VL: its modules and pretraining."""

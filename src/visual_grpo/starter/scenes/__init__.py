@@ -1,1 +1,0 @@
-"""Drawn scenes for negative points: objects of two touching parts that a segmenter confuses."""

@@ -1,1 +1,0 @@
-"""Drawn words: signs with short words, for text in images."""
