@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageCms, ImageDraw, ImageOps
 
-from tests.data.making import png
 from visual_grpo.common.images import (
     ImageError,
     TooManyPixelsError,
@@ -155,6 +156,15 @@ def test_an_image_that_is_a_program_is_not_run(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", "EPS")
     with pytest.raises(ImageError, match=r"a\.png: is EPS, which needs another program to be drawn"):
         read_image(tmp_path / "a.png")
+
+
+def png(width: int, height: int) -> bytes:
+    """A grey PNG of any size; of its rows only the first megabytes are there."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(10_000_000), 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
 
 
 def test_more_pixels_than_allowed_are_refused_by_the_header_alone(tmp_path, monkeypatch):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,12 +67,3 @@ def prepare(folder, **changes):
     Preparation(config).write(folder / "out/records.parquet")
     remove_unused_images(folder / "out/records.parquet")
     return RecordTable(folder / "out/records.parquet")
-
-
-def png(width: int, height: int) -> bytes:
-    """A grey PNG of any size; of its rows only the first megabytes are there."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(10_000_000), 9)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )

@@ -25,30 +25,30 @@ KEYS = st.sampled_from(("prompt", "id", "group", "metadata", "image", "mask", "b
 
 
 @pytest.fixture
-def raw(tmp_path):
+def valid(tmp_path):
     picture(tmp_path / "a.png")
     return Record(place=Place("records.jsonl", 3), folder=tmp_path, id="x", prompt=" a cat\n")
 
 
-def check(raw, task="mixed"):
-    return checked(raw, task, ANYWHERE)
+def check(valid, task="mixed"):
+    return checked(valid, task, ANYWHERE)
 
 
-def rejection(raw, task="mixed"):
+def rejection(valid, task="mixed"):
     with pytest.raises(Rejected) as rejected:
-        check(raw, task)
+        check(valid, task)
     assert rejected.value.remedy
     return rejected.value
 
 
-def test_a_good_record(raw, tmp_path):
+def test_a_good_record(valid, tmp_path):
     sources = [str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"]
     fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": 2}}
-    found = check(replace(raw, id=7, target_image="a.png", source_images=sources, **fields))
+    found = check(replace(valid, id=7, target_image="a.png", source_images=sources, **fields))
     assert (found.id, found.prompt, found.target_image) == ("7", "a cat", tmp_path / "a.png")
     assert all((tmp_path / "a.png").samefile(str(source)) for source in found.source_images)
     assert json.loads(found.metadata) == {"a": "猫", "b": 1}
-    assert check(replace(raw, source_images="a.png")).source_images == (tmp_path / "a.png",)
+    assert check(replace(valid, source_images="a.png")).source_images == (tmp_path / "a.png",)
 
 
 @pytest.mark.parametrize(
@@ -83,23 +83,23 @@ def test_a_good_record(raw, tmp_path):
         ({"extra": {"targetImage": "a.png"}}, "unknown_key", "Did you mean 'target_image'?"),
     ],
 )
-def test_rejections(raw, change, reason, message):
-    rejected = rejection(replace(raw, **change))
+def test_rejections(valid, change, reason, message):
+    rejected = rejection(replace(valid, **change))
     assert rejected.reason == reason
     assert message in rejected.message
     assert len(rejected.message) < 400
 
 
 @pytest.mark.parametrize("key", ["prompt_zh", "target_image_2", "idx", "metadata", "_target_image", "#target_image"])
-def test_another_name_is_metadata(raw, key):
-    assert json.loads(check(replace(raw, extra={key: "x"})).metadata)[key] == "x"
+def test_another_name_is_metadata(valid, key):
+    assert json.loads(check(replace(valid, extra={key: "x"})).metadata)[key] == "x"
 
 
 @pytest.mark.parametrize(
     "text", ["one\n\ttwo\r\nthree", "👩‍👩‍👧", "می‌خواهم", "שלום \u200f!", "e\u0301", "a\u00a0b\u2028c", "猫" * 20_000]
 )
-def test_line_breaks_tabs_emoji_and_every_script_are_text(raw, text):
-    assert check(replace(raw, prompt=text)).prompt == text
+def test_line_breaks_tabs_emoji_and_every_script_are_text(valid, text):
+    assert check(replace(valid, prompt=text)).prompt == text
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_line_breaks_tabs_emoji_and_every_script_are_text(raw, text):
         ("segmentation", "a.png", "a.png", None, ""),
     ],
 )
-def test_the_task_decides_which_images_a_record_needs(raw, task, sources, target, reason, said):
-    record = replace(raw, source_images=sources, target_image=target)
+def test_the_task_decides_which_images_a_record_needs(valid, task, sources, target, reason, said):
+    record = replace(valid, source_images=sources, target_image=target)
     if reason is None:
         check(record, task)
         return
@@ -128,8 +128,8 @@ def test_the_task_decides_which_images_a_record_needs(raw, task, sources, target
 
 
 @pytest.mark.parametrize(("key", "meant"), [("boxs", "box"), ("point", "points")])
-def test_a_misspelt_box_of_a_query_is_no_metadata(raw, key, meant):
-    query = replace(raw, source_images="a.png", target_image="a.png", extra={key: [1, 2, 3, 4]})
+def test_a_misspelt_box_of_a_query_is_no_metadata(valid, key, meant):
+    query = replace(valid, source_images="a.png", target_image="a.png", extra={key: [1, 2, 3, 4]})
     assert f"Did you mean {meant!r}?" in rejection(query, "segmentation").message
 
 
@@ -137,27 +137,27 @@ class TestIds:
     def ids(self, *records):
         return [record.id for record in with_ids(iter(records)) if isinstance(record, Record)]
 
-    def raw(self, prompt, line=1, file="records.jsonl", **fields):
+    def record(self, prompt, line=1, file="records.jsonl", **fields):
         return Record(place=Place(file, line), folder=Path(), prompt=prompt, **fields)
 
     def test_an_id_depends_on_the_records_content_not_its_place(self):
-        cat, dog = self.ids(self.raw("a cat", 1), self.raw("a dog", 2))
-        found = self.ids(self.raw("a fish", 1), self.raw(" a dog\n", 2), self.raw("a cat", 9))
-        assert found == [*self.ids(self.raw("a fish")), dog, cat]
+        cat, dog = self.ids(self.record("a cat", 1), self.record("a dog", 2))
+        found = self.ids(self.record("a fish", 1), self.record(" a dog\n", 2), self.record("a cat", 9))
+        assert found == [*self.ids(self.record("a fish")), dog, cat]
         assert cat == "affda15180b5e2a9", "splits of earlier runs depend on it"
 
     def test_prompt_images_folder_and_repetition_count(self):
         records = [
-            self.raw("a cat"),
-            self.raw("a cat"),
-            self.raw("a cat", target_image="a.png"),
-            self.raw("a cat", source_images=["a.png"]),
-            self.raw("a cat", target_image="a.png", file="train/metadata.csv"),
-            self.raw(3),
-            self.raw("\udcff"),
+            self.record("a cat"),
+            self.record("a cat"),
+            self.record("a cat", target_image="a.png"),
+            self.record("a cat", source_images=["a.png"]),
+            self.record("a cat", target_image="a.png", file="train/metadata.csv"),
+            self.record(3),
+            self.record("\udcff"),
         ]
         assert len(set(self.ids(*records))) == 7
-        items = [self.raw("a cat", id=7), Note("x")]
+        items = [self.record("a cat", id=7), Note("x")]
         assert list(with_ids(iter(items))) == items
         assert (
             str([EmbeddedImage("row 1", b"x")]) == str([EmbeddedImage("row 2", b"x")]) != str([EmbeddedImage("", b"y")])

@@ -126,11 +126,11 @@ class TestImageFolder:
         ]
         assert [(r.place.line, r.reason) for r in rejections] == [(6, "not_csv")]
 
-    def test_the_text_may_be_called_prompt_or_caption(self, tmp_path):
-        for key in ("text", "prompt", "caption"):
-            (tmp_path / "metadata.csv").write_text(f"file_name,{key}\n0.png,a cat\n")
-            ((record,), _, _) = read(tmp_path)
-            assert (record.prompt, record.extra) == ("a cat", {})
+    @pytest.mark.parametrize("key", ["text", "prompt", "caption"])
+    def test_the_text_may_be_called_prompt_or_caption(self, tmp_path, key):
+        (tmp_path / "metadata.csv").write_text(f"file_name,{key}\n0.png,a cat\n")
+        ((record,), _, _) = read(tmp_path)
+        assert (record.prompt, record.extra) == ("a cat", {})
 
     def test_both_kinds_of_metadata_and_semicolons_are_refused(self, tmp_path):
         (tmp_path / "metadata.csv").write_text("file_name;text\n0.png;a cat\n")
