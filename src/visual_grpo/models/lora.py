@@ -20,6 +20,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import LoraParams
@@ -285,7 +286,7 @@ def _rewrite(file: Path, prefix: str | None) -> None:
 
 @contextmanager
 def fast_lora(model: nn.Module) -> Iterator[None]:
-    """Inside the block LoRA layers compute y = W x + b + s B (A x) in three kernels, without gradient.
+    """Inside the block LoRA layers compute y = W x + b + s B (A x) in three kernels; call them under ``torch.no_grad``.
 
     A and s B are rounded to the precision of W. Weights are not merged: half precision would round the update away,
     quantized weights cannot hold it, and sharded ones are gathered for one call at a time. Layers whose adapter is off
@@ -315,13 +316,12 @@ def _factors(layer: Any) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-@torch.no_grad()
 def _lora_forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
-    y: Tensor = base(x)
-    flat = y.reshape(-1, y.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])
+    y = F.linear(rows, base.weight, base.bias)
     for down, up in factors:
-        flat = torch.addmm(flat, x.reshape(-1, x.shape[-1]) @ down, up)
-    return flat.view(y.shape)
+        y.addmm_(rows @ down, up)
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def lora_layers(model: nn.Module) -> list[Any]:

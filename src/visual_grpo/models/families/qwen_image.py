@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit import calculate_dimensions
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 from pydantic import Field
 from torch import Tensor
 
@@ -63,7 +63,7 @@ class QwenImage:
         self.pipeline, self.transformer, self.size, self.options = pipeline, pipeline.transformer, size, options
         self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels // 4)
         self.edits = hasattr(pipeline, "processor")
-        width, height, _ = calculate_dimensions(_SOURCE_AREA, size[1] / size[0])
+        width, height, _ = pipeline_qwenimage_edit.calculate_dimensions(_SOURCE_AREA, size[1] / size[0])
         self._source_size = (height, width)
         self._decoding = threading.Lock()
 
