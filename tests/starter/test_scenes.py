@@ -100,7 +100,7 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
     lesson = pretraining._Lesson(model, processor, pool, SIZE, torch.Generator().manual_seed(0))
     images, _, numbers, queries = lesson._batch()
     taught, targets = lesson._answer_log_probs(queries, lesson._encode_images(images), numbers)
-    lesson.close()
+    lesson.hook.remove()
     records = []
     for row, (image, query) in enumerate(zip(images, queries, strict=True)):
         path = tmp_path / f"{row}.png"

@@ -1,1 +1,1 @@
-"""What every package may use: errors, files, the console, the device, images."""
+"""Errors, files, console, devices, processes and images: used by every other package."""

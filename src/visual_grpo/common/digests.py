@@ -49,7 +49,7 @@ _NOTES = {"starter.json", _RECORD}
 
 
 def may_be_hub_id(path: str) -> bool:
-    """Whether ``path`` has the form of a hub id and is no path of this machine."""
+    """Returns whether ``path`` looks like a hub id and does not exist on this machine."""
     return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
 
 
@@ -66,17 +66,16 @@ def content_digest(folder: str | Path) -> str | None:
 
 
 def record_content(folder: Path) -> None:
-    """Notes the digest of a model that was just made beside its files."""
+    """Writes the digest of a model that was just made beside its files."""
     (folder / _RECORD).write_text(json.dumps({"content": content_digest(folder)}), encoding="utf-8")
 
 
 def recorded_content(folder: Path) -> str | None:
-    """The digest that the model's maker noted; of a model without a note its present one."""
+    """Returns the digest written by `record_content`, or the current one if there is none."""
     record = folder / _RECORD
     if not record.is_file():
         return content_digest(folder)
-    noted: str = json.loads(record.read_text(encoding="utf-8"))["content"]
-    return noted
+    return str(json.loads(record.read_text(encoding="utf-8"))["content"])
 
 
 _HERE = Path()

@@ -21,7 +21,7 @@ class LostRankError(UserError):
 
 
 class CombinedError(UserError):
-    """All that is wrong, in one message; of a single problem the message alone."""
+    """All problems in one message; a single problem is told alone."""
 
     def __init__(self, texts: Sequence[str], remedy: str = "") -> None:
         self.texts = list(texts)
@@ -33,14 +33,14 @@ class CombinedError(UserError):
 
 
 class Problems:
-    """Collects errors that a user can correct, so that all are told at once."""
+    """Collects user errors, so that all are reported at once."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Notes a `UserError` of the block instead of raising it."""
+        """Collects a `UserError` of the block instead of raising it."""
         try:
             yield
         except CombinedError as error:
@@ -49,7 +49,7 @@ class Problems:
             self.texts.append(str(error))
 
     def raise_if_any(self, remedy: str = "") -> None:
-        """Raises one UserError with every problem that was noted, and what solves them in a last line."""
+        """Raises one UserError with every collected problem; ``remedy`` is its last line."""
         if self.texts:
             # Two checks may find the same.
             raise CombinedError(list(dict.fromkeys(self.texts)), remedy)
@@ -98,10 +98,10 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal may obey: also a carriage return, which writes over the line, and all embeddings of direction."""
+"""Characters that a terminal acts on, with carriage returns and direction overrides."""
 
 
 def sanitize(text: str) -> str:
     r"""The text with control characters, direction overrides and lone surrogates as escapes such as ``\x1b``."""
-    shown = _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+    shown = _HIDDEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
     return shown.encode("utf-8", "backslashreplace").decode()

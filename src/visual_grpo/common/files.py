@@ -22,7 +22,7 @@ from visual_grpo.common.errors import UserError
 _DRAFT = ".draft-"
 """Between the final name and the process that writes it."""
 _drafts: set[Path] = set()
-"""Of this process; those still there when it ends are removed."""
+"""Drafts of this process; removed when it ends."""
 _held: list[SoftFileLock] = []
 
 
@@ -73,7 +73,7 @@ def release() -> None:
 
 @contextmanager
 def fresh_folder(final: Path) -> Iterator[Path]:
-    """Gives an empty folder beside ``final``, which it replaces when the block ends without an error."""
+    """Yields an empty folder beside ``final``, which it replaces when the block ends without an error."""
     draft = new_draft(final)
     draft.mkdir()
     try:
@@ -86,7 +86,7 @@ def fresh_folder(final: Path) -> Iterator[Path]:
 def new_draft(final: Path) -> Path:
     """A path beside ``final`` for its next content; nothing is there yet.
 
-    What is not moved away is removed when the process ends; drafts of processes that were killed are removed now.
+    Left-over drafts are removed when the process ends; those of killed processes are removed now.
     """
     final = linked(final)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def new_draft(final: Path) -> Path:
 
 
 def final_of(draft: Path) -> Path:
-    """What a path of `new_draft` will replace."""
+    """Returns the path that a draft of `new_draft` replaces."""
     return draft.with_name(draft.name.removeprefix(".").rpartition(_DRAFT)[0])
 
 
@@ -131,12 +131,12 @@ def heal(final: Path) -> None:
 
 
 def linked(path: Path) -> Path:
-    """Where a link leads, such as to a bigger disk: what is replaced is the folder, not the link."""
+    """Resolves a link, such as to a bigger disk: the folder is replaced, not the link."""
     return path.resolve() if path.is_symlink() else path
 
 
 def _previous(final: Path) -> Path:
-    """Where the old folder is between the two renames."""
+    """Path of the old folder between the two renames."""
     return final.with_name(f".{final.name}.previous")
 
 

@@ -80,8 +80,8 @@ def edge(truth: Tensor, count: int, generator: Generator, *, width: float = 5, s
 def multimask(
     truth: Tensor, masks: Tensor, scores: Tensor, count: int, generator: Generator, *, spacing: float = 20
 ) -> list[Pixel]:
-    """Where a segmenter is uncertain: in its alternative masks for one prompt, bool [M, H, W], all but the one with the
-    highest of the scores [M]."""
+    """In the segmenter's alternative masks for one prompt (bool [M, H, W]), without the one that has the highest of the
+    scores [M]."""
     others = torch.arange(len(masks)) != scores.argmax()
     return _draw(masks[others].any(0) & ~truth, count, generator, spacing)
 

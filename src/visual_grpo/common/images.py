@@ -78,8 +78,10 @@ def read_mask_image(file: str | Path | IO[bytes]) -> Image.Image:
         values = _mask_values(_upright(image))
         white = next((bound for bound in (1, 255, _UINT16_MAX) if values.min() >= 0 and values.max() <= bound), None)
         if white is None:
-            found = f"{values.min()} to {values.max()}"
-            raise ImageError(f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..65535, got {found}")
+            value_range = f"{values.min()} to {values.max()}"
+            raise ImageError(
+                f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..65535, got {value_range}"
+            )
         return Image.fromarray((values > white / 2).astype(np.uint8) * 255)
 
 

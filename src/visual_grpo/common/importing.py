@@ -20,10 +20,9 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def load_attribute(path: str, setting: str) -> Any:
-    """What ``package.module:attribute`` names; ``setting`` is what an error calls the parameter.
+    """Imports ``package.module:attribute``; errors call the parameter ``setting``.
 
-    Raises UserError for another spelling, where the module or the attribute does not exist, and where the module's own
-    code fails.
+    Raises UserError for another spelling, a missing module or attribute, and a module whose code fails.
     """
     module_name, separator, attribute = path.partition(":")
     if not (module_name and separator and attribute):
@@ -44,8 +43,8 @@ def code_digests(functions: Mapping[str, str | None]) -> dict[str, str]:
 def code_digest(path: str) -> str:
     """12 hex digits of the code of ``package.module:attribute``: they change when it is edited.
 
-    That is the file of the module, and those that it imports from the same place: the user's own, but neither installed
-    packages nor this one. What it reads while it runs is not part of it.
+    Covers the module's file and those that it imports from the same folder; neither installed packages, nor this one,
+    nor files that it reads at run time.
     """
     name = path.partition(":")[0]
     first = _file_of(name)
@@ -60,14 +59,14 @@ def code_digest(path: str) -> str:
     return digest.hexdigest()[:12]
 
 
-def _follow(name: str, file: Path, root: Path, found: dict[str, Path]) -> None:
-    """Adds the modules below ``root`` that ``file`` imports, and those that they import, to ``found``."""
+def _follow(name: str, file: Path, root: Path, modules: dict[str, Path]) -> None:
+    """Adds the modules below ``root`` that ``file`` imports, and those that they import, to ``modules``."""
     for imported in _imports(name, file):
-        own = _file_of(imported) if imported.partition(".")[0] != _PACKAGE else None
-        if imported in found or own is None or not own.is_relative_to(root) or _INSTALLED & set(own.parts):
+        path = _file_of(imported) if imported.partition(".")[0] != _PACKAGE else None
+        if imported in modules or path is None or not path.is_relative_to(root) or _INSTALLED & set(path.parts):
             continue
-        found[imported] = own
-        _follow(imported, own, root, found)
+        modules[imported] = path
+        _follow(imported, path, root, modules)
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
@@ -104,8 +103,8 @@ def _module(name: str, path: str) -> Any:
             raise UserError(
                 f"no module {error.name!r} (from {path!r}): put the file into the project's root or install its package"
             ) from error
-        own, frames = _file_of(name), traceback.extract_tb(error.__traceback__)
-        first = next((number for number, frame in enumerate(frames) if frame.filename == str(own)), len(frames))
+        file, frames = _file_of(name), traceback.extract_tb(error.__traceback__)
+        first = next((number for number, frame in enumerate(frames) if frame.filename == str(file)), len(frames))
         lines = [*traceback.format_list(frames[first:]), *traceback.format_exception_only(error)]
         raise UserError(
             f"the module {name!r} (from {path!r}) cannot be imported:\n{''.join(lines).rstrip()}"

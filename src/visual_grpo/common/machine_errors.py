@@ -1,4 +1,4 @@
-"""Faults of the machine, told in one line before the library's own words: memory, disk, permissions, limits."""
+"""Recognises errors of the machine: memory, disk, permissions, limits, damaged files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", 
 
 
 def machine_fault(error: BaseException) -> str | None:
-    """What to tell the user if memory, disk, permissions, limits or a damaged file are behind ``error``; else None.
+    """Returns a message if memory, disk, permissions, limits or a damaged file caused ``error``; else None.
 
     Libraries wrap these errors in their own types, so their texts count too.
     """
@@ -49,11 +49,11 @@ def machine_fault(error: BaseException) -> str | None:
 
 
 def _damaged_file(error: BaseException) -> str | None:
-    """Names a table, or whatever Kedro could not load, and who writes it."""
+    """Names the table or data set that could not be loaded, and the pipelines that write it."""
     what = why = None
     for cause in chain(error):
-        if found := _NOT_LOADED.search(str(cause)):
-            what, why = f"{found[1]} cannot be read", cause.__cause__ or cause
+        if match := _NOT_LOADED.search(str(cause)):
+            what, why = f"{match[1]} cannot be read", cause.__cause__ or cause
         elif what is None and any(said in str(cause) for said in _NOT_A_TABLE):
             what, why = "A table is damaged", cause
     if why is None:
@@ -65,7 +65,7 @@ def _damaged_file(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the CPU's or a GPU's memory ran out: ``error`` or one of its causes says so."""
+    """Returns whether ``error`` or one of its causes says that the CPU's or a GPU's memory ran out."""
     return any(_says_no_memory(cause) for cause in chain(error))
 
 

@@ -29,7 +29,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def signal_of(interrupt: KeyboardInterrupt) -> signal.Signals:
-    """Returns which signal it was: Python itself raises a plain KeyboardInterrupt at Ctrl-C."""
+    """Returns the signal; Python itself raises a plain KeyboardInterrupt at Ctrl-C."""
     return interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
 
 
@@ -132,8 +132,8 @@ class OutOfTimeError(Exception):
     """A program was stopped because its time was over."""
 
 
-def output_of(*words: str | Path, at: Path, given: str | None = None, seconds: float | None = None) -> str:
-    """Returns what a short program prints; ``given`` is its input.
+def output_of(*words: str | Path, at: Path, stdin: str | None = None, seconds: float | None = None) -> str:
+    """Returns what a short program prints; ``stdin`` is its input.
 
     Raises ProgramError if it cannot be run, fails, or takes longer than ``seconds``.
     """
@@ -142,7 +142,7 @@ def output_of(*words: str | Path, at: Path, given: str | None = None, seconds: f
         done = subprocess.run(
             [str(word) for word in words],
             cwd=at,
-            input=given,
+            input=stdin,
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -158,12 +158,12 @@ def output_of(*words: str | Path, at: Path, given: str | None = None, seconds: f
     return done.stdout
 
 
-def git(at: Path, *words: str | Path, given: str | None = None) -> str:
+def git(at: Path, *words: str | Path, stdin: str | None = None) -> str:
     """Returns what git prints, without hooks of the user's repository, such as DVC's.
 
     Raises ProgramError: git fails, or is not there.
     """
-    return output_of("git", "-c", "core.hooksPath=/dev/null", *words, at=at, given=given).rstrip("\n")
+    return output_of("git", "-c", "core.hooksPath=/dev/null", *words, at=at, stdin=stdin).rstrip("\n")
 
 
 def run(

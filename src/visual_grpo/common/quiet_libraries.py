@@ -76,6 +76,6 @@ def _without_traceback_of_ctrl_c(kind: type[BaseException], error: BaseException
 
 
 def _is_our_own(record: logging.LogRecord) -> bool:
-    """Whether a captured warning ("path:line: category: text") points at code outside site-packages."""
+    """Returns whether a captured warning ("path:line: category: text") points at code outside site-packages."""
     path = record.getMessage().partition(": ")[0]
     return "site-packages" not in path and "dist-packages" not in path

@@ -16,7 +16,7 @@ FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.di
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
 prompts that the training never saw."""
 DATA_PROFILE = "data_profile.json"
-"""What the data of the training were like, to compare later ones with (`data.profile`)."""
+"""Statistics of the training's data, to compare later ones with (`data.profile`)."""
 CODE = "code of reward "
 """Before a reward's name in the facts: the digest of the user's own function."""
 FILE = "file of reward "
@@ -40,7 +40,7 @@ PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "dec
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What ``training.json`` says. Raises UserError: the folder has none, or it is damaged."""
+    """Reads ``training.json``. Raises UserError if the folder has none, or it is damaged."""
     file = folder / FACTS
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -111,15 +111,17 @@ def modules_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in (BEST, LAST))
 
 
-def parameters_to_judge(present: Mapping[str, Any], own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameter tree for an adapter: that of its training, but for what is asked of the judging.
+def parameters_to_judge(
+    current: Mapping[str, Any], training: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the parameters to judge an adapter with: those of its ``training``, but judging's of the command.
 
     Args:
-        present: the parameters of this command.
-        own: those of the training.
-        given: what ``--params`` says in this command, which always counts.
+        current: the parameters of this command.
+        training: those of the training.
+        overrides: this command's ``--params``, which always count.
     """
-    tree = {**pinned(own), **{name: present[name] for name in PRESENT_SECTIONS}}
+    tree = {**pinned(training), **{name: current[name] for name in PRESENT_SECTIONS}}
     for section, keys in PRESENT_KEYS.items():
-        tree[section] = {**tree[section], **{key: present[section][key] for key in keys}}
-    return merged(tree, given)
+        tree[section] = {**tree[section], **{key: current[section][key] for key in keys}}
+    return merged(tree, overrides)

@@ -1,4 +1,4 @@
-"""What every section of the parameters shares: the strict base class and the types of several sections."""
+"""The strict base class of all parameter sections, and the types that several share."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class Strict(BaseModel):
 
 
 def _types(annotation: Any) -> set[Any]:
-    """What an annotation is made of: {int, None} for ``int | None``."""
+    """Returns the types in an annotation: {int, None} for ``int | None``."""
     inner = get_args(annotation)
     return set().union(*map(_types, inner)) if inner else {annotation}

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 ROOT = "data"
 UNNAMED_ENVIRONMENTS = (None, "base", "local")
 DRAWN_TASKS = {"shapes": "t2i", "words": "t2i", "scenes": "segmentation"}
-"""What each of the starter's worlds is drawn for, unless data.task says otherwise."""
+"""data.task that each of the starter's worlds is drawn for."""
 
 
 def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dic
 
 
 def _home(data: Mapping[str, Any], starter: Mapping[str, Any], environment: str | None) -> str:
-    """Where an environment draws its dataset and pretrains its model for a task."""
+    """Returns the folder in which an environment draws its dataset and pretrains its model for a task."""
     parts = [ROOT] if environment in UNNAMED_ENVIRONMENTS else [ROOT, str(environment)]
     task = data.get("task", "t2i")
     drawn_for = DRAWN_TASKS.get(str(starter.get("world", "shapes")))
@@ -101,7 +101,7 @@ PRESETS: Mapping[PresetName, Preset] = {
     "negative_points": Preset(rewards={"negative_points": {"weight": 1.0}}),
 }
 WORLD_PRESETS: Mapping[str, PresetName] = {"shapes": "shapes", "words": "words", "scenes": "negative_points"}
-"""Of what the starter draws."""
+"""Preset of each of the starter's worlds."""
 
 
 def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_drawn(path: object, dataset: object) -> bool:
-    """Whether the records at ``path`` are those that the starter draws into ``dataset``; not validated yet."""
+    """Returns whether ``path`` is the ``dataset`` that the starter draws; both are not validated yet."""
     return Path(str(path)).expanduser().resolve() == Path(str(dataset)).expanduser().resolve()
 
 
@@ -156,7 +156,7 @@ def _preset(name: Any, tree: Mapping[str, Any], rewards: Mapping[str, Any], modu
 
 
 def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:
-    """What ``auto`` is, as far as the tree alone can tell."""
+    """Resolves ``auto``, as far as the tree alone decides it."""
     data, starter = tree.get("data", {}), tree.get("starter", {})
     if not isinstance(data, Mapping) or not isinstance(starter, Mapping):
         return None
@@ -170,28 +170,30 @@ def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:
 
 def _optimised(rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> set[str]:
     """The entries of ``rewards`` with a weight that is not 0, be it in one module."""
-    own = [section.get("rewards") for section in modules.values() if isinstance(section, Mapping)]
-    in_modules = {name for weights in own if isinstance(weights, Mapping) for name in weights if weights[name] != 0}
+    by_module = [section.get("rewards") for section in modules.values() if isinstance(section, Mapping)]
+    in_modules = {
+        name for weights in by_module if isinstance(weights, Mapping) for name in weights if weights[name] != 0
+    }
     weighted = {
         name for name, entry in rewards.items() if not isinstance(entry, Mapping) or entry.get("weight", 1.0) != 0
     }
     return {name for name in weighted | in_modules if rewards.get(name) is not None}
 
 
-def _merged(entry: Mapping[str, Any] | None, own: Any) -> Any:
-    """A preset's reward with one's own values; another function replaces it."""
-    if entry is None or not isinstance(own, Mapping) or own.get("function") is not None:
-        return own
-    options = own.get("options", {})
+def _merged(preset: Mapping[str, Any] | None, entry: Any) -> Any:
+    """Returns a preset's reward with the values of the user's ``entry``; another function replaces it."""
+    if preset is None or not isinstance(entry, Mapping) or entry.get("function") is not None:
+        return entry
+    options = entry.get("options", {})
     if not isinstance(options, Mapping):
-        return own
-    return {**entry, **own, "options": {**entry.get("options", {}), **options}}
+        return entry
+    return {**preset, **entry, "options": {**preset.get("options", {}), **options}}
 
 
 def _with_weights(section: Any, weights: Mapping[str, float], removed: set[str]) -> Any:
-    """A module's section with a preset's weights under its own, and without those of removed rewards."""
-    own = section.get("rewards", {}) if isinstance(section, Mapping) else None
-    if not isinstance(own, Mapping):
+    """Adds a preset's weights to a module's section where it has none, without those of removed rewards."""
+    rewards = section.get("rewards", {}) if isinstance(section, Mapping) else None
+    if not isinstance(rewards, Mapping):
         return section
-    kept = {name: weight for name, weight in {**weights, **own}.items() if name not in removed}
+    kept = {name: weight for name, weight in {**weights, **rewards}.items() if name not in removed}
     return {**section, "rewards": kept} if kept or "rewards" in section else section

@@ -177,7 +177,7 @@ class MonitorConfig(Strict):
 
 
 class RetrainConfig(Strict):
-    """Of ``python -m visual_grpo.operations.retraining`` (`make retrain`)."""
+    """Parameters of ``python -m visual_grpo.operations.retraining`` (`make retrain`)."""
 
     when: Literal["changed", "always"] = Field(
         "changed",

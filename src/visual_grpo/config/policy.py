@@ -162,10 +162,10 @@ class DistributedConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_torchrun_has_started(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "TORCHELASTIC_RUN_ID" in os.environ:
-            return given | {"processes": int(os.environ["WORLD_SIZE"])}
-        return given
+    def _as_torchrun_has_started(cls, section: Any) -> Any:
+        if isinstance(section, dict) and "TORCHELASTIC_RUN_ID" in os.environ:
+            return section | {"processes": int(os.environ["WORLD_SIZE"])}
+        return section
 
     @model_validator(mode="after")
     def _has_whom_to_share_with(self) -> Self:

@@ -133,17 +133,16 @@ class Parameters(Strict):
 
     @property
     def data_is_drawn(self) -> bool:
-        """Whether the records are those of the starter."""
+        """True if the records are those that the starter draws."""
         return is_drawn(self.data.path, self.starter.dataset)
 
     @property
     def adapters_folder(self) -> str:
-        """Where the train pipeline puts its adapters (conf/base/catalog.yml)."""
+        """Folder of the train pipeline's adapters (conf/base/catalog.yml)."""
         return f"{self.output}/06_models/adapters"
 
     @property
     def training_seed(self) -> int:
-        """Of the training's draws."""
         return self.seed if self.train.seed is None else self.train.seed
 
     @property
@@ -152,13 +151,13 @@ class Parameters(Strict):
         return self.promotion.name(self.output)
 
     def grpo_of(self, module: str) -> GRPOConfig:
-        """The algorithm's settings for one module."""
-        own = self.modules.get(module)
-        return self.grpo if own is None else self.grpo.model_copy(update=own.grpo())
+        """Returns the algorithm's settings for one module."""
+        section = self.modules.get(module)
+        return self.grpo if section is None else self.grpo.model_copy(update=section.grpo())
 
     def lora_of(self, module: str) -> LoraParams:
-        own = self.modules.get(module)
-        return self.policy.lora if own is None or own.lora is None else own.lora
+        section = self.modules.get(module)
+        return self.policy.lora if section is None or section.lora is None else section.lora
 
     def public(self) -> dict[str, Any]:
         """All values as JSON, but for those of the retrain command, which may hold a secret address."""
@@ -204,7 +203,7 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 _LONGEST_VALUE = 80
 _OF_A_UNION = re.compile(r"(str|int|float|bool|list|tuple|dict)(\[.*\])?")
-"""What pydantic adds to a parameter's name: which of several types the value is not."""
+"""Suffix that pydantic adds to the name of a parameter of several types: the type that the value is not."""
 
 
 class ParameterError(UserError):

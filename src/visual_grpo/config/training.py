@@ -41,15 +41,15 @@ def with_variables(value: Any, reward: str) -> Any:
     """The options with the values of the variables that they name. Raises UserError: a variable is not set."""
     if isinstance(value, Mapping):
         return {name: with_variables(item, reward) for name, item in value.items()}
-    found = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         return value
-    if not os.environ.get(found[2]):
+    if not os.environ.get(match[2]):
         raise UserError(
             f"reward {reward!r}: an option names the variable {value}, which the environment does not have:"
-            f" export {found[2]}=..."
+            f" export {match[2]}=..."
         )
-    return found[1] + os.environ[found[2]]
+    return match[1] + os.environ[match[2]]
 
 
 class RewardConfig(Strict):
@@ -76,11 +76,11 @@ class RewardConfig(Strict):
     @field_validator("options")
     @classmethod
     def _no_secrets(cls, options: dict[str, object]) -> dict[str, object]:
-        found = next(secret_options(options), None)
-        if found is not None:
+        name = next(secret_options(options), None)
+        if name is not None:
             raise ValueError(
-                f"{found} looks like a secret, and parameters are stored with every run. Put it into a variable of the"
-                f" environment and name that: {found}: $NAME"
+                f"{name} looks like a secret, and parameters are stored with every run. Put it into a variable of the"
+                f" environment and name that: {name}: $NAME"
             )
         return options
 
@@ -151,14 +151,14 @@ class GRPOConfig(Strict):
     )
 
     def replays(self, dtype: str) -> bool:
-        """Whether the ratio compares with log-probs of the replay, for a model whose weights are ``dtype``."""
+        """Returns whether the ratio's denominator is the replay's log-probs, for weights of ``dtype``."""
         if self.old_log_probs == "auto":
             return dtype != "float32"
         return self.old_log_probs == "replay"
 
 
 class TrainConfig(Strict):
-    """What tells two trainings of one configuration apart."""
+    """Settings that differ between trainings of one configuration."""
 
     seed: int | None = Field(
         None,
@@ -172,7 +172,7 @@ class TrainConfig(Strict):
 
 
 class ModuleConfig(Strict):
-    """What differs for one module of the model; null = as for all.
+    """Overrides for one module of the model; null = as for all.
 
     A flow module's log-probs are in a unit (``models.flow_sde.log_prob``) in which a clip of 0.2 means what it means
     for a token.
@@ -198,7 +198,7 @@ class ModuleConfig(Strict):
     )
 
     def grpo(self) -> dict[str, Any]:
-        """What differs from the shared `GRPOConfig`."""
+        """Returns the values that override the shared `GRPOConfig`."""
         tree = self.model_dump(exclude={"lora", "rewards"})
         return {name: value for name, value in tree.items() if value is not None}
 

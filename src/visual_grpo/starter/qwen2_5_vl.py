@@ -248,7 +248,7 @@ def pretrain_vl(job: Job, advance: Advance) -> None:
         warmup=100,
         report=partial(advance, "vl"),
     )
-    lesson.close()
+    lesson.hook.remove()
     model.eval().save_pretrained(job.folder)
     processor.save_pretrained(job.folder)
 
@@ -278,12 +278,9 @@ class _Lesson:
         self.soft = torch.softmax(-((values[:, None] - values) ** 2) / (2 * _SOFTNESS**2), 1)
         self.positions = self._positions()
         self._first_layer: list[Tensor] = []
-        self._hook = model.model.language_model.layers[0].register_forward_hook(
+        self.hook = model.model.language_model.layers[0].register_forward_hook(
             lambda module, args, output: self._first_layer.append(output[0] if isinstance(output, tuple) else output)
         )
-
-    def close(self) -> None:
-        self._hook.remove()
 
     def loss(self, *, with_answers: bool) -> Tensor:
         images, labels, numbers, queries = self._batch()

@@ -150,7 +150,7 @@ def checked_out(project: Path, commit: str, changes: str) -> Iterator[Place]:
     try:
         git(project, "worktree", "add", "--quiet", "--detach", tree, commit)
         if changes.strip():
-            git(tree, "apply", "--whitespace=nowarn", "-", given=changes)
+            git(tree, "apply", "--whitespace=nowarn", "-", stdin=changes)
         yield place
     except ProgramError as error:
         raise UserError(

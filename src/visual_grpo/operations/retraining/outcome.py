@@ -41,7 +41,7 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -
         return None
     text = json.dumps(summary, ensure_ascii=False)
     try:
-        output_of("/bin/sh", "-c", settings.notify, at=project, given=text, seconds=_SECONDS)
+        output_of("/bin/sh", "-c", settings.notify, at=project, stdin=text, seconds=_SECONDS)
     except ProgramError as error:
         return f"The command of retrain.notify failed: {error}"
     return None

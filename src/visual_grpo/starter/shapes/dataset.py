@@ -109,7 +109,10 @@ _WRONG_ONE_REMOVED = 0.3
 def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Combination | None]:
     """The edited object and the other one as the flawed policy draws them; None = not drawn."""
     if edit.kind == "add":
-        return _misread_addition(edit, rng), edit.other
+        assert edit.after is not None
+        drawn = misread(edit.after, rng)
+        # With another object, only one position is left.
+        return drawn if edit.other is None else replace(drawn, position=edit.after.position), edit.other
     if rng.random() < _NOT_DONE[edit.kind]:
         return edit.before, edit.other
     if edit.kind == "remove":
@@ -117,13 +120,6 @@ def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Co
         return (edit.before, None) if wrong else (None, edit.other)
     assert edit.after is not None
     return _misread_change(edit.kind, edit.after, rng), None
-
-
-def _misread_addition(edit: Edit, rng: random.Random) -> Combination:
-    assert edit.after is not None
-    drawn = misread(edit.after, rng)
-    # With another object, only one position is left.
-    return drawn if edit.other is None else replace(drawn, position=edit.after.position)
 
 
 def _misread_change(kind: str, asked: Combination, rng: random.Random) -> Combination:

@@ -148,13 +148,6 @@ def _fill(brush: ImageDraw.ImageDraw, combination: Combination, x: float, y: flo
 
 _BESIDE_ANOTHER = 0.5
 """Probability that there is a second object when one is added or removed, if its position allows it."""
-_DIRECTIONS: Mapping[str, str] = {
-    "left": "to the left",
-    "right": "to the right",
-    "top": "to the top",
-    "bottom": "to the bottom",
-    "center": "to the center",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +155,7 @@ class Edit:
     """An edit that turns an object from ``before`` into ``after``."""
 
     kind: str
-    """One of `world.EDITS`."""
+    """One of `EDITS`."""
     before: Combination | None
     """None if the edit adds the object."""
     after: Combination | None
@@ -184,7 +177,7 @@ class Edit:
         if self.kind == "remove":
             return f"remove the {self.subject.shape}"
         if self.kind == "move":
-            return f"move it {_DIRECTIONS[self.subject.position]}"
+            return f"move it to the {self.subject.position}"
         return f"make it {getattr(self.subject, CHANGES[self.kind])}"
 
     @property

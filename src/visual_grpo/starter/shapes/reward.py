@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,20 +197,21 @@ def _pick(table: Tensor, column: Tensor) -> Tensor:
 _SHOWN = 3
 
 
-def check_drawn(reward: str, records: Iterable[PromptRecord]) -> None:
-    """Raises UserError if a record's metadata do not describe a drawn object."""
-    others = [record.id for record in records if not _is_object(record.metadata)]
-    if others:
-        shown = ", ".join(map(repr, others[:_SHOWN])) + " ..." * (len(others) > _SHOWN)
-        raise UserError(
-            f"the reward {reward!r} judges the shapes that the starter draws, by the metadata {', '.join(ATTRIBUTES)};"
-            f" {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'} them: {shown}."
-            " Use a reward that fits your data: reward=auto chooses one"
-        )
+class _DrawnReward:
+    """A reward of drawn shapes, which the records' metadata describe."""
 
+    name: str
 
-def _is_object(described: Mapping[str, Any]) -> bool:
-    return all(described.get(key) in words for key, words in VOCABULARY.items())
+    def check_records(self, records: Sequence[PromptRecord]) -> None:
+        """Raises UserError if a record's metadata do not describe a drawn object."""
+        others = [r.id for r in records if any(r.metadata.get(key) not in VOCABULARY[key] for key in ATTRIBUTES)]
+        if others:
+            shown = ", ".join(map(repr, others[:_SHOWN])) + " ..." * (len(others) > _SHOWN)
+            raise UserError(
+                f"the reward {self.name!r} judges the shapes that the starter draws, by the metadata"
+                f" {', '.join(ATTRIBUTES)}; {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'}"
+                f" them: {shown}. Use a reward that fits your data: reward=auto chooses one"
+            )
 
 
 def _score_prompts(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Tensor]:
@@ -269,14 +270,14 @@ _PARTS = (*ATTRIBUTES, "all")
 _EDIT_PARTS = ("instructed", "kept")
 
 
-class ShapesReward:
+class ShapesReward(_DrawnReward):
     """Closeness to the requested picture, 0..1, with parts that are 0 or 1. Images may have any size.
 
     Reads ``record.metadata``: ``color``, ``shape``, ``position``, ``size`` of the single object. The value is the mean
     of five terms: closeness of each attribute, and whether all are correct. A missing object scores 0. Parts:
     ``color``, ``shape``, ``position``, ``size``, ``all``.
 
-    With ``edit`` (one of `world.EDITS`) these four describe the edited object as in the target or (``remove``) source;
+    With ``edit`` (one of `EDITS`) these four describe the edited object as in the target or (``remove``) source;
     ``other`` is a second object at the opposite position, which must stay, or null. The value is the mean of
     three terms: how far the instruction was followed, that times how much of the rest was kept (so that a copy of the
     source scores low), and whether everything is correct. Additional parts: ``instructed`` and ``kept``, NaN if not
@@ -284,10 +285,6 @@ class ShapesReward:
     """
 
     name = "shapes"
-
-    def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError for records that are not drawn shapes."""
-        check_drawn(self.name, records)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         asked = [_asked(record) for record in prompts]
@@ -320,15 +317,11 @@ class _Asked:
 
 
 def _asked(record: PromptRecord) -> _Asked:
-    other = record.metadata.get("other")
-    return _Asked(
-        object=_words(record.metadata), edit=record.metadata.get("edit"), other=None if other is None else _words(other)
-    )
+    def words(described: Mapping[str, Any]) -> list[int]:
+        return [VOCABULARY[key].index(described[key]) for key in ATTRIBUTES]
 
-
-def _words(described: Mapping[str, Any]) -> list[int]:
-    """An object's attributes as indices into the vocabulary."""
-    return [VOCABULARY[key].index(described[key]) for key in ATTRIBUTES]
+    edit, other = record.metadata.get("edit"), record.metadata.get("other")
+    return _Asked(object=words(record.metadata), edit=edit, other=None if other is None else words(other))
 
 
 def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[list[int]]:
@@ -339,17 +332,13 @@ def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[
     return list(rows.values())
 
 
-class PaletteReward:
+class PaletteReward(_DrawnReward):
     """Mean closeness, 0..1, of the object's colour to the nearest named colour; without an object 0, or 1 if asked for.
 
     It differs between decodes of the same tokens, where ``shapes`` mostly judges what the tokens determine.
     """
 
     name = "palette"
-
-    def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError for records that are not drawn shapes, for which the palette is meaningless."""
-        check_drawn(self.name, records)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         return RewardOutput(values=torch.stack(list(map(_nearest_closeness, prompts, samples))))
