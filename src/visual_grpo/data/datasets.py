@@ -91,23 +91,16 @@ class FolderDataset(AbstractDataset[Path, Path]):
 
 
 class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
-    """Loads as a lazy `RecordTable`; saves a manifest that a node has written beside it.
+    """Loads a Parquet manifest as a lazy `RecordTable`; saves a manifest that a node has written beside it."""
 
-    Args:
-        filepath: the Parquet manifest; image paths in it are relative to its folder.
-        made_by: the pipeline that makes it, for the error about a missing file.
-    """
-
-    def __init__(
-        self, *, filepath: str, made_by: str = "data_preparation", metadata: dict[str, Any] | None = None
-    ) -> None:
-        self._path, self._made_by, self.metadata = Path(filepath), made_by, metadata
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path, self.metadata = Path(filepath), metadata
 
     def load(self) -> RecordTable:
         from visual_grpo.data.table import RecordTable
 
         if not self._exists():
-            raise _missing(self._path, self._made_by)
+            raise _missing(self._path, "data_preparation")
         return RecordTable(self._path)
 
     def save(self, data: Path) -> None:
@@ -131,7 +124,7 @@ class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
         return self._path.is_file()
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._path), "made_by": self._made_by}
+        return {"filepath": str(self._path)}
 
 
 def _missing(path: Path, made_by: str) -> DataError:

@@ -40,10 +40,9 @@ _BATCH = 8
 
 
 class Prepared(NamedTuple):
-    """An accepted record."""
+    """The manifest's row of an accepted record."""
 
     row: dict[str, Any]
-    """Of the manifest."""
     enlarged: int
     """Number of its images that were smaller than the prepared size."""
     place: Place
@@ -300,8 +299,8 @@ class Report:
     def _warn(self, shares: Mapping[str, float], accepted: int) -> None:
         for split, share in shares.items():
             if share > 0 and not self._records[split]:
-                total = f"{counted(accepted, 'record')} in all"
-                self.warnings.append(f"the split {split} is empty although its share is {share:.0%}: {total}")
+                warning = f"the split {split} is empty although its share is {share:.0%}"
+                self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
         if 0 < self._prompts["held_out"] < FEW_PROMPTS:
             self.warnings.append(
                 f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to"
@@ -313,9 +312,8 @@ class Report:
 
 def no_records_left(rejections: Sequence[Rejected], count: int) -> str:
     """Returns why no record can be used; ``count`` are rejected, of which the first are given."""
-    if not rejections:
-        return "There are no records in the data. Add at least one."
-    return f"No record can be used.{also_rejected(rejections, count)}"
+    no_records = "There are no records in the data. Add at least one."
+    return f"No record can be used.{also_rejected(rejections, count)}" if rejections else no_records
 
 
 def also_rejected(rejections: Sequence[Rejected], count: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import glob
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,7 @@ def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     if path.is_file():
         yield from _read_file(path, path.name, limits, data.task)
         return
-    splits: set[str] = set()
-    previous = None
+    splits, previous = set(), None
     for name in _metadata_files(path, limits):
         file = path / name
         limits.require_inside(file)
@@ -61,12 +60,11 @@ def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
         previous = file.parent
         split = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
-        defaults = {} if split is None else {"split": split}
-        splits |= {*defaults.values()}
-        yield from _read_file(file, name, limits, data.task, defaults=defaults)
-    if splits:
+        splits.add(split)
+        yield from _read_file(file, name, limits, data.task, split=split)
+    if names := sorted(filter(None, splits)):
         yield Note(
-            f"the split folders {', '.join(sorted(splits))} are only stored as metadata['split'];"
+            f"the split folders {', '.join(names)} are only stored as metadata['split'];"
             " data.eval_share and data.held_out_share determine the splits"
         )
 
@@ -153,15 +151,9 @@ def _select_split(dataset: Any, name: str, split: str | None) -> Any:
 
 
 def _read_file(
-    file: Path,
-    name: str,
-    limits: Limits,
-    task: Task,
-    *,
-    canonical: bool = False,
-    defaults: Mapping[str, Any] | None = None,
+    file: Path, name: str, limits: Limits, task: Task, *, canonical: bool = False, split: str | None = None
 ) -> Iterator[Item]:
-    """Yields the records of one table; ``name`` is its path in the dataset, ``defaults`` are values of missing keys."""
+    """Yields the records of one table; ``name`` is its path in the dataset, ``split`` that of rows without one."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         import datasets
@@ -178,7 +170,8 @@ def _read_file(
         if isinstance(row, Rejected):
             yield row.at(place)
         else:
-            yield record_from_row({**(defaults or {}), **row}, place, file.parent, task, canonical=canonical)
+            row = row if split is None else {"split": split, **row}
+            yield record_from_row(row, place, file.parent, task, canonical=canonical)
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
