@@ -12,7 +12,7 @@ import yaml
 
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import merged
-from visual_grpo.pipelines import baseline
+from visual_grpo.training import evaluation_samples
 from visual_grpo.training.components import make_run_spec
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
@@ -29,5 +29,5 @@ def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, 
     those of the hub's files that rewards read."""
     starter = {"digest": "model", "content": None} | report
     records: Any = SimpleNamespace(digest="data")
-    with patch.object(baseline, "reward_commits", return_value=commits or {}):
-        return baseline.conditions(config, make_run_spec(config), starter, records)
+    with patch.object(evaluation_samples, "reward_commits", return_value=commits or {}):
+        return evaluation_samples.conditions(config, make_run_spec(config), starter, records)

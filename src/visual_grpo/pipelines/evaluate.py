@@ -13,9 +13,9 @@ from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, headline, lines, result
-from visual_grpo.pipelines.baseline import conditions, draw_samples
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.training import components
+from visual_grpo.training.evaluation_samples import conditions, draw_samples
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:

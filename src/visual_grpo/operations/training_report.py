@@ -1,0 +1,202 @@
+"""What a training says while it runs and what it leaves beside its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+from torch import Tensor
+
+from visual_grpo.common import console
+from visual_grpo.common.errors import counted
+from visual_grpo.common.images import read_image
+from visual_grpo.common.processes import Stopped
+from visual_grpo.common.types import Judge, PromptRecord, Sample, StepMetrics
+from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import (
+    ADJUSTED,
+    CHANGES,
+    FACTS,
+    HELD_OUT,
+    read_facts,
+)
+from visual_grpo.config.command import Command, is_stage_of_dvc
+from visual_grpo.data.table import SEALED, RecordTable, SeenPrompts
+from visual_grpo.evaluation.alarm import picture_of
+from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
+from visual_grpo.operations.training_inputs import start_facts
+from visual_grpo.tracking import Tracker, lineage
+from visual_grpo.tracking.extra_loggers import Log
+from visual_grpo.tracking.model_card import CARD, model_card
+from visual_grpo.tracking.sync import RUN_NAME, tracked
+from visual_grpo.training import resuming
+from visual_grpo.training.checkpoints import Progress
+from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
+from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
+
+READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
+"""Outputs of other pipelines that the training depends on."""
+_MOST_PICTURES = 8
+"""Pictures of an alarm."""
+_AFTER = {
+    "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
+    "stop": "The training ends here.",
+    "rollback": "The training ends here, with the best adapter of the evaluations before.",
+}
+
+
+class TrainingReport:
+    """Reports a run while it trains: metrics and pictures to the loggers, progress and notes to the console."""
+
+    def __init__(
+        self, run: TrainingRun, judge: Judge, tracker: Tracker, logs: Sequence[Log], modules: tuple[str, ...]
+    ) -> None:
+        self.run, self.judge, self.tracker, self.logs, self.modules = run, judge, tracker, logs, modules
+
+    def execute(self) -> Progress:
+        """Trains to the end; after an error or Ctrl-C says how to go on."""
+        run = self.run
+        try:
+            done = run.checkpoints.completed_steps()
+            with console.progress("train", run.config.grpo.steps, completed=done) as self.bar:
+                progress = run.run(Callbacks(on_step=self._on_step, note=self.bar.note, on_alarm=self._on_alarm))
+            if run.stopped_by is not None:
+                raise Stopped(run.stopped_by)
+        except KeyboardInterrupt:
+            try:
+                self.tracker.end("KILLED")
+            finally:  # Another Ctrl-C ends the wait for MLflow.
+                console.note(_where_it_stopped(run))
+            raise
+        except Exception:
+            if run.checkpoints.newest is not None:
+                console.note(_where_it_stopped(run, "Once the cause of the error is gone, go on with"))
+            raise
+        return progress
+
+    def _on_step(self, metrics: StepMetrics, row: dict[str, float]) -> None:
+        for log in self.logs:
+            log.metrics(tracked(row, self.modules, list(self.run.config.rewards)), metrics.step)
+        if self.run.is_picture_due(metrics.step):
+            self._show_samples(metrics.step)
+        names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
+        self.bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
+
+    def _show_samples(self, step: int) -> None:
+        """Shows samples of eval prompts, and keeps those of held-out prompts for the report's film."""
+        grid_of_samples = _grid(*self.run.shown_samples(), self.judge, SHOWN_EACH)
+        self._show(grid_of_samples, f"samples-{step:06d}.png", "samples", step)
+        drawn = zip(self.run.film_prompts, self.run.film_samples(), strict=True)
+        film = [[scaled(of_sample(record, sample, self.judge))] for record, sample in drawn]
+        if film:
+            table(film).save(self.run.checkpoints.folder / f"film-{step:06d}.png")
+
+    def _on_alarm(self, step: int, sentence: str, shown: Shown) -> None:
+        """Tells that the reward is taken to be cheated, and shows by what."""
+        self._show(self._before_and_after(shown), picture_of(step), "alarm", step)
+        self.tracker.tags({"alarm": f"step {step}: {sentence}"})
+        after = _AFTER[self.run.config.alarm.action]
+        self.bar.note(f"Alarm at step {step}: {sentence}. Is the reward cheated? {after}")
+
+    def _before_and_after(self, shown: Shown) -> Image:
+        """The base model's pictures of the first eval prompts, and what they have become."""
+        assert self.run.watch is not None
+        files = self.run.watch.files(shown.records)
+        pairs = [(row, file) for row, file in enumerate(files) if file is not None][:_MOST_PICTURES]
+        before = [read_image(file) for _, file in pairs]
+        after = [of_sample(shown.records[row], shown.samples[row], self.judge) for row, _ in pairs]
+        named = [f"{caption(shown.records[row].prompt, shown.records[row].id)}\nbase model" for row, _ in pairs]
+        now = [f"now, reward {float(shown.total[row]):z.2f}" for row, _ in pairs]
+        return grid([*before, *after], [*named, *now], columns=len(pairs))
+
+    def _show(self, picture: Image, file: str, name: str, step: int) -> None:
+        """In the logs, and beside the checkpoints, so that a resumed run has it."""
+        folder = self.run.checkpoints.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        picture.save(folder / file)
+        for log in self.logs:
+            log.image(picture, name, step)
+
+
+def training_lineage(
+    config: Parameters, starter_report: dict[str, Any], project: Path, start: Path | None
+) -> dict[str, str]:
+    """Returns the origin of the adapters, with the commands that resumed their training."""
+    now = {"command": lineage.command()}
+    if starter_report.get("content") is not None:
+        now["model_content"] = starter_report["content"]
+    now |= lineage.git_tags(project) | lineage.version_tags() | runtime_fingerprint(config)
+    inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
+    now |= lineage.dvc_tags(project, inputs)
+    if start is not None:
+        now |= start_facts(start)
+    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
+    if origin is None:
+        return lineage.resumed({}, now)
+    adjusted = [*origin.lineage.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config)]
+    return lineage.resumed(origin.lineage, now) | ({ADJUSTED: "\n".join(adjusted)} if adjusted else {})
+
+
+def complete_adapters(
+    folder: Path,
+    run: TrainingRun,
+    modules: Sequence[str],
+    run_name: str | None,
+    records: RecordTable,
+    start: Path | None,
+    changes: str,
+) -> None:
+    """Writes the adapters with their facts, seen and held-out prompts, changes of the code and model card.
+
+    Args:
+        changes: uncommitted changes of the code; "" = none.
+    """
+    run.write_adapters(folder)
+    if changes:
+        (folder / CHANGES).write_text(changes, encoding="utf-8")
+    never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
+    (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
+    seen = SeenPrompts.of(record.prompt for record in records.split("train", "eval"))
+    (seen if start is None else seen | SeenPrompts.read(start)).write(folder)
+    finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
+    facts = read_facts(folder) | {RUN_NAME: run_name, "finished": finished}
+    (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+    (folder / CARD).write_text(model_card(facts, modules), encoding="utf-8")
+
+
+def show_training(progress: Progress, steps: int) -> None:
+    """Prints the rewards of the first and the last step, and the best evaluation."""
+    first, last = (progress.history[row]["reward/total"] for row in (0, -1))
+    best = f"; on eval prompts {progress.best_score:z.3f} at step {progress.best_step}" if progress.best_step else ""
+    console.note(
+        f"Trained {counted(steps, 'step')}: mean reward of the training samples {first:z.3f} at the first step,"
+        f" {last:z.3f} at the last{best}. Held-out prompts are judged by evaluate."
+    )
+
+
+def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
+    """Says where the last checkpoint of a stopped run is, and which command goes on from it."""
+    command = Command.current()
+    newest, folder = run.checkpoints.newest, run.checkpoints.folder
+    if newest is None:
+        return f"Stopped before the first checkpoint. Start again with: {command.for_pipeline('train')}"
+    stopped = f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
+    if is_stage_of_dvc():
+        return f"{stopped}{and_now} the command that called DVC: the stage goes on from the checkpoint."
+    return f"{stopped}{and_now}: {command.resuming(run.config.resume, folder)}"
+
+
+def _grid(
+    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Tensor, judge: Judge, columns: int
+) -> Image:
+    captions = [
+        f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")
+        for record, reward in zip(records, rewards.tolist(), strict=True)
+    ]
+    pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
+    return grid(pictures, captions, columns=columns)

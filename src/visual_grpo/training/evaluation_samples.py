@@ -1,0 +1,123 @@
+"""Draws and scores the samples that results are judged by, of the base model and of trained adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.common import console
+from visual_grpo.common.device import device_kind
+from visual_grpo.common.digests import option_files
+from visual_grpo.common.importing import code_digest
+from visual_grpo.config import Parameters
+from visual_grpo.data.table import RecordTable
+from visual_grpo.evaluation.draw import SPLITS, draw_and_score, held_out, plan_images
+from visual_grpo.grpo.distributed import group, launch
+from visual_grpo.grpo.distributed.policy import follow, leading
+from visual_grpo.models.family import Model
+from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.rewards.catalogue import reward_commits, transport_of
+from visual_grpo.training import components
+
+
+def draw_samples(
+    folder: Path,
+    config: Parameters,
+    starter_report: dict[str, Any],
+    records: RecordTable,
+    *,
+    adapters: Path | None,
+    title: str,
+) -> None:
+    """Draws and scores every eval and held-out sample into ``folder``; without adapters also those of the controls.
+
+    Samples depend on parameters, model, records and adapters only, so that baseline and trained ones pair. Records are
+    checked against the rewards before the model is loaded.
+    """
+    components.check_unchanged(starter_report)
+    spec = components.make_run_spec(config, starter_report["model"])
+    scorer = components.build_scorer(config, spec.modules)
+    splits = {split: records.split(split) for split in SPLITS}
+    for split in splits.values():
+        scorer.check_records(split)
+    requests = plan_images(
+        splits,
+        seed=config.evaluation.seed,
+        images_per_prompt=config.evaluation.images_per_prompt,
+        max_prompts=config.evaluation.max_prompts,
+    )
+    controls = spec.controls if adapters is None else {}
+    count = len(requests) * len(spec.samplers) + len(held_out(requests)) * len(controls)
+    with (
+        launch.ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
+        console.progress(title, count) as bar,
+        leading(_load(config, starter_report["model"], adapters)) as model,
+    ):
+        draw_and_score(
+            model,
+            scorer,
+            requests,
+            spec.samplers,
+            folder,
+            batch_size=config.evaluation.batch_size * config.distributed.processes,
+            controls=controls,
+            facts=conditions(config, spec, starter_report, records),
+            advance=bar.advance,
+        )
+
+
+def draw_on_rank(config: Parameters, model: str, adapters: Path | None) -> None:
+    """Follows rank 0 while it draws a baseline or an evaluation."""
+    follow(_load(config, model, adapters))
+
+
+def _load(config: Parameters, model: str, adapters: Path | None) -> Model:
+    return group.together(lambda: components.build_model(config, model, adapters))
+
+
+def conditions(
+    config: Parameters, spec: RunSpec, starter_report: Mapping[str, Any], records: RecordTable
+) -> dict[str, Any]:
+    """Returns everything but the adapters that samples and scores depend on: equal for two results that pair.
+
+    Weights of rewards are left out: a total can be computed again from the scores.
+    """
+    tree = config.public()
+    samplers = {"sampling": spec.samplers, "controls": spec.controls}
+    commits = reward_commits(config.rewards)
+    return {
+        "seed": config.evaluation.seed,
+        "model": {
+            "digest": starter_report["digest"],
+            "content": starter_report["content"],
+            "dtype": config.model.dtype,
+            "device": device_kind(config.model.device),
+            "base_weights": config.model.base_weights,
+        },
+        "dataset": records.digest,
+        "data": {side: tree["data"][side] for side in ("height", "width")},
+        **{kind: {name: s.model_dump(mode="json") for name, s in found.items()} for kind, found in samplers.items()},
+        "flow": tree["policy"]["flow"] if any(sampler.stochastic for sampler in spec.samplers.values()) else None,
+        "options": tree["model"]["options"],
+        "rewards": {
+            name: _reward_conditions(name, reward, config.output) | {"commits": commits.get(name, {})}
+            for name, reward in tree["rewards"].items()
+        },
+        "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
+    }
+
+
+def _reward_conditions(name: str, reward: Mapping[str, Any], output: str) -> dict[str, Any]:
+    """Returns what a reward's scores depend on, with digests of files in its options and of a user's code."""
+    function = reward["function"]
+    transport = transport_of(name, function)
+    options = {option: value for option, value in reward["options"].items() if option not in transport}
+    return {
+        "function": function,
+        "options": options,
+        "clip": list(reward["clip"]),
+        "only_where": reward["only_where"],
+        "files": option_files(options, output),
+        **({} if function is None else {"code": code_digest(function)}),
+    }
