@@ -14,19 +14,9 @@ import torch
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
+from visual_grpo.operations.gpu_check import Stopwatch, card_of, case_of, caught, measure
 from visual_grpo.operations.plan.model import planned_model
-from visual_grpo.pipelines.gpu_check import (
-    Stopwatch,
-    card_of,
-    case_of,
-    caught,
-    check,
-    facts_of,
-    measure,
-    require_whole,
-    rows_of,
-    show,
-)
+from visual_grpo.pipelines.gpu_check import check, facts_of, require_whole, rows_of, show
 
 CPU = torch.device("cpu")
 
