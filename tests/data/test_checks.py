@@ -44,10 +44,10 @@ def rejection(valid, task="mixed"):
 def test_a_good_record(valid, tmp_path):
     sources = [str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"]
     fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": 2}}
-    found = check(replace(valid, id=7, target_image="a.png", source_images=sources, **fields))
-    assert (found.id, found.prompt, found.target_image) == ("7", "a cat", tmp_path / "a.png")
-    assert all((tmp_path / "a.png").samefile(str(source)) for source in found.source_images)
-    assert json.loads(found.metadata) == {"a": "猫", "b": 1}
+    record = check(replace(valid, id=7, target_image="a.png", source_images=sources, **fields))
+    assert (record.id, record.prompt, record.target_image) == ("7", "a cat", tmp_path / "a.png")
+    assert all((tmp_path / "a.png").samefile(str(source)) for source in record.source_images)
+    assert json.loads(record.metadata) == {"a": "猫", "b": 1}
     assert check(replace(valid, source_images="a.png")).source_images == (tmp_path / "a.png",)
 
 
@@ -103,7 +103,7 @@ def test_line_breaks_tabs_emoji_and_every_script_are_text(valid, text):
 
 
 @pytest.mark.parametrize(
-    ("task", "sources", "target", "reason", "said"),
+    ("task", "sources", "target", "reason", "message"),
     [
         ("t2i", "a.png", None, "unexpected_source", "data.task to i2i or mixed"),
         ("i2i", None, None, "missing_source", "data.task to mixed or t2i"),
@@ -117,14 +117,14 @@ def test_line_breaks_tabs_emoji_and_every_script_are_text(valid, text):
         ("segmentation", "a.png", "a.png", None, ""),
     ],
 )
-def test_the_task_decides_which_images_a_record_needs(valid, task, sources, target, reason, said):
+def test_the_task_decides_which_images_a_record_needs(valid, task, sources, target, reason, message):
     record = replace(valid, source_images=sources, target_image=target)
     if reason is None:
         check(record, task)
         return
     rejected = rejection(record, task)
     assert rejected.reason == reason
-    assert said in rejected.remedy
+    assert message in rejected.remedy
 
 
 @pytest.mark.parametrize(("key", "meant"), [("boxs", "box"), ("point", "points")])
@@ -142,8 +142,8 @@ class TestIds:
 
     def test_an_id_depends_on_the_records_content_not_its_place(self):
         cat, dog = self.ids(self.record("a cat", 1), self.record("a dog", 2))
-        found = self.ids(self.record("a fish", 1), self.record(" a dog\n", 2), self.record("a cat", 9))
-        assert found == [*self.ids(self.record("a fish")), dog, cat]
+        ids = self.ids(self.record("a fish", 1), self.record(" a dog\n", 2), self.record("a cat", 9))
+        assert ids == [*self.ids(self.record("a fish")), dog, cat]
         assert cat == "affda15180b5e2a9", "splits of earlier runs depend on it"
 
     def test_prompt_images_folder_and_repetition_count(self):
@@ -178,16 +178,16 @@ class TestQueries:
         task=st.sampled_from(["t2i", "segmentation"]),
     )
     def test_any_row_is_read_or_rejected(self, row, task):
-        found = record_from_row(row, Place("a"), Path(), task, canonical=True)
-        if isinstance(found, Record):
+        outcome = record_from_row(row, Place("a"), Path(), task, canonical=True)
+        if isinstance(outcome, Record):
             try:
-                check(replace(found, id="x"), task)
+                check(replace(outcome, id="x"), task)
             except Rejected as rejected:
-                found = rejected
-        if isinstance(found, Rejected):
-            assert found.reason
-            assert found.message
-            assert found.remedy
+                outcome = rejected
+        if isinstance(outcome, Rejected):
+            assert outcome.reason
+            assert outcome.message
+            assert outcome.remedy
 
 
 class TestSolutions:

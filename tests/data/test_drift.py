@@ -37,8 +37,8 @@ TIMES = ("morning", "evening", "autumn", "winter", "rain", "snow", "fog", "sun",
 
 def prompts(count: int = 300, seed: int = 0) -> list[str]:
     """Returns distinct prompts."""
-    found = [f"a {animal} at the {place} in {time}" for animal in ANIMALS for place in PLACES for time in TIMES]
-    return random.Random(seed).sample(found, count)
+    texts = [f"a {animal} at the {place} in {time}" for animal in ANIMALS for place in PLACES for time in TIMES]
+    return random.Random(seed).sample(texts, count)
 
 
 def profile(folder: Path, rows: Iterable[str | dict[str, Any]]) -> Profile:
@@ -55,74 +55,74 @@ def prepared(folder, rows, **changes):
     return prepare(folder, **changes)
 
 
-def test_it_says_what_was_found_and_not_in_which_order(tmp_path):
+def test_a_profile_describes_records_whatever_their_order(tmp_path):
     picture(tmp_path / "data/dark.png", (40, 80), (51, 51, 51))
     picture(tmp_path / "data/light.png", (80, 80), (204, 204, 204))
     rows = [{"id": f"d{n}", "prompt": f"a cat {n}", "target_image": "dark.png"} for n in range(30)]
     rows += [{"id": f"l{n}", "prompt": f"a dog {n}", "target_image": "light.png"} for n in range(10)]
     rows += [{"id": f"n{n}", "prompt": "一只猫"} for n in range(10)]
     rows += [{"prompt": ""}]
-    found = profile_of(prepared(tmp_path, rows, sealed_share=0.2))
-    assert (found.accepted, found.rejected) == (50, 1)
-    assert sum(found.splits.values()) == 50
-    assert found.splits["sealed"] > 0
-    assert found.shares["kinds"].shares == {"no source, no target": 0.2, "no source, with a target": 0.8}
-    assert (found.shares["kinds"].n, found.shares["kinds"].spread) == (50, 1)
-    assert len(found.prompts.hashes) == 41
-    assert found.prompts.complete
-    brightness = found.values["target_brightness"]
+    described = profile_of(prepared(tmp_path, rows, sealed_share=0.2))
+    assert (described.accepted, described.rejected) == (50, 1)
+    assert sum(described.splits.values()) == 50
+    assert described.splits["sealed"] > 0
+    assert described.shares["kinds"].shares == {"no source, no target": 0.2, "no source, with a target": 0.8}
+    assert (described.shares["kinds"].n, described.shares["kinds"].spread) == (50, 1)
+    assert len(described.prompts.hashes) == 41
+    assert described.prompts.complete
+    brightness = described.values["target_brightness"]
     assert len(brightness.quantiles) == QUANTILES
     # A darker one of 30 records and a lighter one of 10.
     assert 150 <= sum(value == pytest.approx(0.2) for value in brightness.quantiles) <= 152
     assert brightness.records == 40
     assert brightness.n == pytest.approx(40**2 / (30**2 + 10**2))
-    assert set(found.values["target_aspect"].quantiles) == {0.5, 1.0}
-    assert set(found.values["target_width"].quantiles) == {40, 80}
-    words = found.values["prompt_words"].quantiles
+    assert set(described.values["target_aspect"].quantiles) == {0.5, 1.0}
+    assert set(described.values["target_width"].quantiles) == {40, 80}
+    words = described.values["prompt_words"].quantiles
     assert (words[0], words[-1]) == (1, 3)
-    assert found.values["prompt_words"].n == pytest.approx(50**2 / (40 + 10**2), abs=1e-3)
-    assert not any(name.startswith("source") for name in found.values)
+    assert described.values["prompt_words"].n == pytest.approx(50**2 / (40 + 10**2), abs=1e-3)
+    assert not any(name.startswith("source") for name in described.values)
     random.Random(0).shuffle(rows)
-    assert profile_of(prepared(tmp_path, rows, sealed_share=0.2)) == found
+    assert profile_of(prepared(tmp_path, rows, sealed_share=0.2)) == described
 
 
-def test_source_images_are_measured_too(tmp_path):
+def test_source_images_are_profiled(tmp_path):
     for shade in (51, 204):
         picture(tmp_path / f"data/{shade}.png", (64, 64), (shade,) * 3)
     rows = [{"prompt": "darker", "source_image": f"{shade}.png", "target_image": "51.png"} for shade in (51, 204)]
-    found = profile_of(prepared(tmp_path, rows * 20, task="i2i"))
-    assert set(found.values["source_brightness"].quantiles) == {0.2, 0.8}
-    assert set(found.values["target_brightness"].quantiles) == {0.2}
-    assert found.shares["kinds"].shares == {"one source, with a target": 1}
-    assert "source_width" not in found.values
+    described = profile_of(prepared(tmp_path, rows * 20, task="i2i"))
+    assert set(described.values["source_brightness"].quantiles) == {0.2, 0.8}
+    assert set(described.values["target_brightness"].quantiles) == {0.2}
+    assert described.shares["kinds"].shares == {"one source, with a target": 1}
+    assert "source_width" not in described.values
 
 
-def test_more_prompts_than_are_kept(tmp_path):
+def test_a_sample_of_many_prompts(tmp_path):
     every = prompts(1200)
-    found = profile(tmp_path, every)
-    assert len(found.prompts.hashes) == MAX_PROMPTS
-    assert not found.prompts.complete
-    assert found.values["prompt_characters"].n == MAX_PROMPTS
-    assert found == profile(tmp_path, every[::-1])
-    assert len(found.model_dump_json()) < 30_000
+    described = profile(tmp_path, every)
+    assert len(described.prompts.hashes) == MAX_PROMPTS
+    assert not described.prompts.complete
+    assert described.values["prompt_characters"].n == MAX_PROMPTS
+    assert described == profile(tmp_path, every[::-1])
+    assert len(described.model_dump_json()) < 30_000
     assert profile(tmp_path, ["A  cat", "a cat", "a CAT "]) == profile(tmp_path, ["a cat"] * 3)
 
 
 def test_pairs_of_characters_count_by_prompt_and_no_word_is_in_the_file(tmp_path):
-    found = profile(tmp_path, ["zebra " * 40, "ok"])
-    text = found.shares["prompt_text"]
+    described = profile(tmp_path, ["zebra " * 40, "ok"])
+    text = described.shares["prompt_text"]
     assert sum(text.shares.values()) == pytest.approx(1)
     assert sorted(text.shares.values())[-3:] == pytest.approx([1 / 6] * 3, abs=1e-6), "the pairs of ' ok '"
     # Two prompts without a common pair are each as far from the mean as one category of two.
     assert text.spread == pytest.approx(1, abs=1e-5)
-    assert "zebra" not in found.model_dump_json()
+    assert "zebra" not in described.model_dump_json()
 
 
-def test_beside_the_adapters_it_can_be_read_again(tmp_path):
-    found = profile(tmp_path, prompts())
+def test_a_profile_is_written_and_read(tmp_path):
+    described = profile(tmp_path, prompts())
     assert read_profile(tmp_path) is None
-    write_profile(found, tmp_path)
-    assert read_profile(tmp_path) == found
+    write_profile(described, tmp_path)
+    assert read_profile(tmp_path) == described
     (tmp_path / "data_profile.json").write_text('{"format": 2}')
     with pytest.raises(UserError, match=r"data_profile\.json is damaged"):
         read_profile(tmp_path)
@@ -151,10 +151,10 @@ def plain(*colours):
         (plain((51, 51, 51), (153, 153, 153)).repeat(9, 0).repeat(9, 1), {"brightness": 0.4, "contrast": 0.2}),
     ],
 )
-def test_what_is_measured_of_an_image(tmp_path, pixels, expected):
+def test_image_features(tmp_path, pixels, expected):
     Image.fromarray(pixels).save(tmp_path / "a.png")
-    found = image_features(tmp_path / "a.png")
-    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-9)
+    features = image_features(tmp_path / "a.png")
+    assert {name: features[name] for name in expected} == pytest.approx(expected, abs=1e-9)
 
 
 LIMITS = DataChecks()
@@ -162,9 +162,9 @@ ALL_LOST = DataChecks(max_lost_prompts=1)
 """Two halves of one dataset have no prompt in common."""
 
 
-def of(found, feature):
-    [one] = [one for one in found if one.feature == feature]
-    return one
+def feature(drifts, name):
+    [drift] = [drift for drift in drifts if drift.feature == name]
+    return drift
 
 
 def names(violations):
@@ -185,46 +185,46 @@ class TestDistances:
     def test_they_are_symmetric_and_between_0_and_1(self, tmp_path):
         first, second = profile(tmp_path, ["a", "b c", "b c", "ab ab"]), profile(tmp_path, ["cd", "b b b", "d"])
         there, back = drift(first, second), drift(second, first)
-        assert [found.distance for found in there] == pytest.approx([found.distance for found in back])
-        assert [found.chance for found in there] == pytest.approx([found.chance for found in back])
-        assert all(0 <= found.distance <= 1 + 1e-9 and 0 <= found.chance <= 1 for found in there)
+        assert [one.distance for one in there] == pytest.approx([one.distance for one in back])
+        assert [one.chance for one in there] == pytest.approx([one.chance for one in back])
+        assert all(0 <= one.distance <= 1 + 1e-9 and 0 <= one.chance <= 1 for one in there)
 
     def test_what_has_nothing_in_common_is_at_distance_1(self, tmp_path):
-        found = drift(profile(tmp_path, ["zzz"] * 30), profile(tmp_path, ["to be or not to be"] * 30))
-        assert [one.distance for one in found[1:]] == pytest.approx([1, 1, 1])
+        moved = drift(profile(tmp_path, ["zzz"] * 30), profile(tmp_path, ["to be or not to be"] * 30))
+        assert [one.distance for one in moved[1:]] == pytest.approx([1, 1, 1])
 
     def test_lengths_of_a_part_of_the_records_move_by_that_part(self, tmp_path, before):
         mixed = profile(tmp_path, [*prompts(), *["a cat"] * 100])
-        assert of(drift(before, mixed), "prompt_words").distance == pytest.approx(0.25, abs=0.01)
-        assert "median 7 before, 7 now; distance 0.25" in of(drift(before, mixed), "prompt_words").text
+        assert feature(drift(before, mixed), "prompt_words").distance == pytest.approx(0.25, abs=0.01)
+        assert "median 7 before, 7 now; distance 0.25" in feature(drift(before, mixed), "prompt_words").text
 
     def test_kinds_are_compared_by_the_jensen_shannon_distance(self, tmp_path, before):
         target = picture(tmp_path / "a.png").name
         some = [{"prompt": text, **({"target_image": target} if n < 60 else {})} for n, text in enumerate(prompts())]
-        found = of(drift(before, profile(tmp_path, some)), "kinds")
+        moved = feature(drift(before, profile(tmp_path, some)), "kinds")
         # (1, 0) and (0.8, 0.2): half the divergence of each from their mean (0.9, 0.1), in bits.
         divergence = 0.5 * math.log2(1 / 0.9) + 0.5 * (0.8 * math.log2(0.8 / 0.9) + 0.2 * math.log2(0.2 / 0.1))
-        assert found.distance == pytest.approx(divergence**0.5)
+        assert moved.distance == pytest.approx(divergence**0.5)
 
     def test_chance_is_what_halves_of_one_dataset_stay_below(self, tmp_path):
         every = prompts(160)
         highest = dict.fromkeys(("prompt_text", "prompt_characters"), 0.0)
         for number in range(40):
             shuffled = random.Random(number).sample(every, 160)
-            for found in drift(profile(tmp_path, shuffled[:80]), profile(tmp_path, shuffled[80:])):
-                if found.feature in highest:
-                    highest[found.feature] = max(highest[found.feature], found.distance / found.chance)
+            for moved in drift(profile(tmp_path, shuffled[:80]), profile(tmp_path, shuffled[80:])):
+                if moved.feature in highest:
+                    highest[moved.feature] = max(highest[moved.feature], moved.distance / moved.chance)
         assert all(0.4 < ratio < 1 for ratio in highest.values()), highest
 
 
 class TestLostPrompts:
-    def test_of_few_it_is_counted(self, tmp_path, before):
+    def test_the_share_of_few_prompts_is_counted(self, tmp_path, before):
         rows = [*prompts()[:240], *prompts(900, seed=5)][:600]
         gone = len({*prompts()} - {*rows}) / 300
         assert lost_share(before.prompts, profile(tmp_path, rows).prompts) == pytest.approx(gone)
 
     @pytest.mark.parametrize("gone", [0.0, 0.4, 1.0])
-    def test_of_many_it_is_estimated(self, tmp_path, gone):
+    def test_the_share_of_many_prompts_is_estimated(self, tmp_path, gone):
         every = [f"prompt {number}" for number in range(4000)]
         more = [f"another {number}" for number in range(8000)]
         earlier, now = (profile(tmp_path, rows).prompts for rows in (every, every[int(gone * 4000) :] + more))
@@ -250,29 +250,29 @@ class TestChecks:
         assert check(*halves, ALL_LOST) == []
         assert names(check(*halves, LIMITS)) == {"max_lost_prompts"}
 
-    def test_halved_data_do_not(self, tmp_path, before):
+    def test_halved_data_fail(self, tmp_path, before):
         assert check(before, profile(tmp_path, prompts()[:150]), LIMITS) == [
             "150 usable records, 300 before: 50.0% fewer, allowed are 30.0% (retrain.data.max_fewer_records).",
             "50.0% of the earlier prompts are gone, allowed are 30.0% (retrain.data.max_lost_prompts).",
         ]
         assert check(before, profile(tmp_path, prompts()[:220]), LIMITS) == []
 
-    def test_prompts_in_another_script_do_not(self, tmp_path, before):
+    def test_prompts_in_another_script_fail(self, tmp_path, before):
         chinese = ["".join(chr(0x4E00 + ord(sign)) for sign in text[::3]) for text in prompts()]
         assert "max_prompt_length_drift" in names(check(before, profile(tmp_path, chinese), ALL_LOST))
 
-    def test_other_text_of_the_same_length_does_not(self, tmp_path, before):
+    def test_other_text_of_the_same_length_fail(self, tmp_path, before):
         turned = profile(tmp_path, [text.translate(str.maketrans("aeioutn", "xyzqvwj")) for text in prompts()])
-        [said] = check(before, turned, ALL_LOST)
-        assert said.startswith("pairs of characters in the prompts: distance 0.")
-        assert said.endswith(", allowed is 0.40 (retrain.data.max_prompt_text_drift).")
+        [fault] = check(before, turned, ALL_LOST)
+        assert fault.startswith("pairs of characters in the prompts: distance 0.")
+        assert fault.endswith(", allowed is 0.40 (retrain.data.max_prompt_text_drift).")
 
     def test_a_few_records_may_differ_by_chance(self, tmp_path):
         few = ["a cat"] * 12 + [f"a large dog number {n}" for n in range(13)]
         first, second = profile(tmp_path, few), profile(tmp_path, [*few[12:], *prompts(12)])
         limits = DataChecks(max_lost_prompts=1, max_prompt_length_drift=0.01)
-        found = of(drift(first, second), "prompt_words")
-        assert 0.3 < found.distance < found.chance
+        moved = feature(drift(first, second), "prompt_words")
+        assert 0.3 < moved.distance < moved.chance
         assert "max_prompt_length_drift" not in names(check(first, second, limits))
 
 
@@ -295,7 +295,7 @@ class TestPictures:
         shuffled = random.Random(0).sample(rows, len(rows))
         assert check(profile(folder, shuffled[:150]), profile(folder, shuffled[150:]), ALL_LOST) == []
 
-    def test_darkened_pictures_do_not(self, pictures):
+    def test_darkened_pictures_fail(self, pictures):
         folder, rows = pictures
         dark = []
         for row in rows:
@@ -305,10 +305,10 @@ class TestPictures:
             dark.append(row | {"target_image": name})
         violations = check(profile(folder, rows), profile(folder, dark), LIMITS)
         assert names(violations) == {"max_image_drift"}
-        [said] = [text for text in violations if text.startswith("brightness")]
-        assert said.startswith("brightness of the target images: median 0.")
+        [fault] = [text for text in violations if text.startswith("brightness")]
+        assert fault.startswith("brightness of the target images: median 0.")
 
-    def test_one_picture_in_all_records_does_not(self, pictures):
+    def test_one_picture_in_all_records_fail(self, pictures):
         folder, rows = pictures
         before = profile(folder, rows)
         same = profile(folder, [row | {"target_image": rows[0]["target_image"]} for row in rows])

@@ -56,10 +56,10 @@ def test_box_and_points_are_derived_from_the_mask(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [one(tmp_path, box=None)])
     (record,) = prepare(tmp_path)
     assert record.metadata["box"] == [24, 4, 47, 15]
-    found = read_mask(record.target_image)
+    pixels = read_mask(record.target_image)
     first, second = record.metadata["points"]
     assert first != second
-    assert all(found[int(y), int(x)] for x, y in (first, second))
+    assert all(pixels[int(y), int(x)] for x, y in (first, second))
 
 
 def test_the_mask_fits_the_upright_photo(tmp_path):

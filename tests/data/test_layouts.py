@@ -1,4 +1,4 @@
-"""The layouts of prompts and images: what is read of each, and what is said of others."""
+"""The layouts of data: records, rejections and notes of each, and the messages about other data."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class TestCaptions:
         assert notes == ["ignored 14 files beside images and their captions, such as README0.txt"]
 
 
-PROMPTS = ['she said "hello, you"', "two\nlines", "一只在雪地里的猫, 水墨画"]
+PROMPTS = ['she message "hello, you"', "two\nlines", "一只在雪地里的猫, 水墨画"]
 
 
 class TestTables:
@@ -192,12 +192,12 @@ class TestTables:
         assert len({record.id for record in table}) == 4
 
     def test_save_to_disk_and_its_splits(self, tmp_path):
-        found = Dataset.from_list([{"image": embedded(), "text": text} for text in PROMPTS])
-        found = found.cast_column("image", Image())
-        found.save_to_disk(tmp_path / "data")
+        dataset = Dataset.from_list([{"image": embedded(), "text": text} for text in PROMPTS])
+        dataset = dataset.cast_column("image", Image())
+        dataset.save_to_disk(tmp_path / "data")
         assert [record.prompt for record in prepare(tmp_path)] == PROMPTS
         assert find_records(data_config(tmp_path / "data")).count() == 3
-        DatasetDict({"a": found, "b": found.select([1])}).save_to_disk(tmp_path / "splits")
+        DatasetDict({"a": dataset, "b": dataset.select([1])}).save_to_disk(tmp_path / "splits")
         assert refusal(tmp_path / "splits").endswith("has the splits a, b: choose one with data.split.")
         assert len(prepare(tmp_path, path=tmp_path / "splits", split="b")) == 1
 
@@ -220,10 +220,10 @@ class TestTables:
     def test_a_damaged_table_is_named_with_the_librarys_error(self, tmp_path, name):
         file = parquet(tmp_path / name, [{"image": embedded(), "text": "a"}] * 9)
         file.write_bytes(file.read_bytes()[:-40])
-        said = refusal(tmp_path)
-        assert str(file) in said
-        assert "cannot be read (" in said
-        assert len(said.splitlines()) == 1
+        message = refusal(tmp_path)
+        assert str(file) in message
+        assert "cannot be read (" in message
+        assert len(message.splitlines()) == 1
 
     @pytest.mark.parametrize(
         ("columns", "suffix"),
@@ -277,7 +277,7 @@ class TestMasks:
         plain[0:8, 40:48] = 1
         runs = np.flatnonzero(np.diff(np.concatenate([[0], plain.T.ravel(), [0]]))).tolist()
         counts = np.diff([0, *runs, plain.size]).tolist()
-        found = {
+        content = {
             "images": [{"id": 1, "file_name": "a.png", "height": 64, "width": 48}],
             "categories": [{"id": 7, "name": "wing"}, {"id": 8, "name": "eye"}],
             "annotations": [
@@ -289,7 +289,7 @@ class TestMasks:
         }
         file = tmp_path / f"data/{folder}instances.json"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(found))
+        file.write_text(json.dumps(content))
         (record,) = table = prepare(tmp_path, task="segmentation", height=64, width=64)
         assert (record.prompt, record.metadata["category_id"]) == ("wing", 7)
         seen = read_mask(record.target_image)
@@ -336,15 +336,15 @@ class TestDetection:
     def test_several_datasets_in_one_folder_are_named(self, tmp_path):
         for kind, make in FOLDERS.items():
             make(tmp_path / kind)
-        said = refusal(tmp_path)
-        assert "captions (captions), chinese (captions), edits (records), image_folder (image_folder), inst" in said
-        assert said.endswith(f"Give one: --params=data.path={tmp_path / 'captions'}")
+        message = refusal(tmp_path)
+        assert "captions (captions), chinese (captions), edits (records), image_folder (image_folder), inst" in message
+        assert message.endswith(f"Give one: --params=data.path={tmp_path / 'captions'}")
         (tmp_path / "one/below").mkdir(parents=True)
         jsonl(tmp_path / "one/below/records.jsonl", [{"prompt": "a"}])
         assert f"--params=data.path={tmp_path / 'one/below'}" in refusal(tmp_path / "one")
 
     @pytest.mark.parametrize(
-        ("files", "path", "said"),
+        ("files", "path", "message"),
         [
             (["a.png", "b.PNG"], ".", "No image has a caption: for a.png there is no a.txt."),
             ([], ".", "which has no files"),
@@ -353,10 +353,10 @@ class TestDetection:
             (["a.parquet"], ".", "a.parquet cannot be read"),
         ],
     )
-    def test_what_is_no_dataset_gets_one_message(self, tmp_path, files, path, said):
+    def test_what_is_no_dataset_gets_one_message(self, tmp_path, files, path, message):
         for name in files:
             (tmp_path / name).touch()
-        assert said in refusal(tmp_path / path)
+        assert message in refusal(tmp_path / path)
 
     def test_the_layouts_are_listed_by_the_task(self, tmp_path):
         assert refusal(tmp_path).splitlines()[1].startswith("  records: records.jsonl")

@@ -72,9 +72,9 @@ class TestRecordsFile:
 
     def test_the_check_before_the_run_says_it(self, data):
         jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": "../private/secret.png"}])
-        [said] = look_at_folder(data_config(data), OF_A_RECORD, Command.current()).problems
-        assert "No record can be used. 1 record rejected:" in said
-        assert "set data.allow_outside=true if you trust these records" in said
+        [message] = look_at_folder(data_config(data), OF_A_RECORD, Command.current()).problems
+        assert "No record can be used. 1 record rejected:" in message
+        assert "set data.allow_outside=true if you trust these records" in message
 
 
 class TestOtherLayouts:
@@ -111,8 +111,8 @@ class TestOtherLayouts:
         rows = [good, {**good, "id": "../../private/secret"}, {**good, "image": "../../private/secret.png"}]
         file = parquet(data / "data/train.parquet", rows)
         for path in (data, file):
-            found = rejected(tmp_path, task="segmentation", path=str(path))
-            assert found == [(2, "outside_folder"), (3, "outside_folder")]
+            outside = rejected(tmp_path, task="segmentation", path=str(path))
+            assert outside == [(2, "outside_folder"), (3, "outside_folder")]
         file.rename(tmp_path / "private/train.parquet")
         file.symlink_to(tmp_path / "private/train.parquet")
         with pytest.raises(UserError, match=r"train\.parquet leads outside"):

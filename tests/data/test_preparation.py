@@ -99,13 +99,16 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
 
 
 def test_nothing_left_to_train_on_is_an_error(tmp_path):
-    for rows, said in (([], "There are no records"), ([{"prompt": ""}] * 8, r"8 records rejected:(?s:.*)and 3 more")):
+    for rows, message in (
+        ([], "There are no records"),
+        ([{"prompt": ""}] * 8, r"8 records rejected:(?s:.*)and 3 more"),
+    ):
         jsonl(tmp_path / "data/records.jsonl", rows)
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             prepare(tmp_path)
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}, {"prompt": ""}])
-    said = "Of 1 usable record none is left to train on.* 1 record rejected:\n  records.jsonl, line 2"
-    with pytest.raises(UserError, match=said):
+    message = "Of 1 usable record none is left to train on.* 1 record rejected:\n  records.jsonl, line 2"
+    with pytest.raises(UserError, match=message):
         prepare(tmp_path, held_out_share=0.999)
 
 

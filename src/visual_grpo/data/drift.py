@@ -13,9 +13,8 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -136,7 +135,6 @@ def profile_of(records: RecordTable) -> Profile:
 
 
 def write_profile(profile: Profile, folder: Path) -> None:
-    """Writes the profile beside the adapters that were trained on the records."""
     (folder / DATA_PROFILE).write_text(profile.model_dump_json() + "\n", encoding="utf-8")
 
 
@@ -242,8 +240,7 @@ def image_features(path: Path) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Drift:
+class Drift(NamedTuple):
     """The distance of two datasets in one feature."""
 
     feature: str
@@ -305,13 +302,9 @@ def _values_drift(name: str, before: Values, now: Values) -> Drift:
     medians = [values.quantiles[len(values.quantiles) // 2] for values in (before, now)]
     role, _, feature = name.partition("_")
     title = _NAMES.get(name, f"{feature} of the {role} images")
-    return Drift(
-        feature=name,
-        distance=distance,
-        chance=min(1.0, chance),
-        limit="max_prompt_length_drift" if role == "prompt" else "max_image_drift",
-        text=f"{title}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}",
-    )
+    text = f"{title}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}"
+    limit = "max_prompt_length_drift" if role == "prompt" else "max_image_drift"
+    return Drift(name, distance, min(1.0, chance), limit, text)
 
 
 def _shares_drift(name: str, before: Shares, now: Shares) -> Drift:
@@ -324,13 +317,9 @@ def _shares_drift(name: str, before: Shares, now: Shares) -> Drift:
     distance = 0.0 if both[0] == both[1] else float(jensenshannon(*both, base=2))
     # The mean divergence of two samples from one distribution, to second order in the differences.
     mean = (before.spread + now.spread) / 2 * _scatter(before, now) / (8 * math.log(2))
-    return Drift(
-        feature=name,
-        distance=distance,
-        chance=min(1.0, math.sqrt(_SPREAD_ALLOWED * mean)),
-        limit="max_kind_drift" if name == "kinds" else "max_prompt_text_drift",
-        text=f"{_NAMES[name]}: distance {distance:.2f}",
-    )
+    chance = min(1.0, math.sqrt(_SPREAD_ALLOWED * mean))
+    limit = "max_kind_drift" if name == "kinds" else "max_prompt_text_drift"
+    return Drift(name, distance, chance, limit, f"{_NAMES[name]}: distance {distance:.2f}")
 
 
 def _scatter(before: Sized, now: Sized) -> float:
