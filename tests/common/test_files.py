@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.common import files
-from visual_grpo.common.digests import tree_digest
 from visual_grpo.common.errors import UserError
 
 HOLDER = "import sys; from pathlib import Path; from visual_grpo.common import files; files.hold(Path(sys.argv[1]))"
@@ -54,15 +53,3 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         files.write_atomically(file, b"other")
     assert [path.name for path in file.parent.iterdir()] == ["file"]
     assert file.read_bytes() == "ü".encode()
-
-
-def test_a_trees_digest_is_that_of_its_paths_and_contents(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name / "sub").mkdir(parents=True)
-        (tmp_path / name / "sub/file").write_text("x")
-    digest = tree_digest(tmp_path / "a")
-    assert digest == tree_digest(tmp_path / "b")
-    (tmp_path / "b/sub/file").write_text("yy")
-    (tmp_path / "a/sub/file").rename(tmp_path / "a/file")
-    assert len({digest, tree_digest(tmp_path / "a"), tree_digest(tmp_path / "b")}) == 3
-    assert tree_digest(tmp_path / "b", []) != digest

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
 
 from visual_grpo.starter.base import Advance, ChildTask
 
@@ -36,3 +40,31 @@ def fail_once_there(file: Path, advance: Advance) -> None:
 
 def die(advance: Advance) -> None:
     os._exit(9)
+
+
+class Counter:
+    """A progress bar that counts."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.notes: list[str] = []
+
+    def advance(self, n: int = 1, **fields: object) -> None:
+        self.done += n
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@contextmanager
+def silent_progress(description: str, total: int) -> Iterator[Counter]:
+    counter = Counter()
+    yield counter
+    assert (counter.done, counter.notes) == (total, [])
+
+
+def weights_are_equal(folder: Path, other: Path) -> list[bool]:
+    """For each file of weights in ``folder``, whether that in ``other`` has the same bits."""
+    files = sorted(folder.rglob("*.safetensors"))
+    pairs = [(load_file(file), load_file(other / file.relative_to(folder))) for file in files]
+    return [all(torch.equal(one[name], two[name]) for name in one) for one, two in pairs]

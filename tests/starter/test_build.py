@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from diffusers import GlmImagePipeline
 from PIL import Image
-from safetensors.torch import load_file
 
+from tests.starter.tasks import Counter, weights_are_equal
 from visual_grpo.common.digests import content_digest
-from visual_grpo.config import DataConfig, StarterConfig, Task
+from visual_grpo.config import DataConfig, Parameters, StarterConfig, Task
+from visual_grpo.pipelines import starter as nodes
 from visual_grpo.starter import build
 from visual_grpo.starter.base import Job
 from visual_grpo.starter.build import build_starter
@@ -25,18 +28,6 @@ HEIGHT, WIDTH, SEED = 32, 64, 3
 STEPS = {"vae": 2, "dit": 2, "ar": 2}
 TASKS: tuple[Task, ...] = ("t2i", "i2i", "mixed")
 DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
-
-
-class Counter:
-    def __init__(self) -> None:
-        self.done = 0
-        self.notes: list[str] = []
-
-    def advance(self, n: int = 1, **fields: object) -> None:
-        self.done += n
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @contextmanager
@@ -105,9 +96,9 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
         job = job_in(tmp_path / str(seed), seed)
         for half in (pretrain_decoder_half, pretrain_language_half):
             half(job, lambda module, done: None)
-        for weights in job.folder.rglob("*.safetensors"):
-            here, there = load_file(weights), load_file(Path(built.model) / weights.relative_to(job.folder))
-            assert all(torch.equal(here[name], there[name]) for name in here) == same, weights
+        equal = weights_are_equal(job.folder, Path(built.model))
+        assert len(equal) == 3
+        assert set(equal) == {same}
 
 
 def test_a_model_of_edits_edits(built: StarterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +154,51 @@ def test_an_interruption_leaves_no_folder(
     with pytest.raises(KeyboardInterrupt):
         build_starter(config, DATA, SEED)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]
+
+
+PARAMETERS = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
+
+
+@pytest.fixture
+def parameters(tmp_path: Path) -> dict[str, Any]:
+    """The default parameters with a custom model and all folders in a temporary directory."""
+    tree: dict[str, Any] = yaml.safe_load(PARAMETERS.read_text(encoding="utf-8"))
+    tree["seed"] = 0
+    tree["model"]["path"] = "zai-org/GLM-Image"
+    tree["data"] |= {"path": str(tmp_path / "shapes"), "height": 32, "width": 32}
+    tree["starter"] |= {"dataset": str(tmp_path / "shapes"), "model": str(tmp_path / "base"), "records_per_prompt": 1}
+    return tree
+
+
+def build_from(parameters: dict[str, Any]) -> dict[str, Any]:
+    config = Parameters.model_validate(parameters)
+    return nodes.build(config.starter, config.data, config.model, config.seed)
+
+
+def test_a_given_model_is_passed_on_and_the_shapes_are_drawn(parameters: dict[str, Any], tmp_path: Path) -> None:
+    report = build_from(parameters)
+    assert (report["model"], report["dataset"]) == ("zai-org/GLM-Image", str(tmp_path / "shapes"))
+    assert (tmp_path / "shapes" / "records.jsonl").is_file()
+    assert not (tmp_path / "base").exists()
+    for change in ({"path": "another/model"}, {"revision": "abc"}):
+        other = {**parameters, "model": {**parameters["model"], **change}}
+        assert build_from(other)["digest"] != report["digest"]
+    parameters["data"]["path"] = str(tmp_path / "mine")
+    assert build_from(parameters)["dataset"] == str(tmp_path / "mine")
+    assert not (tmp_path / "mine").exists()
+
+
+def test_the_task_decides_what_is_drawn(parameters: dict[str, Any], tmp_path: Path) -> None:
+    parameters["data"]["task"] = "i2i"
+    build_from(parameters)
+    assert len(list((tmp_path / "shapes" / "source_images").iterdir())) == 150
+
+
+def test_the_digest_of_a_folder_is_that_of_its_files(parameters: dict[str, Any], tmp_path: Path) -> None:
+    digests = []
+    for name, weights in (("one", "weights"), ("copy", "weights"), ("tuned", "other weights")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text(weights)
+        parameters["model"]["path"] = str(tmp_path / name)
+        digests.append(build_from(parameters)["digest"])
+    assert digests[0] == digests[1] != digests[2]

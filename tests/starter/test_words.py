@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers import GlmImagePipeline
 from PIL import Image
-from safetensors.torch import load_file
 
-from tests.starter.tasks import in_this_process
+from tests.starter.tasks import in_this_process, silent_progress, weights_are_equal
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter import build
 from visual_grpo.starter.base import Job
@@ -35,19 +32,6 @@ STEPS = {"vae_steps": 1, "dit_steps": 2, "ar_steps": 1}
 DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
 
 
-@contextmanager
-def no_progress(description: str, total: int) -> Iterator[Counter]:
-    yield Counter()
-
-
-class Counter:
-    def advance(self, n: int = 1, **fields: object) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        raise AssertionError(text)
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     torch.set_num_threads(1)
@@ -57,7 +41,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "run_side_by_side", in_this_process)
-        patch.setattr(build, "progress", no_progress)
+        patch.setattr(build, "progress", silent_progress)
         build_starter(config, DATA, SEED)
     return config
 
@@ -106,8 +90,4 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
     job = Job(folder=tmp_path, height=HEIGHT, width=WIDTH, seed=SEED, steps=steps)
     for half in (pretrain_decoder_half, pretrain_language_half):
         half(job, lambda module, done: None)
-    files = list(tmp_path.rglob("*.safetensors"))
-    assert len(files) == 4
-    for weights in files:
-        here, there = load_file(weights), load_file(Path(built.model) / weights.relative_to(tmp_path))
-        assert all(torch.equal(here[name], there[name]) for name in here), weights
+    assert weights_are_equal(tmp_path, Path(built.model)) == [True] * 4

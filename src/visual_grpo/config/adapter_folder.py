@@ -114,7 +114,7 @@ def modules_of(folder: Path) -> list[str]:
 def parameters_to_judge(
     current: Mapping[str, Any], training: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the parameters to judge an adapter with: those of its ``training``, but judging's of the command.
+    """Returns the parameters of an adapter's training, with the command's own for what concerns judging.
 
     Args:
         current: the parameters of this command.

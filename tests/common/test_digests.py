@@ -1,4 +1,4 @@
-"""A base model is known by what its files hold, not by where they are."""
+"""Digests of files, of base models and of what the options of a reward name: by content, not by place."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from visual_grpo.common.digests import content_digest, record_content, recorded_content
+from visual_grpo.common.digests import content_digest, option_files, record_content, recorded_content, tree_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import check_base
 from visual_grpo.training.components import check_unchanged
+
+
+def test_a_trees_digest_is_that_of_its_paths_and_contents(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub/file").write_text("x")
+    digest = tree_digest(tmp_path / "a")
+    assert digest == tree_digest(tmp_path / "b")
+    (tmp_path / "b/sub/file").write_text("yy")
+    (tmp_path / "a/sub/file").rename(tmp_path / "a/file")
+    assert len({digest, tree_digest(tmp_path / "a"), tree_digest(tmp_path / "b")}) == 3
+    assert tree_digest(tmp_path / "b", []) != digest
+
 
 LOADED = ("model_index.json", "transformer/weights.safetensors", "tokenizer/merges.txt", "processor/chat.jinja")
 
@@ -41,14 +54,11 @@ def test_a_changed_an_added_and_a_removed_file_make_another_model(model: Path, n
 
 def test_what_is_not_loaded_and_where_it_is_do_not_matter(model: Path, tmp_path: Path) -> None:
     before = content_digest(model)
+    assert content_digest("owner/name") is None
     for name in ("README.md", ".cache/notes.json"):
         (model / name).write_text("edited")
     record_content(model)
     assert content_digest(shutil.move(model, tmp_path / "elsewhere")) == before
-
-
-def test_a_model_on_the_hub_has_no_files_here() -> None:
-    assert content_digest("owner/name") is None
 
 
 def test_a_model_that_changed_after_the_starter_is_refused(model: Path) -> None:
@@ -77,3 +87,51 @@ def test_an_adapter_is_refused_on_other_files_than_it_was_trained_on(model: Path
     (model / LOADED[1]).write_text("edited")
     with pytest.raises(UserError, match="was trained on a base model with other files"):
         check_base(adapters, str(model), content_digest(model))
+
+
+OUTPUT = "data"
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_files_have_digests_of_their_content_wherever_the_option_is(project: Path) -> None:
+    (project / "words.txt").write_text("a")
+    options = {"words": "words.txt", "judge": {"rubrics": ["words.txt", "?"]}, "mode": "cosine", "count": 3}
+    before = option_files(options, OUTPUT)
+    assert before == {"words": "ca978112ca1b", "judge.rubrics.0": "ca978112ca1b"}, "12 digits of the sha256 of a"
+    (project / "words.txt").write_text("bb")
+    after = option_files(options, OUTPUT)
+    assert {name for name in before if before[name] != after[name]} == set(before)
+
+
+def test_texts_that_are_no_paths_have_none() -> None:
+    assert option_files({"long": "x" * 10_000, "zero": "a\0b", "none": "", "nobody": "~nobody/x"}, OUTPUT) == {}
+
+
+@pytest.mark.parametrize("how", ["changed", "added", "renamed"])
+def test_a_folder_is_another_if_anything_in_it_is(project: Path, how: str) -> None:
+    file = project / "rubrics/deep/one.txt"
+    file.parent.mkdir(parents=True)
+    file.write_text("a")
+    before = option_files({"folder": "rubrics"}, OUTPUT)
+    assert option_files({"folder": "rubrics"}, OUTPUT) == before
+    if how == "changed":
+        file.write_text("bb")
+    elif how == "added":
+        file.with_name("two.txt").write_text("")
+    else:
+        file.rename(file.with_name("other.txt"))
+    assert option_files({"folder": "rubrics"}, OUTPUT) != before
+
+
+def test_what_a_run_itself_writes_does_not_count(project: Path) -> None:
+    (project / "data/mine").mkdir(parents=True)
+    (project / "answers").mkdir()
+    options = {"cache": "answers", "parts": [{"cache": "answers"}], "here": ".", "above": "..", "kind": "data"}
+    assert option_files(options, OUTPUT) == {}
+    assert option_files(options, "data/mine") == {}
+    assert list(option_files(options, "elsewhere")) == ["kind"]

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from visual_grpo.config import flatten
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import PromotionConfig, RewardConfig, flatten
 from visual_grpo.config.schema import ParameterError, validate
+from visual_grpo.config.training import with_variables
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,3 +123,71 @@ def test_a_long_value_is_cut(defaults):
 
 def test_flatten_joins_keys_with_dots_and_keeps_empty_sections():
     assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        *(({name: "abc"}, name) for name in ("api_key", "apikey", "HF_TOKEN", "db_passwd", "my-secret", "auth.bearer")),
+        ({"url": "https://me:swordfish@there"}, "url"),
+        ({"url": "https://there/x?n=2&token=swordfish"}, "url"),
+        ({"headers": {"X-Whatever": "swordfish"}}, "headers.X-Whatever"),
+        ({"nested": {"password": "swordfish"}}, "nested.password"),
+    ],
+)
+def test_what_looks_like_a_secret_is_refused_and_not_shown(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"{named} looks like a secret") as caught:
+        RewardConfig(options=options)
+    assert f"{named}: $NAME" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"api_key": "$KEY", "headers": {"X-Key": "$KEY", "Authorization": "Bearer $KEY", "Accept": "text/plain"}},
+        {"max_token": 5, "tokens": "a", "keys": "b", "author": "c", "api_key": None, "url": "http://a:80/b@c?size=3"},
+    ],
+)
+def test_variables_and_other_names_are_not(options: dict[str, Any]) -> None:
+    assert RewardConfig(options=options).options == options
+
+
+def test_a_variable_is_looked_up_when_the_reward_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "swordfish")
+    assert with_variables({"key": "$KEY", "headers": {"A": "Bearer $KEY"}, "rubric": "costs $KEY"}, "judge") == {
+        "key": "swordfish",
+        "headers": {"A": "Bearer swordfish"},
+        "rubric": "costs $KEY",
+    }
+    with pytest.raises(UserError, match=r"reward 'judge': an option names the variable \$NO_KEY.*export NO_KEY"):
+        with_variables({"key": "$NO_KEY"}, "judge")
+
+
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [
+        ("data", "visual_grpo"),
+        ("data/text", "visual_grpo-text"),
+        ("data/sd3_small/photos-0a1b2c", "visual_grpo-sd3_small-photos-0a1b2c"),
+        ("/big disk/out", "visual_grpo-big_disk-out"),
+    ],
+)
+def test_each_output_folder_has_a_registered_model(output: str, name: str) -> None:
+    assert PromotionConfig().name(output) == name
+    assert PromotionConfig(model="shapes").name(output) == "shapes"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        *(({"model": name}, "expected") for name in ("a/b", "a:b", " ")),
+        ({"alias": "a b"}, "expected"),
+        *(({"alias": name}, "neither latest") for name in ("latest", "Latest", "v1", "V12")),
+        *(({name: value}, name) for name, value in {"error": 0.5, "gates_per_year": 0, "margin": float("nan")}.items()),
+    ],
+)
+def test_what_mlflow_could_not_store_or_reserves_and_an_impossible_rule_are_refused(
+    wrong: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ValidationError, match=said):
+        PromotionConfig.model_validate(wrong)
