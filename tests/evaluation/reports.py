@@ -13,7 +13,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.evaluation.compare import compare, compare_controls
 from visual_grpo.evaluation.draw import draw_and_score, plan_images
 from visual_grpo.evaluation.report import write_report
-from visual_grpo.evaluation.verdict import headline
+from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.rewards.combine import RewardSet
 
 HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
@@ -40,7 +40,7 @@ def written(tmp_path: Path, before: pd.DataFrame, after: pd.DataFrame, **facts: 
     """The folder of a report on ``baseline`` and ``trained`` in ``tmp_path``, whose scores are given."""
     entries = compare(before, after, bootstrap_samples=100, seed=0)
     controls = compare_controls(before, after, bootstrap_samples=100, seed=0)
-    evaluation = {"headline": headline(entries, controls), "rewards": entries, "controls": controls} | facts
+    evaluation = {"headline": summarise(entries, controls), "rewards": entries, "controls": controls} | facts
     (tmp_path / "report").mkdir(parents=True)
     write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY)
     return tmp_path / "report"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.evaluation.verdict import headline, lines, main_view, result
+from visual_grpo.evaluation.verdict import lines, main_view, result, summarise
 
 Entry = dict[str, Any]
 LOSS: Entry = {"difference": -0.4, "ci_low": -0.5, "ci_high": -0.3}
@@ -28,7 +28,7 @@ def guard(name: str = "edge_density", **changes: Any) -> Entry:
 
 def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
     others = [entry(sampler="rollout", difference=9.0), entry(split="eval", difference=8.0), entry("shapes")]
-    found = headline([*others, entry()])
+    found = summarise([*others, entry()])
     assert (found["split"], found["sampler"], found["difference"]) == ("held_out", "eval", 0.4)
     assert (found["verdict"], found["confidence"], found["task"], found["control"]) == ("better", 0.95, None, None)
     assert found["sentence"] == (
@@ -36,7 +36,7 @@ def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
         " base model, +0.400 [+0.300, +0.500] (95% interval)."
     )
     assert lines(found) == [found["sentence"]]
-    assert lines(headline([entry()], notes=["Judged otherwise."]))[1:] == ["Judged otherwise."]
+    assert lines(summarise([entry()], notes=["Judged otherwise."]))[1:] == ["Judged otherwise."]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
     ],
 )
 def test_a_difference_is_shown_only_where_the_interval_excludes_zero(changes: Entry, verdict: str, said: str) -> None:
-    found = headline([entry(**changes)])
+    found = summarise([entry(**changes)])
     assert found["verdict"] == verdict
     assert said in found["sentence"]
 
@@ -87,13 +87,13 @@ def test_a_difference_is_shown_only_where_the_interval_excludes_zero(changes: En
     ],
 )
 def test_the_last_line_says_what_the_numbers_do_not(changes: Entry, verdict: str, last: str) -> None:
-    found = headline([entry(**changes)])
+    found = summarise([entry(**changes)])
     assert found["verdict"] == verdict
     assert last in lines(found)[-1]
 
 
 def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
-    hacked = headline([entry(), guard()])
+    hacked = summarise([entry(), guard()])
     assert hacked["verdict"] == "not shown"
     assert (
         "it is not shown that the trained model is better: its pictures are emptier, edge_density fell from 0.4 to 0.1;"
@@ -103,8 +103,8 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
         "Not optimised, and lower: edge_density: 0.400 of the base model, 0.100 of the trained model, -0.300 [-0.400,"
         " -0.200]. Look at the pictures."
     )
-    assert headline([entry(), guard(ci_high=-0.001)])["verdict"] == "not shown", "a wide interval is no excuse"
-    assert headline([entry(**LOSS), guard()])["verdict"] == "worse", "a guard does not turn a loss"
+    assert summarise([entry(), guard(ci_high=-0.001)])["verdict"] == "not shown", "a wide interval is no excuse"
+    assert summarise([entry(**LOSS), guard()])["verdict"] == "worse", "a guard does not turn a loss"
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,16 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
     ],
 )
 def test_a_small_or_unsure_fall_is_told_at_most(beside: Entry, said: bool) -> None:
-    found = headline([entry(), beside])
+    found = summarise([entry(), beside])
     assert found["verdict"] == "better"
     assert (len(lines(found)) == 2) == said
-    assert found["sentence"] == headline([entry()])["sentence"]
+    assert found["sentence"] == summarise([entry()])["sentence"]
 
 
 @pytest.mark.parametrize(("low", "high", "reached"), [(-0.4, -0.2, "more"), (-0.1, 0.1, "as much")])
 def test_a_gain_that_a_setting_gives_too_is_told_in_the_sentence(low: float, high: float, reached: str) -> None:
     control = entry(sampler="eval guidance_scale=3", baseline_mean=1.5, ci_low=low, ci_high=high)
-    found = headline([entry()], [control])
+    found = summarise([entry()], [control])
     assert found["sentence"].endswith(
         f"(95% interval). But guidance_scale=3 alone gives the base model {reached}: 1.500, without any training."
     )
@@ -139,7 +139,7 @@ def test_the_control_is_the_bases_best_one() -> None:
         entry(sampler="eval guidance_scale=3", baseline_mean=1.1, difference=0.3, ci_low=0.2, ci_high=0.4),
         entry("shapes", sampler="eval guidance_scale=1", baseline_mean=5.0),
     ]
-    found = headline([entry()], controls)
+    found = summarise([entry()], controls)
     numbers = {"baseline": 1.1, "trained": 1.4, "difference": 0.3, "ci_low": 0.2, "ci_high": 0.4}
     assert found["control"] == {"sampler": "eval guidance_scale=3", "of": 2} | numbers
     assert lines(found)[1] == (
@@ -153,7 +153,7 @@ def test_the_control_is_the_bases_best_one() -> None:
     [("shapes/all", "all right"), ("ocr/accuracy", "read without a mistake"), ("negative_points/gIoU", "gIoU")],
 )
 def test_the_task_has_its_own_measure(score: str, name: str) -> None:
-    found = headline([entry(), entry(score, baseline_mean=0.3, trained_mean=0.9, difference=0.6, ci_low=-0.1)])
+    found = summarise([entry(), entry(score, baseline_mean=0.3, trained_mean=0.9, difference=0.6, ci_low=-0.1)])
     assert (found["task"]["name"], found["task"]["baseline"], found["task"]["verdict"]) == (name, 0.3, "not shown")
     assert lines(found)[1] == f"{name}: 0.300 of the base model, 0.900 of the trained model, +0.600 [-0.100, +0.500]."
     numbers = {"baseline": 0.3, "trained": 0.9, "difference": 0.6, "ci_low": -0.1, "ci_high": 0.5}
@@ -161,7 +161,7 @@ def test_the_task_has_its_own_measure(score: str, name: str) -> None:
 
 
 def test_the_result_has_only_numbers() -> None:
-    assert result(headline([entry(ci_low=None, ci_high=None, unscored_trained=2)])) == {
+    assert result(summarise([entry(ci_low=None, ci_high=None, unscored_trained=2)])) == {
         "total": {"baseline": 1.0, "trained": 1.4, "difference": 0.4},
         "unscored": {"baseline": 0, "trained": 2},
         "prompts": 34,

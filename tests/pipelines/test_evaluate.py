@@ -7,7 +7,7 @@ import pytest
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.verdict import headline
+from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.evaluate import show_verdict
 
@@ -107,7 +107,7 @@ def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(pain
 
 def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     entries = [an_entry(images=170, unscored_trained=34, unscored_differs=True), an_entry("guard", optimised=False)]
-    show_verdict(headline(entries), entries)
+    show_verdict(summarise(entries), entries)
     shown = capsys.readouterr().out
     assert "│ 0 / 34" in shown
     assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown

@@ -106,11 +106,11 @@ class InterimAnalysis:
 
     def metrics(self) -> dict[str, float]:
         """``watch/NAME`` with its bounds, as far as they are numbers."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for signal in self.signals:
             values = {"watch": signal.change, "watch_low": signal.low, "watch_high": signal.high}
-            found |= {f"{what}/{signal.name}": value for what, value in values.items() if not math.isnan(value)}
-        return found
+            metrics |= {f"{what}/{signal.name}": value for what, value in values.items() if not math.isnan(value)}
+        return metrics
 
 
 class HackingMonitor:
@@ -148,10 +148,10 @@ class HackingMonitor:
         compare = partial(paired_difference, clusters=list(before["unit"]), confidence=level)
         signals = []
         for name in self.guards:
-            found = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows])
-            signals.append(_signal(name, found, -self.rule.max_guard_fall, abs(found.baseline_mean) or math.nan))
-        found = compare(before["total"].isna(), total.isnan().cpu()[rows])
-        signals.append(_signal(UNSCORED, found, self.rule.max_unscored_rise))
+            measured = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows])
+            signals.append(_signal(name, measured, -self.rule.max_guard_fall, abs(measured.baseline_mean) or math.nan))
+        measured = compare(before["total"].isna(), total.isnan().cpu()[rows])
+        signals.append(_signal(UNSCORED, measured, self.rule.max_unscored_rise))
         if rows and all(is_image(samples[row]) for row in rows):
             away = [self._distance(str(file), samples[row]) for file, row in zip(before["file"], rows, strict=True)]
             signals.append(_signal(DISTANCE, compare(np.zeros(len(away)), away), self.rule.max_distance))
@@ -168,8 +168,8 @@ class HackingMonitor:
         return float((self._reduced(file) - _reduced(sample)).square().mean().sqrt())
 
 
-def _signal(name: str, found: PairedDifference, limit: float | None, scale: float = 1.0) -> Signal:
-    change, low, high = (value / scale for value in (found.difference, found.ci_low, found.ci_high))
+def _signal(name: str, measured: PairedDifference, limit: float | None, scale: float = 1.0) -> Signal:
+    change, low, high = (value / scale for value in (measured.difference, measured.ci_low, measured.ci_high))
     return Signal(name=name, change=change, low=low, high=high, limit=limit)
 
 
@@ -194,9 +194,9 @@ def alarm_notes(training: Mapping[str, Any]) -> list[str]:
 
 def shown_alarms(training: Mapping[str, Any], adapters: Path | None) -> list[dict[str, Any]]:
     """Step, sentence and picture (a data URI, or None) of each alarm."""
-    found = []
+    shown = []
     for alarm in training.get("alarms", []):
         file = None if adapters is None else adapters / picture_of(alarm["step"])
-        shown = data_uri(file, _SHOWN_SIDE) if file is not None and file.is_file() else None
-        found.append({**alarm, "picture": shown})
-    return found
+        picture = data_uri(file, _SHOWN_SIDE) if file is not None and file.is_file() else None
+        shown.append({**alarm, "picture": picture})
+    return shown

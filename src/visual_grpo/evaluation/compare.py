@@ -111,13 +111,13 @@ def rankings(scores: pd.DataFrame) -> set[str]:
     They are left out of the total, unless it has no other reward.
     """
     weighted = {name for name, weight in scores.attrs["weights"].items() if weight}
-    found = set()
+    relative = set()
     for name in sorted(name for name in weighted if f"reward/{name}" in scores):
         groups = scores.groupby(["sampler", "id"])[f"reward/{name}"]
         means = groups.mean()
         if len(means) > 1 and means.max() - means.min() < 1e-6 and (groups.max() - groups.min()).max() > 1e-3:
-            found.add(name)
-    return found if found < weighted else set()
+            relative.add(name)
+    return relative if relative < weighted else set()
 
 
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:
@@ -230,14 +230,14 @@ def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
 
 def _as_asked(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
     """The baseline's conditions without what it has beyond the present question."""
-    found = dict(baseline)
-    if "controls" in found and "controls" in present:
-        found["controls"] = {name: s for name, s in found["controls"].items() if name in present["controls"]}
-    if "evaluation" in found and "evaluation" in present:
-        drawn, asked = found["evaluation"], present["evaluation"]
+    conditions = dict(baseline)
+    if "controls" in conditions and "controls" in present:
+        conditions["controls"] = {name: s for name, s in conditions["controls"].items() if name in present["controls"]}
+    if "evaluation" in conditions and "evaluation" in present:
+        drawn, asked = conditions["evaluation"], present["evaluation"]
         fewer = {key: asked[key] for key in _EXTENT if _includes(drawn[key], asked[key])}
-        found["evaluation"] = {**drawn, **fewer}
-    return found
+        conditions["evaluation"] = {**drawn, **fewer}
+    return conditions
 
 
 def _includes(drawn: int | None, asked: int | None) -> bool:

@@ -70,8 +70,8 @@ class Condition:
         # Enough digits to tell the bound from the limit.
         digits = decimals({"difference": self.difference, "ci_low": self.bound, "ci_high": self.bound - self.limit})
         side = "upper" if self.relation == "<=" else "lower"
-        found = f"{self.difference:+z.{digits}f}, {side} bound {self.bound:+z.{digits}f}"
-        return f"{about}: {found}, required {_RELATIONS[self.relation][1]} {self.limit:z.{digits}f}: {verdict}"
+        numbers = f"{self.difference:+z.{digits}f}, {side} bound {self.bound:+z.{digits}f}"
+        return f"{about}: {numbers}, required {_RELATIONS[self.relation][1]} {self.limit:z.{digits}f}: {verdict}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class GateDecision:
         if failed:
             told, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"
         else:
-            told, decision = [own for own in self.conditions if own.name == "total"], f"Promoted: all {count} hold"
+            told, decision = [c for c in self.conditions if c.name == "total"], f"Promoted: all {count} hold"
         reasons = "; ".join(condition.sentence for condition in told)
         return f"{decision} {where}. {reasons[:1].upper()}{reasons[1:]}."
 
@@ -125,10 +125,10 @@ class GateDecision:
 
     def as_json(self) -> dict[str, Any]:
         """Everything; None = undefined, since JSON has no NaN."""
-        conditions = [asdict(own) | {"holds": own.holds, "sentence": own.sentence} for own in self.conditions]
+        conditions = [asdict(c) | {"holds": c.holds, "sentence": c.sentence} for c in self.conditions]
         said = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
-        found: dict[str, Any] = _without_nan(said | asdict(self) | {"conditions": conditions})
-        return found
+        values: dict[str, Any] = _without_nan(said | asdict(self) | {"conditions": conditions})
+        return values
 
 
 def decide(
@@ -178,18 +178,18 @@ def decide(
 
 def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[str, dict[str, set[str]]]:
     """Metadata key -> value as text -> ids of the records that have it. Raises UserError for a key that none has."""
-    found: dict[str, dict[str, set[str]]] = {key: {} for key in keys}
+    groups: dict[str, dict[str, set[str]]] = {key: {} for key in keys}
     known: set[str] = set()
     for record in records:
         known |= record.metadata.keys()
-        for key in record.metadata.keys() & found.keys():
-            found[key].setdefault(str(record.metadata[key]), set()).add(record.id)
-    for key in found.keys() - known:
+        for key in record.metadata.keys() & groups.keys():
+            groups[key].setdefault(str(record.metadata[key]), set()).add(record.id)
+    for key in groups.keys() - known:
         raise UserError(
             f"subgroups of the gate: none of the judged records has {key!r} in its metadata; their keys are:"
             f" {', '.join(sorted(known)) or 'none'}.{nearest_hint(key, known)}"
         )
-    return found
+    return groups
 
 
 def _conditions(
@@ -197,32 +197,32 @@ def _conditions(
 ) -> Iterator[Condition]:
     """``pairs``: of `join`, the reference as baseline."""
 
-    def condition(name: str, what: str, found: PairedDifference, relation: str, limit: float) -> Condition:
+    def condition(name: str, what: str, measured: PairedDifference, relation: str, limit: float) -> Condition:
         return Condition(
             name=name,
             against=against,
             what=what,
-            units=found.units,
-            reference=found.baseline_mean,
-            candidate=found.trained_mean,
-            difference=found.difference,
-            bound=found.ci_high if relation == "<=" else found.ci_low,
+            units=measured.units,
+            reference=measured.baseline_mean,
+            candidate=measured.trained_mean,
+            difference=measured.difference,
+            bound=measured.ci_high if relation == "<=" else measured.ci_low,
             relation=relation,
             limit=limit,
         )
 
-    found = _difference(pairs, "total", rule)
-    yield condition("total", "total", found, ">", rule.margin)
+    measured = _difference(pairs, "total", rule)
+    yield condition("total", "total", measured, ">", rule.margin)
     yield condition("unscored", "unscored share", _unscored(pairs, "total", rule), "<=", rule.max_unscored_rise)
     for guard in guards:
-        found, missing = _difference(pairs, f"reward/{guard}", rule), _unscored(pairs, f"reward/{guard}", rule)
-        yield condition(f"guard/{guard}", guard, found, ">=", -rule.max_guard_fall * abs(found.baseline_mean))
+        measured, missing = _difference(pairs, f"reward/{guard}", rule), _unscored(pairs, f"reward/{guard}", rule)
+        yield condition(f"guard/{guard}", guard, measured, ">=", -rule.max_guard_fall * abs(measured.baseline_mean))
         if missing.baseline_mean or missing.trained_mean:
             yield condition(f"unscored/{guard}", f"share without {guard}", missing, "<=", rule.max_unscored_rise)
     for key, fall in rule.subgroups.items():
         for value, ids in groups[key].items():
-            found = _difference(pairs[pairs["id"].isin(list(ids))], "total", rule)
-            yield condition(f"subgroup/{key}={value}", f"total where {key} is {value}", found, ">=", -fall)
+            measured = _difference(pairs[pairs["id"].isin(list(ids))], "total", rule)
+            yield condition(f"subgroup/{key}={value}", f"total where {key} is {value}", measured, ">=", -fall)
 
 
 def _difference(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
@@ -234,9 +234,9 @@ def _difference(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDiffe
 def _unscored(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
     """The difference of the shares of samples without this score."""
     before, after = (pairs[f"{column}_{side}"].isna() for side in ("baseline", "trained"))
-    found = paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
+    measured = paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
     # Where none is missing nothing can have risen, on a single prompt neither.
-    return found if before.any() or after.any() else replace(found, ci_high=0.0)
+    return measured if before.any() or after.any() else replace(measured, ci_high=0.0)
 
 
 def _without_nan(value: Any) -> Any:

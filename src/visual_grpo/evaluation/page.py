@@ -68,10 +68,10 @@ def render(
     film: Sequence[tuple[int, str]] = (),
 ) -> str:
     """The page; its arguments are those of `report.write_report` and what is made of them there."""
-    entries, found, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
-    training, task = evaluation.get("training", {}), found["task"]
+    entries, headline, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
+    training, task = evaluation.get("training", {}), headline["task"]
     parameters = evaluation.get("parameters") or training.get("parameters")
-    measures = {found["score"]: found["score"]} | ({task["score"]: task["name"]} if task else {})
+    measures = {headline["score"]: headline["score"]} | ({task["score"]: task["name"]} if task else {})
     script, style = (_source(name) for name in ("pairs.js", "style.css"))
     environment = Environment(
         loader=PackageLoader("visual_grpo.evaluation"),
@@ -92,20 +92,20 @@ def render(
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=style,
-        found=found,
-        title=_title(found),
+        headline=headline,
+        title=_title(headline),
         run=", ".join(str(training[name]) for name in ("run.name", "finished") if name in training),
-        shown_verdict=_verdict(found, gate),
-        lines=lines(found),
+        shown_verdict=_verdict(headline, gate),
+        lines=lines(headline),
         lineage=list(_lineage(evaluation)),
         views=_views(entries),
         controls=_tables(evaluation.get("controls", ())),
         measures=measures,
-        guards=_guards(entries, found),
+        guards=_guards(entries, headline),
         curves=curves,
         galleries={name: [_card(row, baseline, trained, CARD_SIDE) for row in _rows(c)] for name, c in chosen.items()},
         unscored=int(pairs["difference"].isna().sum()),
-        pairs=[_card(row, baseline, trained, THUMBNAIL_SIDE) for row in _rows(_headlines_first(pairs, found))],
+        pairs=[_card(row, baseline, trained, THUMBNAIL_SIDE) for row in _rows(_headlines_first(pairs, headline))],
         total=len(pairs),
         gate=gate,
         alarms=alarms,
@@ -145,17 +145,17 @@ def _source(name: str) -> str:
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
-def _verdict(found: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
+def _verdict(headline: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
     """Says the verdict in a word or two; after a promotion's gate, its decision."""
     if gate:
         return "promoted" if all(stage["promoted"] for stage in gate.values()) else "not promoted"
-    if found["doubts"]:
+    if headline["doubts"]:
         return "doubtful"
-    return "no difference shown" if found["verdict"] == "not shown" else str(found["verdict"])
+    return "no difference shown" if headline["verdict"] == "not shown" else str(headline["verdict"])
 
 
-def _title(found: Mapping[str, Any]) -> str:
-    first, second = found["names"]
+def _title(headline: Mapping[str, Any]) -> str:
+    first, second = headline["names"]
     shown = f"The{second[3:]}" if second.startswith("the ") else second  # An adapter's name stays as it is.
     return f"{shown} against {first}"
 
@@ -210,15 +210,15 @@ def _scaled(entry: Entry, rows: Sequence[Entry]) -> dict[str, Any]:
     return {**entry, "part": part, "scale": scale}
 
 
-def _guards(entries: Sequence[Entry], found: Mapping[str, Any]) -> list[Entry]:
+def _guards(entries: Sequence[Entry], headline: Mapping[str, Any]) -> list[Entry]:
     """Rewards that are reported but not optimised, in the headline's split and sampler."""
-    where = (found["split"], found["sampler"])
+    where = (headline["split"], headline["sampler"])
     return [e for e in entries if not e["optimised"] and "/" not in e["name"] and (e["split"], e["sampler"]) == where]
 
 
-def _headlines_first(pairs: pd.DataFrame, found: Mapping[str, Any]) -> pd.DataFrame:
+def _headlines_first(pairs: pd.DataFrame, headline: Mapping[str, Any]) -> pd.DataFrame:
     """Selects at most `MOST_PAIRS` pairs, the headline's split and sampler first."""
-    first = (pairs["split"] == found["split"]).astype(int) * 2 + (pairs["sampler"] == found["sampler"])
+    first = (pairs["split"] == headline["split"]).astype(int) * 2 + (pairs["sampler"] == headline["sampler"])
     return pairs.loc[first.sort_values(ascending=False, kind="stable").index[:MOST_PAIRS]]
 
 

@@ -223,12 +223,12 @@ def _percentile_interval(
     if clusters < 2:
         return float("nan"), float("nan")
     generator = np.random.default_rng(seed)
-    found = np.empty(samples)
+    values = np.empty(samples)
     for start in range(0, samples, CHUNK):
         size = min(CHUNK, samples - start)
         drawn = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=size)
-        found[start : start + size] = statistic(drawn)
-    low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+        values[start : start + size] = statistic(drawn)
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
 

@@ -56,7 +56,7 @@ class Curves:
 def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
     """The reward and whichever of `METRICS` the history has; ``base`` is the base model's evaluation (step 0)."""
     caption = "Mean total. Training samples are drawn as in training; eval prompts at the eval sampler, step 0 = base."
-    found = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
+    curves = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
     for metric, (title, caption) in METRICS.items():
         columns = {"all": metric} if metric in history else _by_module(history, metric)
         if not columns or (metric == UNSCORED and not history[list(columns.values())].gt(0).to_numpy().any()):
@@ -66,8 +66,8 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
             _plot_smoothed(axis, history, column, name)
         if len(columns) > 1:
             axis.legend(frameon=False)
-        found.append(Curves(title=title, caption=caption, figure=figure))
-    return found
+        curves.append(Curves(title=title, caption=caption, figure=figure))
+    return curves
 
 
 def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:

@@ -1,7 +1,7 @@
 """The verdict of an evaluation: a few numbers and one plain sentence.
 
 The score is the mean total on held-out prompts at the eval sampler. Beside it stand what could not be scored, the
-task's own measure, and the best that the base model reaches by a cheap change of its sampler.
+task's measure, and the best that the base model reaches by a cheap change of its sampler.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TASK_MEASURES = {
     "ocr/accuracy": "read without a mistake",
     "negative_points/gIoU": "gIoU",
 }
-"""Scores that say in the task's own terms how many samples are right, and what they are called."""
+"""Scores that say in the task's terms how many samples are right, and what they are called."""
 GUARDS = ("edge_density", "colour_entropy")
 """Scores that fall where a policy wins its reward with ever emptier pictures; guards where they are not optimised."""
 MOST_FALL = 0.25
@@ -39,7 +39,7 @@ Entry = Mapping[str, Any]
 """Result of `compare.compare` for one score, split and sampler."""
 
 
-def headline(
+def summarise(
     entries: Sequence[Entry],
     controls: Sequence[Entry] = (),
     *,
@@ -58,7 +58,7 @@ def headline(
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
     entry, beside = rows["total"], list(rows.values())
     measure = next((name for name in TASK_MEASURES if name in rows), None)
-    found = {
+    headline = {
         "score": "total",
         "names": list(names),
         "notes": list(notes),
@@ -74,7 +74,7 @@ def headline(
         "fallen": [{"name": guard["name"]} | _numbers(guard) for guard in fallen_guards(beside)],
         "verdict": verdict(entry, beside),
     }
-    return found | {"sentence": _sentence(found)}
+    return headline | {"sentence": _sentence(headline)}
 
 
 def verdict(entry: Entry, beside: Iterable[Entry] = ()) -> str:
@@ -92,15 +92,15 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
     """
     if not _excludes_zero(entry):
         return []
-    found = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW_PROMPTS else []
+    reasons = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW_PROMPTS else []
     if entry["ci_low"] <= 0:
-        return found
+        return reasons
     if entry["unscored_differs"] and entry["unscored_trained"] > entry["unscored_baseline"]:
-        found.append(
+        reasons.append(
             f"{entry['unscored_trained']} of its {entry['samples']} samples could not be scored (base:"
             f" {entry['unscored_baseline']}), and the means are of the rest"
         )
-    return found + [
+    return reasons + [
         f"its pictures are emptier, {guard['name']} fell from {guard['baseline_mean']:.3g} to"
         f" {guard['trained_mean']:.3g}"
         for guard in fallen_guards(beside)
@@ -121,34 +121,34 @@ def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
     return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"))
 
 
-def result(found: Mapping[str, Any]) -> dict[str, Any]:
+def result(headline: Mapping[str, Any]) -> dict[str, Any]:
     """Only the numbers of a headline, nested: what is compared between runs. What is undefined is left out."""
-    blocks = {found["score"]: found, "task": found["task"], "control": found["control"]}
+    blocks = {headline["score"]: headline, "task": headline["task"], "control": headline["control"]}
     numbers = {
         name: {key: block[key] for key in _NUMBERS if block[key] is not None} for name, block in blocks.items() if block
     }
-    unscored = {side: found["unscored"][side] for side in ("baseline", "trained")}
-    return numbers | {"unscored": unscored, "prompts": found["prompts"], "images": found["images"]}
+    unscored = {side: headline["unscored"][side] for side in ("baseline", "trained")}
+    return numbers | {"unscored": unscored, "prompts": headline["prompts"], "images": headline["images"]}
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def lines(headline: Mapping[str, Any]) -> list[str]:
     """The headline in words: its sentence, then the task's measure, the control, guards that fell and what was
     unscored, if any."""
-    names, unscored = found["names"], found["unscored"]
-    said = [found["sentence"], *found["notes"]]
-    if found["task"]:
-        task = found["task"]
+    names, unscored = headline["names"], headline["unscored"]
+    said = [headline["sentence"], *headline["notes"]]
+    if headline["task"]:
+        task = headline["task"]
         undefined = f"{task['name']}: no pair of samples could be judged."
         said.append(undefined if task["difference"] is None else f"{_both(task, names)}.")
-    if found["control"]:
-        said.append(_control_line(found["control"]))
-    said += [f"Not optimised, and lower: {_both(guard, names)}. Look at the pictures." for guard in found["fallen"]]
+    if headline["control"]:
+        said.append(_control_line(headline["control"]))
+    said += [f"Not optimised, and lower: {_both(guard, names)}. Look at the pictures." for guard in headline["fallen"]]
     if unscored["baseline"] or unscored["trained"]:
         counts = f"base {unscored['baseline']}, trained {unscored['trained']} of {unscored['of']} each"
         said.append(f"Could not be scored: {counts}{'; the shares differ' * unscored['differs']}.")
-    if found["units"] < FEW_PROMPTS and not found["doubts"]:
+    if headline["units"] < FEW_PROMPTS and not headline["doubts"]:
         said.append(FEW_NOTE)
-    return said + [EVAL_NOTE] * (found["split"] == "eval")
+    return said + [EVAL_NOTE] * (headline["split"] == "eval")
 
 
 def change(block: Mapping[str, Any]) -> str:
@@ -217,29 +217,29 @@ def _control_line(control: Mapping[str, Any]) -> str:
     )
 
 
-def _sentence(found: Mapping[str, Any]) -> str:
-    base, trained = found["names"]
-    where = f"On {extent(found)} ({found['images']} pairs)"
-    if found["difference"] is None:
+def _sentence(headline: Mapping[str, Any]) -> str:
+    base, trained = headline["names"]
+    where = f"On {extent(headline)} ({headline['images']} pairs)"
+    if headline["difference"] is None:
         return f"No pair of samples could be scored, so nothing is shown about {trained}."
-    digits = decimals(found)
-    interval = "no interval" if found["ci_low"] is None else f"{found['confidence']:.0%} interval"
+    digits = decimals(headline)
+    interval = "no interval" if headline["ci_low"] is None else f"{headline['confidence']:.0%} interval"
     means = (
-        f"mean {found['score']} {found['trained']:z.{digits}f} against {found['baseline']:z.{digits}f} of {base},"
-        f" {change(found)} ({interval})"
+        f"mean {headline['score']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} of"
+        f" {base}, {change(headline)} ({interval})"
     )
-    if found["verdict"] != "not shown":
-        return f"{where} {trained} is {found['verdict']}: {means}.{_as_cheaply(found)}"
-    if found["doubts"]:
-        claim = "better" if found["difference"] > 0 else "worse"
-        return f"{where} it is not shown that {trained} is {claim}: {'; '.join(found['doubts'])}; {means}."
+    if headline["verdict"] != "not shown":
+        return f"{where} {trained} is {headline['verdict']}: {means}.{_as_cheaply(headline)}"
+    if headline["doubts"]:
+        claim = "better" if headline["difference"] > 0 else "worse"
+        return f"{where} it is not shown that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
     return f"{where} no difference is shown: {means}."
 
 
-def _as_cheaply(found: Mapping[str, Any]) -> str:
+def _as_cheaply(headline: Mapping[str, Any]) -> str:
     """Says that the control reaches as much as a gain, where it does."""
-    control = found["control"]
-    if found["verdict"] != "better" or not control or control["ci_low"] is None or control["ci_low"] > 0:
+    control = headline["control"]
+    if headline["verdict"] != "better" or not control or control["ci_low"] is None or control["ci_low"] > 0:
         return ""
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("eval ")

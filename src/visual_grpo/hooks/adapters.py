@@ -1,4 +1,4 @@
-"""Adapters of earlier runs: found, and judged with the parameters of their training."""
+"""Finds adapters of earlier runs and judges them with the parameters of their training."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class AdapterHooks:
             put_parameters(_from_the_champion(present), catalog)
         folder = None if "adapters" in makes else _deciding_adapters(present, makes)
         if folder is not None:
-            own = read_facts(folder)["parameters"]
-            tree = parameters_to_judge(present.model_dump(mode="json"), own, self._given)
+            trained = read_facts(folder)["parameters"]
+            tree = parameters_to_judge(present.model_dump(mode="json"), trained, self._given)
             put_parameters(validate(tree), catalog)
 
 
@@ -54,13 +54,13 @@ def _from_the_champion(present: Parameters) -> Parameters:
         UserError: there is none, or MLflow does not answer.
     """
     registry = Registry.of(present)
-    found = registry.champion()
-    if found is None:
+    champion = registry.champion()
+    if champion is None:
         raise UserError(
             f"train.start is {CHAMPION}, but there is no {registry.name}@{registry.alias} yet: nothing was promoted."
             " Start from the base model: train.start=base"
         )
-    return present.model_copy(update={"train": present.train.model_copy(update={"start": found.uri})})
+    return present.model_copy(update={"train": present.train.model_copy(update={"start": champion.uri})})
 
 
 def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:

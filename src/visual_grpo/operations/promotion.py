@@ -17,7 +17,7 @@ from visual_grpo.data.table import SEALED, RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.draw import distinct_prompts, read_scores
 from visual_grpo.evaluation.gate import decide, subgroups_of
-from visual_grpo.evaluation.verdict import headline
+from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import (
     BASE,
     ComparedModel,
@@ -158,7 +158,7 @@ def write_report(
         read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
     evaluation = {
-        "headline": headline(entries, names=(f"the {reference}", candidate.name)),
+        "headline": summarise(entries, names=(f"the {reference}", candidate.name)),
         "gate": stages,
         "adapter": f"{candidate.name} against the {reference}",
         "training": candidate.facts,

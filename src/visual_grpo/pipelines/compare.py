@@ -13,7 +13,7 @@ from visual_grpo.config.adapter_folder import judged_by_other_code
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.draw import distinct_prompts
-from visual_grpo.evaluation.verdict import headline, lines
+from visual_grpo.evaluation.verdict import lines, summarise
 from visual_grpo.operations.candidates import differences, draw_model, find_model, shared_scorer, unseen
 
 
@@ -35,9 +35,9 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     )
     codes = code_digests({name: reward.function for name, reward in parameters.rewards.items()})
     notes = [f"{side.name}: {n}" for side in (first, second) for n in judged_by_other_code(side.facts, codes)]
-    found = headline(entries, names=(first.name, second.name), notes=notes)
+    headline = summarise(entries, names=(first.name, second.name), notes=notes)
     evaluation = {
-        "headline": found,
+        "headline": headline,
         "adapter": f"{second.name} against {first.name}",
         "training": second.facts or first.facts,
         "differences": differences(first, second),
@@ -50,7 +50,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     if evaluation["differences"]:
         rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]
         console.table("What differs between the trainings", ["", "first", "second"], rows)
-    for line in lines(found):
+    for line in lines(headline):
         console.note(line)
     return comparison_draft
 

@@ -12,7 +12,7 @@ from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.draw import read_scores
-from visual_grpo.evaluation.verdict import change, decimals, extent, headline, lines, result
+from visual_grpo.evaluation.verdict import change, decimals, extent, lines, result, summarise
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import conditions, draw_samples
@@ -20,9 +20,9 @@ from visual_grpo.training.evaluation_samples import conditions, draw_samples
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
     """The folder of the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
-    found = find_adapters(parameters.adapter, adapters)
-    report.read_history(found)  # The report needs it, hours from now.
-    return found
+    folder = find_adapters(parameters.adapter, adapters)
+    report.read_history(folder)  # The report needs it, hours from now.
+    return folder
 
 
 def draw_trained(
@@ -57,9 +57,9 @@ def compare_with_baseline(
     codes = {name: reward["code"] for name, reward in facts["rewards"].items() if "code" in reward}
     training = read_facts(adapters)
     notes = [*alarm_notes(training), *judged_by_other_code(training, codes)]
-    found = headline(entries, controls, notes=notes)
+    headline = summarise(entries, controls, notes=notes)
     evaluation = {
-        "headline": found,
+        "headline": headline,
         "seed": settings.seed,
         "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
         "modules": modules_of(adapters),
@@ -68,7 +68,7 @@ def compare_with_baseline(
         "rewards": entries,
         "controls": controls,
     }
-    return evaluation, result(found)
+    return evaluation, result(headline)
 
 
 def write_report(
@@ -88,17 +88,18 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     show_verdict(evaluation["headline"], evaluation["rewards"])
 
 
-def show_verdict(found: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+def show_verdict(headline: dict[str, Any], entries: list[dict[str, Any]]) -> None:
     """Prints a short table of the headline's split and sampler, then the headline in words."""
-    rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == (found["split"], found["sampler"])]
-    shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == (found["task"] or {}).get("score")]
+    view, task = (headline["split"], headline["sampler"]), headline["task"] or {}
+    rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == view]
+    shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == task.get("score")]
     console.table(
-        f"{extent(found)}, {found['unscored']['of']} pairs, {found['sampler']} sampler (* optimised)",
+        f"{extent(headline)}, {headline['unscored']['of']} pairs, {headline['sampler']} sampler (* optimised)",
         ["score", "base", "trained", "difference [95%]", "unscored"],
-        [_cells(entry, found) for entry in shown],
+        [_cells(entry, headline) for entry in shown],
     )
-    sentence, *others = lines(found)
-    console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(found["verdict"], "bold"))
+    sentence, *others = lines(headline)
+    console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(headline["verdict"], "bold"))
     for line in others:
         console.note(line)
 
@@ -108,8 +109,8 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def _cells(entry: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    task, unscored = found["task"], [entry["unscored_baseline"], entry["unscored_trained"]]
+def _cells(entry: dict[str, Any], headline: dict[str, Any]) -> list[str]:
+    task, unscored = headline["task"], [entry["unscored_baseline"], entry["unscored_trained"]]
     mark = "* (a ranking, not in the total)" if "ranking" in entry else "*" * entry["optimised"]
     name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + mark
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""

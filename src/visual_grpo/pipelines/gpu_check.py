@@ -39,13 +39,13 @@ def check(parameters: Parameters) -> dict[str, Any]:
             cases.append({"module": module, **caught(measure, case), "plan": caught(make_plan, case)})
             bar.advance(done=module)
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "peft")]
-    found = {
+    report = {
         "gpu": f"{facts.name}, {facts.total_memory / 1e9:.1f} GB, CUDA {torch.version.cuda}, {', '.join(versions)}",
         "model": model,
         "cases": cases,
     }
-    show(found)
-    return found
+    show(report)
+    return report
 
 
 def require_whole(gpu_check: dict[str, Any]) -> None:

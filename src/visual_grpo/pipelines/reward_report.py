@@ -66,12 +66,12 @@ def report_rewards(
         for batch, drawn in draw(model, asked, sampler, parameters.evaluation.batch_size):
             samples += drawn
             bar.advance(len(batch))
-    found = score_twice(scorer, [request.record for request in asked], samples)
-    table, related = measured(found, parameters.grpo), correlations(found)
+    scored = score_twice(scorer, [request.record for request in asked], samples)
+    table, related = measured(scored, parameters.grpo), correlations(scored)
     table.to_csv(reward_report_draft / "rewards.csv", index=False)
     related.to_csv(reward_report_draft / "correlations.csv")
-    rows_of(found).to_csv(reward_report_draft / "samples.csv", index=False)
-    _sheet(found, scorer).save(reward_report_draft / "sheet.png")
+    rows_of(scored).to_csv(reward_report_draft / "samples.csv", index=False)
+    _sheet(scored, scorer).save(reward_report_draft / "sheet.png")
     title = f"{counted(len(samples), 'sample')} of {counted(len(prompts), 'training prompt')}"
     cells = [[_cell(row[name], form) for name, form in _COLUMNS.items()] for row in table.to_dict("records")]
     console.table(f"{title}, {settings.sampler} sampler", list(_COLUMNS), cells)
@@ -126,7 +126,7 @@ def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Seque
     return Scored(records=asked, samples=samples, scores=scorer.combined(outputs), again=again, seconds=seconds)
 
 
-def measured(found: Scored, config: GRPOConfig) -> pd.DataFrame:
+def measured(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
     """A row for each reward, and one for the total.
 
     Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
@@ -134,17 +134,17 @@ def measured(found: Scored, config: GRPOConfig) -> pd.DataFrame:
     (`variance_shares`); ``equal groups``, the share of groups whose scores do not differ; ``unscored``, a share of the
     samples; ``s for 16``, seconds; ``repeat``, the largest difference between two scorings of the same sample.
     """
-    scores, gdpo = found.scores, config.combine == "gdpo"
+    scores, gdpo = scored.scores, config.combine == "gdpo"
     shares = variance_shares(
-        scores.rewards, scores.weights, found.size, normalise=gdpo, epsilon=config.advantage_epsilon
+        scores.rewards, scores.weights, scored.size, normalise=gdpo, epsilon=config.advantage_epsilon
     )
     equal = {
-        name: float(zero_variance_groups(own, found.size).float().mean())
-        for name, own in {**scores.rewards, TOTAL: scores.total}.items()
+        name: float(zero_variance_groups(values, scored.size).float().mean())
+        for name, values in {**scores.rewards, TOTAL: scores.total}.items()
     }
-    values = found.values(scores)
-    groups = values.groupby(found.ids, sort=False)
-    seconds = pd.Series({**found.seconds, TOTAL: sum(found.seconds.values())})
+    values = scored.values(scores)
+    groups = values.groupby(scored.ids, sort=False)
+    seconds = pd.Series({**scored.seconds, TOTAL: sum(scored.seconds.values())})
     columns = {
         "weight": pd.Series(scores.weights),
         "mean": values.mean(),
@@ -156,35 +156,35 @@ def measured(found: Scored, config: GRPOConfig) -> pd.DataFrame:
         "equal groups": pd.Series(equal),
         "unscored": values.isna().mean(),
         "s for 16": seconds * PER / len(values),
-        "repeat": (values - found.values(found.again)).abs().max(),
+        "repeat": (values - scored.values(scored.again)).abs().max(),
     }
     return pd.DataFrame(columns, index=list(values)).rename_axis("reward").reset_index()
 
 
-def correlations(found: Scored) -> pd.DataFrame:
+def correlations(scored: Scored) -> pd.DataFrame:
     """Pearson's correlation of the rewards' differences from their group's mean, [rewards, rewards]; NaN = no variance.
 
     Between prompts rewards agree because some prompts are easy; a training learns from differences within groups.
     """
-    return within_groups(found).corr()
+    return within_groups(scored).corr()
 
 
-def within_groups(found: Scored) -> pd.DataFrame:
+def within_groups(scored: Scored) -> pd.DataFrame:
     """[B, rewards] differences from the mean of the scored samples of the same group; NaN = unscored."""
-    values = found.values(found.scores).drop(columns=TOTAL)
-    return values - values.groupby(found.ids, sort=False).transform("mean")
+    values = scored.values(scored.scores).drop(columns=TOTAL)
+    return values - values.groupby(scored.ids, sort=False).transform("mean")
 
 
-def rows_of(found: Scored) -> pd.DataFrame:
+def rows_of(scored: Scored) -> pd.DataFrame:
     """A row for each sample: id, prompt, index within its group, total, each reward and its parts."""
     rows = pd.DataFrame(
         {
-            "id": found.ids,
-            "prompt": [record.prompt for record in found.records],
-            "index": [row % found.size for row in range(len(found.records))],
+            "id": scored.ids,
+            "prompt": [record.prompt for record in scored.records],
+            "index": [row % scored.size for row in range(len(scored.records))],
         }
     )
-    values = {TOTAL: found.scores.total, **found.scores.rewards, **found.scores.parts}
+    values = {TOTAL: scored.scores.total, **scored.scores.rewards, **scored.scores.parts}
     return rows.assign(**{name: tensor.numpy() for name, tensor in values.items()})
 
 
@@ -219,16 +219,16 @@ def _of_a_reward(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
         yield f"{name}: scored twice, the same sample differs by up to {row['repeat']:.2g}."
 
 
-def _sheet(found: Scored, scorer: RewardSet) -> Image:
+def _sheet(scored: Scored, scorer: RewardSet) -> Image:
     """A row for each reward: the samples that are furthest above, and below, the mean of their group."""
     pictures, captions = [], []
-    for name, away in within_groups(found).fillna(0.0).items():
+    for name, away in within_groups(scored).fillna(0.0).items():
         order = away.sort_values(ascending=False, kind="stable").index
         for row in [*order[:_BESIDE], *order[-_BESIDE:]]:
-            record = found.records[row]
-            pictures.append(of_sample(record, found.samples[row], scorer))
+            record = scored.records[row]
+            pictures.append(of_sample(record, scored.samples[row], scorer))
             text = caption(record.prompt, record.id)
-            captions.append(f"{name} {float(found.scores.rewards[str(name)][row]):z.3g} ({away[row]:+.2g})\n{text}")
+            captions.append(f"{name} {float(scored.scores.rewards[str(name)][row]):z.3g} ({away[row]:+.2g})\n{text}")
     return grid(pictures, captions, columns=2 * _BESIDE)
 
 

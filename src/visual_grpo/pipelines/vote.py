@@ -109,23 +109,23 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
         console.note("Nothing was judged yet.")
         return
     chosen = [1 - (choice.preference or 0.0) for choice in judged]  # The base model's picture is the first.
-    found = preference(chosen, [choice.of.unit for choice in judged])
+    result = preference(chosen, [choice.of.unit for choice in judged])
     voters = Counter(choice.voter for choice in judged)
-    entry = asdict(found) | {"verdict": found.verdict, "voters": dict(voters)}
+    entry = asdict(result) | {"verdict": result.verdict, "voters": dict(voters)}
     (folder / "ab.json").write_text(json.dumps(entry, indent=2), encoding="utf-8")
     _table(judged).assign(trained=chosen).to_csv(folder / "ab.csv", index=False)
     console.note(
-        f"Blind: the trained model's picture is preferred in {found.share:.0%} of {counted(found.choices, 'choice')} by"
-        f" {counted(len(voters), 'voter')} on {counted(found.prompts, 'held-out prompt')}, 95% interval"
-        f" {found.ci_low:.0%} to {found.ci_high:.0%} ({found.interval}; ties count one half): {found.verdict}."
+        f"Blind: the trained model's picture is preferred in {result.share:.0%} of {counted(result.choices, 'choice')}"
+        f" by {counted(len(voters), 'voter')} on {counted(result.prompts, 'held-out prompt')}, 95% interval"
+        f" {result.ci_low:.0%} to {result.ci_high:.0%} ({result.interval}; ties count one half): {result.verdict}."
     )
 
 
 def _report_head(file: Path) -> None:
     """Fits a head, if there are enough choices, and says how to train with it."""
-    there = decided(read_choices(file).standing)
-    if there < LEAST:
-        console.note(f"{counted(there, 'decided choice')} for a reward so far; it needs {LEAST}.")
+    decisive = decided(read_choices(file).standing)
+    if decisive < LEAST:
+        console.note(f"{counted(decisive, 'decided choice')} for a reward so far; it needs {LEAST}.")
         return
     console.note(f"A reward of these choices, with pixels as features: {fitted_head(file, PIXELS)}.")
     console.note(f"Train with it: --params=reward=null,rewards.votes.options.head={file.with_name(FILE)}")
@@ -161,8 +161,8 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
         "sampler": sampler.model_dump(mode="json"),
         "size": [parameters.data.height, parameters.data.width],
     }
-    asked, there = _asked(parameters, records, what), _drawn_before(file)
-    missing = {pair: both for pair, both in asked.items() if pair not in there}
+    asked, drawn = _asked(parameters, records, what), _drawn_before(file)
+    missing = {pair: both for pair, both in asked.items() if pair not in drawn}
     if missing:
         scorer = components.build_scorer(parameters, components.make_run_spec(parameters, model_path).modules)
         model = components.build_model(parameters, model_path, adapters)
@@ -185,9 +185,9 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
                         sources=tuple(keep(read_image(path), file) for path in record.source_images),
                     )
                     append_line(file.with_name(DRAWN), asdict(pair))
-                    there[pair.pair] = pair
+                    drawn[pair.pair] = pair
                 bar.advance(len(batch) // 2)
-    return [there[pair] for pair in asked]
+    return [drawn[pair] for pair in asked]
 
 
 def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]) -> dict[str, tuple[Request, Request]]:
@@ -209,14 +209,14 @@ def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]
 
 def _drawn_before(file: Path) -> dict[str, Pair]:
     """Reads the pairs whose pictures are still there, without damaged lines."""
-    found: dict[str, Pair] = {}
+    pairs: dict[str, Pair] = {}
     listed = file.with_name(DRAWN)
     for line in listed.read_bytes().splitlines() if listed.is_file() else ():
         with suppress(ValueError, TypeError, KeyError):
             pair = Pair.of_line(json.loads(line))
             if all((file.parent / name).is_file() for name in (pair.first, pair.second, *pair.sources)):
-                found[pair.pair] = pair
-    return found
+                pairs[pair.pair] = pair
+    return pairs
 
 
 def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
@@ -268,11 +268,11 @@ def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
             f" ({error!r}). Make one: {rerun_command('generate')}"
         ) from error
     couples = [[(prompt, *two) for two in zip(n[::2], n[1::2], strict=False)] for prompt, n in prompts.items()]
-    found = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
-    if not found:
+    couples_in_turn = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
+    if not couples_in_turn:
         raise UserError(f"vote.source: {folder} has no prompt with two pictures; draw more of each: generate.samples=2")
     pairs = []
-    for prompt, *names in found[: parameters.vote.pairs]:
+    for prompt, *names in couples_in_turn[: parameters.vote.pairs]:
         first, second = (keep(read_image(folder / name), file) for name in names)
         pairs.append(
             Pair(
