@@ -112,10 +112,10 @@ def line(name: str, pairs: Iterable[tuple[Profile, Profile]]) -> str:
     largest: dict[str, float] = {}
     failed: set[str] = set()
     for before, now in pairs:
-        for found in drift(before, now):
-            largest[found.limit] = max(largest.get(found.limit, 0.0), found.distance)
+        for feature in drift(before, now):
+            largest[feature.limit] = max(largest.get(feature.limit, 0.0), feature.distance)
         largest["lost"] = max(largest.get("lost", 0.0), lost_share(before.prompts, now.prompts))
-        failed |= {said.rpartition("retrain.data.")[2].rstrip(").") for said in check(before, now, DataChecks())}
+        failed |= {fault.rpartition("retrain.data.")[2].rstrip(").") for fault in check(before, now, DataChecks())}
     drifts = [f"max_{what}_drift" for what in ("prompt_text", "prompt_length", "kind", "image")]
     cells = [f"{largest[limit]:.2f}" for limit in drifts] + [f"{largest['lost']:.0%}"]
     verdict = "passes" if not failed else ", ".join(f"`{limit}`" for limit in sorted(failed))

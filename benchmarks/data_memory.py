@@ -42,9 +42,9 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 draw(Path(folder) / "records", size, layout)
                 command = [sys.executable, __file__, "--measure", folder]
-                found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-                rate = size / found["seconds"]
-                print(f"{layout}: {size} records, peak {found['peak_mib']:.0f} MiB, {rate:.0f} records/s", flush=True)
+                result = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+                rate = size / result["seconds"]
+                print(f"{layout}: {size} records, peak {result['peak_mib']:.0f} MiB, {rate:.0f} records/s", flush=True)
 
 
 def draw(folder: Path, size: int, layout: str) -> None:
@@ -61,8 +61,8 @@ def draw(folder: Path, size: int, layout: str) -> None:
     import datasets
 
     datasets.disable_progress_bars()
-    found = datasets.Dataset.from_generator(rows, gen_kwargs={"size": size}, cache_dir=str(folder.parent / "cache"))
-    found.to_parquet(folder / "records.parquet", batch_size=1000)
+    dataset = datasets.Dataset.from_generator(rows, gen_kwargs={"size": size}, cache_dir=str(folder.parent / "cache"))
+    dataset.to_parquet(folder / "records.parquet", batch_size=1000)
 
 
 def rows(size: int) -> Iterator[dict[str, Any]]:

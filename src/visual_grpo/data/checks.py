@@ -42,6 +42,12 @@ QUERIES = ("prompt", "query", "problem", "text", "caption")
 QUERY_KEYS = ("image", "query", "problem", "mask", "box", "bbox", "points")
 """Names in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 
+_FIELDS = {
+    **dict.fromkeys(("query", "problem"), "prompt"),
+    **dict.fromkeys(("source_image", "image"), "source_images"),
+    "mask": "target_image",
+}
+"""Keys that are named differently from their field of `Record`."""
 _MAX_PROMPT = 20_000
 """Characters: several times what the longest text encoder reads."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e]")
@@ -212,15 +218,9 @@ def checked(record: Record, task: Task, limits: Limits) -> Record:
 
 def _typo_check(record: Record, is_query: bool) -> None:
     """Rejects a key that resembles a known, missing one: without its target, the record would train as another."""
-    present = {
-        **dict.fromkeys(("prompt", "query", "problem"), record.prompt is not None),
-        **dict.fromkeys(("target_image", "mask"), record.target_image is not None),
-        **dict.fromkeys(("source_image", "image"), record.source_images is not None),
-        **{name: getattr(record, name) is not None for name in ("id", "group", "metadata")},
-        **{name: record.extra.get(name) is not None for name in ("box", "bbox", "points")},
-    }
     known = (*KEYS, *QUERY_KEYS) if is_query else KEYS
-    missing = {name.replace("_", ""): name for name in known if not present[name]}
+    values = {**vars(record), **{name: record.extra.get(name) for name in ("box", "bbox", "points")}}
+    missing = {name.replace("_", ""): name for name in known if values[_FIELDS.get(name, name)] is None}
     for key in record.extra:
         # A leading sign comments a key out; a number or the code of a language makes another name.
         if key[:1].isalpha() and key not in known and len(key) < 20:
