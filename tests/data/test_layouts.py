@@ -163,7 +163,7 @@ class TestCaptions:
         assert notes == ["ignored 14 files beside images and their captions, such as README0.txt"]
 
 
-PROMPTS = ['she message "hello, you"', "two\nlines", "一只在雪地里的猫, 水墨画"]
+PROMPTS = ['she said "hello, you"', "two\nlines", "一只在雪地里的猫, 水墨画"]
 
 
 class TestTables:

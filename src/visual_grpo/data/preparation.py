@@ -113,8 +113,8 @@ class Preparation:
                 if isinstance(item.target_image, str):  # It may hold bytes that are not UTF-8, which Parquet refuses.
                     target_file = item.target_image.encode("utf-8", "backslashreplace").decode()
                 with prefix_rejections("source_image"):
-                    names = enumerate(record.source_images)
-                    sources = [store.prepare(image, record.id, f"source{number}") for number, image in names]
+                    numbered = enumerate(record.source_images)
+                    sources = [store.prepare(image, record.id, f"source{number}") for number, image in numbered]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)
         return Prepared(*self._row(record, sources, target, target_file), record.place)
