@@ -39,31 +39,30 @@ _RISE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """What one score has become, compared with the base model on the same prompts and seeds."""
+    """The change of one score against the base model on the same prompts and seeds."""
 
     name: str
     """A guard, `UNSCORED` or `DISTANCE`."""
     change: float
-    """Of a guard as a share of the base model's mean (-0.3: it fell by 30%); else a difference of shares or pixels."""
+    """A guard's share of the base model's mean (-0.3: it fell by 30%); else a difference of shares or pixels."""
     low: float
     high: float
     """One-sided bounds of ``change``; NaN where fewer than two prompts can be compared."""
     limit: float | None
-    """Of the change: a guard's may not be below it, others not above; None = it is only followed."""
+    """A guard's change may not be below it, others not above; None = only reported."""
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is beyond its limit by more than chance explains."""
+        """Whether the change is beyond its limit by more than chance explains."""
         return self._beyond(self.high if self._is_guard else self.low) > 0
 
     @property
     def beyond(self) -> float:
-        """How far it is beyond its limit, be it by chance; 0 within."""
+        """Distance beyond the limit, possibly by chance; 0 within it."""
         return self._beyond(self.change)
 
     @property
     def sentence(self) -> str:
-        """What it says of the pictures."""
         if self.name == UNSCORED:
             return f"{self.change:.0%} more of the samples cannot be scored (at least {self.low:.0%})"
         if self.name == DISTANCE:
@@ -82,16 +81,16 @@ class Signal:
 
 @dataclass(frozen=True, kw_only=True)
 class InterimAnalysis:
-    """One evaluation of a training."""
+    """One evaluation of a training (an interim look, in group-sequential terms)."""
 
     signals: tuple[Signal, ...]
     rise: float
-    """Of the total, on the prompts that both could score."""
+    """Change of the total on the prompts that both could score."""
     has_risen: bool
 
     @property
     def alarm(self) -> str | None:
-        """A sentence that says why the reward is taken to be cheated; None if it is not."""
+        """States why the reward seems to be hacked; None if nothing shows it."""
         # What can no longer be scored takes its part in the total away with it.
         worse = [signal for signal in self.signals if signal.is_worse and (self.has_risen or signal.name == UNSCORED)]
         if not worse:
@@ -101,11 +100,11 @@ class InterimAnalysis:
 
     @property
     def suspicion(self) -> float:
-        """How far the worst signal is beyond its limit, be it by chance: an alarm without its proof. 0 = none is."""
+        """Largest distance of a signal beyond its limit, possibly by chance; 0 = none."""
         return max((s.beyond for s in self.signals if self.rise > 0 or s.name == UNSCORED), default=0.0)
 
     def metrics(self) -> dict[str, float]:
-        """``watch/NAME`` with its bounds, as far as they are numbers."""
+        """Returns ``watch/NAME`` with its bounds, without undefined ones."""
         metrics: dict[str, float] = {}
         for signal in self.signals:
             values = {"watch": signal.change, "watch_low": signal.low, "watch_high": signal.high}
@@ -159,12 +158,12 @@ class HackingMonitor:
         return InterimAnalysis(signals=tuple(signals), rise=risen.difference, has_risen=risen.ci_low > 0)
 
     def files(self, records: Sequence[PromptRecord]) -> list[Path | None]:
-        """The base model's picture of each record."""
+        """Returns the base model's picture of each record."""
         known = self.reference["file"]
         return [self.folder / known[record.id] if record.id in known.index else None for record in records]
 
     def _distance(self, file: str, sample: Tensor) -> float:
-        """Root mean square of the differences of pixels in [0, 1], both pictures reduced."""
+        """Returns the root mean square difference of pixels in [0, 1] of the reduced pictures."""
         return float((self._reduced(file) - _reduced(sample)).square().mean().sqrt())
 
 
@@ -181,19 +180,19 @@ def _reduced(image: Tensor) -> Tensor:
 
 
 def picture_of(step: int) -> str:
-    """The file of what was judged at an alarm, in the folders of checkpoints and adapters."""
+    """Returns the name of an alarm's picture in the folders of checkpoints and adapters."""
     return f"alarm-{step:06d}.png"
 
 
 def alarm_notes(training: Mapping[str, Any]) -> list[str]:
-    """A sentence for the verdict on adapters whose training, with these facts, raised an alarm."""
+    """Returns a sentence for the verdict on adapters whose training raised an alarm."""
     alarms = training.get("alarms", [])
     more = f" (and {len(alarms) - 1} more)" if len(alarms) > 1 else ""
     return [f"Alarm of the training at step {alarm['step']}{more}: {alarm['sentence']}." for alarm in alarms[:1]]
 
 
 def shown_alarms(training: Mapping[str, Any], adapters: Path | None) -> list[dict[str, Any]]:
-    """Step, sentence and picture (a data URI, or None) of each alarm."""
+    """Returns step, sentence and picture (a data URI, or None) of each alarm."""
     shown = []
     for alarm in training.get("alarms", []):
         file = None if adapters is None else adapters / picture_of(alarm["step"])

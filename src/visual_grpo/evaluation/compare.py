@@ -24,7 +24,7 @@ _EXTENT = ("images_per_prompt", "max_prompts")
 
 @dataclass(frozen=True)
 class Sides:
-    """Names of the two tables in messages, and the remedy if they do not pair; "" = draw the baseline again."""
+    """Names the two tables in messages, and the remedy if they do not pair; "" = draw the baseline again."""
 
     baseline: str = "baseline"
     trained: str = "trained results"
@@ -37,7 +37,7 @@ SIDES = Sides()
 def compare(
     baseline: pd.DataFrame, trained: pd.DataFrame, *, bootstrap_samples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """One entry per score (total, each reward, each part and ratio), split and sampler; None = undefined.
+    """Returns an entry per score (total, rewards, parts and ratios), split and sampler; None = undefined.
 
     ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95% interval over whatever
     is held out together: a prompt, an image or a group (see ``paired``). ``bootstrap_samples`` and ``seed`` are for
@@ -51,8 +51,9 @@ def compare(
 def compare_controls(
     baseline: pd.DataFrame, trained: pd.DataFrame, *, bootstrap_samples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Entries as of `compare`, where ``sampler`` is a control: the base model with that control's settings against the
-    trained model at the eval sampler, held-out prompts only. Empty without controls."""
+    """Compares the base model at each control with the trained model at the eval sampler, on held-out prompts.
+
+    Entries are those of `compare`, with the control as ``sampler``."""
     judged = trained[(trained["sampler"] == EVAL_SAMPLER) & (trained["split"] == "held_out")]
     entries = []
     for name in controls_of(baseline):
@@ -65,13 +66,13 @@ def compare_controls(
 
 
 def controls_of(scores: pd.DataFrame) -> list[str]:
-    """Names of the samplers that only the base model has (``evaluation.controls``)."""
+    """Lists the samplers that only the base model has (``evaluation.controls``)."""
     return list(scores.attrs.get("facts", {}).get("controls", {}))
 
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame, sides: Sides = SIDES) -> pd.DataFrame:
-    """One row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder; optional), and
-    every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
+    """Returns a row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder, optional)
+    and every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
     The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
     was trained, and one baseline is used for every module. The baseline's controls are left out, and the samples that
@@ -97,7 +98,7 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame, sides: Sides = SIDES) ->
 
 
 def retotalled(scores: pd.DataFrame, weights: Mapping[str, float], sides: Sides = SIDES) -> pd.DataFrame:
-    """The same scores with the total of these weights; NaN where a weighted reward is unscored."""
+    """Recomputes the total with these weights; NaN where a weighted reward is unscored."""
     used = {name: weight for name, weight in weights.items() if weight}
     asked = {f"reward/{name}" for name in used}
     _check_same("weighted rewards", asked & set(scores), asked, sides)
@@ -105,7 +106,7 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float], sides: Sides 
 
 
 def rankings(scores: pd.DataFrame) -> set[str]:
-    """Weighted rewards that only rank the samples of a prompt against each other.
+    """Returns the weighted rewards that only rank the samples of a prompt against each other.
 
     Their mean is the same for every prompt although samples differ, so that no model can score better than another.
     They are left out of the total, unless it has no other reward.
@@ -121,10 +122,7 @@ def rankings(scores: pd.DataFrame) -> set[str]:
 
 
 def score_columns(scores: pd.DataFrame) -> dict[str, str]:
-    """Column of ``scores.parquet`` -> name in the evaluation: total, then each reward followed by its parts and ratios.
-
-    A ratio is represented by the column of its numerators.
-    """
+    """Maps columns of ``scores.parquet`` to names: total, then each reward with its parts and ratios (numerators)."""
     kinds = ("reward/", "part/", NUMERATOR)
     shown = [column for column in scores.columns if column == "total" or column.startswith(kinds)]
     names = {column: column.removeprefix("reward/").removeprefix("part/").removeprefix(NUMERATOR) for column in shown}
@@ -214,13 +212,13 @@ def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None
 
 
 def draw_again(adapter: str | None = None) -> str:
-    """The remedy for a baseline that does not pair."""
+    """Returns the remedy for a baseline that does not pair."""
     command = Command.current().for_pipeline("baseline")
     return f"Draw the baseline again: {command if adapter is None else command.with_parameters({'adapter': adapter})}"
 
 
 def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
-    """The baseline's samples of the prompts and seeds that ``trained`` has, where it was asked for fewer."""
+    """Selects the baseline's samples of the prompts and seeds of ``trained``, if that was asked for fewer."""
     before, after = (scores.attrs.get("facts", {}).get("evaluation") for scores in (baseline, trained))
     if before == after:
         return baseline
@@ -229,7 +227,7 @@ def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
 
 
 def _as_asked(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """The baseline's conditions without what it has beyond the present question."""
+    """Drops controls and samples that the baseline has beyond those that are asked for."""
     conditions = dict(baseline)
     if "controls" in conditions and "controls" in present:
         conditions["controls"] = {name: s for name, s in conditions["controls"].items() if name in present["controls"]}

@@ -39,7 +39,7 @@ Drawn = tuple[Sequence[Request], Sequence[Sample]]
 
 
 def image_seed(seed: int, record_id: str, index: int) -> int:
-    """A seed in [0, 2**63) for image ``index`` of a record: the same on every machine and Python version."""
+    """Returns a seed in [0, 2**63) for image ``index`` of a record: the same on every machine and Python version."""
     key = f"{seed}\0{index}\0{record_id}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
@@ -56,7 +56,7 @@ def requests(records: Iterable[PromptRecord], samples: int, seed: int, split: st
 def plan_images(
     splits: Mapping[str, Iterable[PromptRecord]], *, seed: int, images_per_prompt: int, max_prompts: int | None
 ) -> list[Request]:
-    """The samples to generate with each sampler: ``images_per_prompt`` of each distinct prompt of each split."""
+    """Requests ``images_per_prompt`` samples of each distinct prompt of each split."""
     return [
         request
         for split, records in splits.items()
@@ -70,7 +70,7 @@ def held_out(asked: Iterable[Request]) -> list[Request]:
 
 
 def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list[PromptRecord]:
-    """The first record (by id) of each distinct prompt, at most ``limit`` of them, in order of id.
+    """Selects the first record (by id) of each distinct prompt, at most ``limit`` of them, in order of id.
 
     Records with the same prompt ask for the same image and are not independent evidence. A limit keeps the records
     whose ids have the lowest hashes, so that the choice is not biased towards a part of the data.
@@ -154,12 +154,12 @@ def draw_and_score(
 
 
 def read_scores(folder: Path) -> pd.DataFrame:
-    """The scores that ``draw_and_score`` wrote into ``folder``, with their ``attrs``."""
+    """Reads the scores that ``draw_and_score`` wrote into ``folder``, with their ``attrs``."""
     return pd.read_parquet(folder / SCORES)
 
 
 def file_stem(record_id: str) -> str:
-    """A file name for an id: the id if it is safe, else a cleaned version with a hash that makes it unique.
+    """Returns a file name for an id: the id if it is safe, else a cleaned version with a hash.
 
     Upper case is unsafe because some file systems ignore case.
     """
@@ -170,7 +170,7 @@ def file_stem(record_id: str) -> str:
 
 
 def _scored(scorer: Judge, drawn: Iterable[Drawn]) -> Iterator[tuple[Sequence[Request], Sequence[Sample], Scores]]:
-    """Batches with their scores; each is scored while the next is drawn, as far as another process does it."""
+    """Scores each batch while the next is drawn, as far as another process scores."""
     begun: tuple[Sequence[Request], Sequence[Sample], Callable[[], Scores]] | None = None
     for batch, samples in drawn:
         if begun is not None:
@@ -181,7 +181,7 @@ def _scored(scorer: Judge, drawn: Iterable[Drawn]) -> Iterator[tuple[Sequence[Re
 
 
 def _whole_groups(drawn: Iterable[Drawn]) -> Iterator[Drawn]:
-    """The same samples in other portions, which hold all of a record."""
+    """Regroups samples into portions that hold all of a record."""
     held: list[tuple[Request, Sample]] = []
     for batch, samples in drawn:
         held += zip(batch, samples, strict=True)

@@ -101,7 +101,7 @@ class GateDecision:
 
     @property
     def sentence(self) -> str:
-        """The decision and its reason: the gains, or the first conditions that do not hold."""
+        """States the decision and its reason: the gains, or the first conditions that do not hold."""
         where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
         count, failed = counted(len(self.conditions), "condition"), self.failed
         if failed:
@@ -113,7 +113,7 @@ class GateDecision:
 
     @property
     def notes(self) -> list[str]:
-        """How little few prompts can show."""
+        """Warns that few prompts can detect large gains only."""
         if self.units >= FEW_UNITS:
             return []
         few = f"{counted(self.units, 'independent prompt')} with scores, fewer than {FEW_UNITS}"
@@ -124,7 +124,7 @@ class GateDecision:
         return [*unreliable, f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything; None = undefined, since JSON has no NaN."""
+        """Returns everything as JSON; None = undefined, since JSON has no NaN."""
         conditions = [asdict(c) | {"holds": c.holds, "sentence": c.sentence} for c in self.conditions]
         said = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
         values: dict[str, Any] = _without_nan(said | asdict(self) | {"conditions": conditions})
@@ -177,7 +177,7 @@ def decide(
 
 
 def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[str, dict[str, set[str]]]:
-    """Metadata key -> value as text -> ids of the records that have it. Raises UserError for a key that none has."""
+    """Maps metadata key -> value as text -> ids of its records. Raises UserError for a key that no record has."""
     groups: dict[str, dict[str, set[str]]] = {key: {} for key in keys}
     known: set[str] = set()
     for record in records:
@@ -195,7 +195,7 @@ def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[s
 def _conditions(
     against: str, pairs: pd.DataFrame, guards: Iterable[str], rule: GateRule, groups: Groups
 ) -> Iterator[Condition]:
-    """``pairs``: of `join`, the reference as baseline."""
+    """Judges ``pairs`` of `join`, with the reference as baseline."""
 
     def condition(name: str, what: str, measured: PairedDifference, relation: str, limit: float) -> Condition:
         return Condition(
@@ -226,13 +226,13 @@ def _conditions(
 
 
 def _difference(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
-    """Each end of the interval is a one-sided bound of level ``rule.alpha``."""
+    """Compares a score; each end of the interval is a one-sided bound of level ``rule.alpha``."""
     before, after = pairs[f"{column}_baseline"], pairs[f"{column}_trained"]
     return paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
 
 
 def _unscored(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
-    """The difference of the shares of samples without this score."""
+    """Compares the shares of samples without this score."""
     before, after = (pairs[f"{column}_{side}"].isna() for side in ("baseline", "trained"))
     measured = paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
     # Where none is missing nothing can have risen, on a single prompt neither.

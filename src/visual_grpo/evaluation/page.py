@@ -67,7 +67,7 @@ def render(
     alarms: Sequence[Mapping[str, Any]],
     film: Sequence[tuple[int, str]] = (),
 ) -> str:
-    """The page; its arguments are those of `report.write_report` and what is made of them there."""
+    """Renders the page from the arguments of `report.write_report` and what is made of them there."""
     entries, headline, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
     training, task = evaluation.get("training", {}), headline["task"]
     parameters = evaluation.get("parameters") or training.get("parameters")
@@ -119,7 +119,7 @@ def render(
 
 
 def configuration(parameters: Mapping[str, Any], base: Path = BASE) -> dict[str, list[tuple[str, Any, Any]]]:
-    """``changed`` and ``all`` parameters as (dotted name, value, value in conf/base).
+    """Lists ``changed`` and ``all`` parameters as (dotted name, value, value in conf/base).
 
     ``parameters`` is the tree, or already flat. Without a usable file ``base``, nothing counts as changed.
     """
@@ -141,7 +141,7 @@ def _base_parameters(path: Path) -> dict[str, Any]:
 
 
 def _source(name: str) -> str:
-    """A file that is part of the page as it is; it must not go through the template, which would escape it."""
+    """Reads a file that the template must not escape."""
     return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
 
 
@@ -177,13 +177,13 @@ def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _views(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Per sampler, eval first: the tables of its splits."""
+    """Groups the tables by sampler, eval first."""
     samplers = sorted(dict.fromkeys(entry["sampler"] for entry in entries), key=lambda name: name != EVAL_SAMPLER)
     return [{"sampler": name, "tables": _tables([e for e in entries if e["sampler"] == name])} for name in samplers]
 
 
 def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """A table per sampler and split, held-out prompts first, with the intervals as bars."""
+    """Makes a table per sampler and split, held-out prompts first, with the intervals as bars."""
     tables: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         tables.setdefault((entry["split"], entry["sampler"]), []).append(entry)
@@ -199,7 +199,7 @@ def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
 
 def _scaled(entry: Entry, rows: Sequence[Entry]) -> dict[str, Any]:
-    """The entry with its interval in percent of the scale that its reward and its parts share, which contains 0."""
+    """Adds the interval in percent of the scale that a reward shares with its parts and that contains 0."""
     reward, _, part = entry["name"].partition("/")
     family = [other for other in rows if other["name"].split("/")[0] == reward]
     shown = [other[key] for other in family for key in ("ci_low", "ci_high", "difference")]
@@ -211,7 +211,7 @@ def _scaled(entry: Entry, rows: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _guards(entries: Sequence[Entry], headline: Mapping[str, Any]) -> list[Entry]:
-    """Rewards that are reported but not optimised, in the headline's split and sampler."""
+    """Selects rewards that are reported but not optimised, in the headline's split and sampler."""
     where = (headline["split"], headline["sampler"])
     return [e for e in entries if not e["optimised"] and "/" not in e["name"] and (e["split"], e["sampler"]) == where]
 
@@ -223,7 +223,6 @@ def _headlines_first(pairs: pd.DataFrame, headline: Mapping[str, Any]) -> pd.Dat
 
 
 def _card(row: Mapping[str, Any], baseline: Path, trained: Path, side: int) -> dict[str, Any]:
-    """A pair as the template and the page's script show it."""
     numbers = [row["total_baseline"], row["total_trained"], row["difference"]]
     before, after, gain = (None if pd.isna(number) else round(float(number), 4) for number in numbers)
     sources = row.get("source")

@@ -91,7 +91,7 @@ def paired_difference(
 
 
 def t_interval(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, Values]:
-    """Both ends of a two-sided interval of the mean of k independent values: [..., k] -> [...] each.
+    """Returns both ends of a two-sided interval of the mean of k independent values: [..., k] -> [...] each.
 
     With d_1 ... d_k it is mean(d) +- t sd(d) / sqrt(k), where t is the quantile (1 + ``confidence``) / 2 of Student's
     distribution of k - 1 degrees of freedom. Each end alone is a one-sided bound of error (1 - ``confidence``) / 2. NaN
@@ -169,12 +169,12 @@ class Preference:
 
     @property
     def verdict(self) -> str:
-        """``better``, ``worse`` or ``not shown``, as the interval excludes one half or does not."""
+        """Returns ``better`` or ``worse`` if the interval excludes one half, else ``not shown``."""
         return "better" if self.ci_low > 0.5 else "worse" if self.ci_high < 0.5 else "not shown"
 
 
 def preference(chosen: ArrayLike, units: Sequence[str]) -> Preference:
-    """``chosen`` [n]: 1 = the trained model's picture, 0 = the base model's, 0.5 = tie, of prompt ``units[n]``."""
+    """Measures the preference of choices [n]: 1 = trained model, 0 = base model, 0.5 = tie, of prompt ``units[n]``."""
     choices = pd.DataFrame({"chosen": np.asarray(chosen, dtype=np.float64), "unit": list(units)})
     shares = choices.groupby("unit")["chosen"].mean().to_numpy(dtype=np.float64)
     if len(shares) > 1 and np.ptp(shares) > 0:
@@ -195,7 +195,7 @@ def preference(chosen: ArrayLike, units: Sequence[str]) -> Preference:
 
 
 def detectable_gain(sd: float, units: int, alpha: float, power: float = POWER) -> float:
-    """The true gain that is detected with probability ``power``, in the unit of ``sd``; NaN with fewer than two units.
+    """Returns the true gain, in the unit of ``sd``, that is detected with probability ``power``; NaN below two units.
 
     ``sd`` is the standard deviation of the units' differences, ``alpha`` the one-sided level.
     """
@@ -205,7 +205,7 @@ def detectable_gain(sd: float, units: int, alpha: float, power: float = POWER) -
 
 
 def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> int:
-    """The fewest units with which a true ``gain`` > 0 is detected with probability ``power``; at least two."""
+    """Returns the fewest units (at least two) that detect a true ``gain`` > 0 with probability ``power``."""
     if not (gain > 0 and math.isfinite(sd)):
         raise ValueError(f"expected a gain above 0 and a finite standard deviation, got {gain} and {sd}")
     units = range(2, _MOST_UNITS)
@@ -265,7 +265,7 @@ def _wilson(shares: np.ndarray) -> tuple[float, float]:
 
 
 def _noncentrality(units: int, alpha: float, power: float) -> float:
-    """The true gain in standard errors."""
+    """Solves for the true gain in standard errors."""
     from scipy.optimize import brentq
     from scipy.stats import nct, t  # Half a second, which `kedro --help` should not pay.
 

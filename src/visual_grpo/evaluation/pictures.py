@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image:
-    """The picture of a sample: an image itself; for a text the picture that a reward draws, else the source image with
+    """Returns a sample as a picture: an image itself; a text as a reward draws it, else the source image with
     the text below."""
     painted = judge.picture(record, sample)
     if painted is not None:
@@ -48,7 +48,7 @@ def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image
 
 
 def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:
-    """Images (PIL, or uint8 [3, height, width]) in rows of ``columns``, each with its caption below.
+    """Arranges images (PIL, or uint8 [3, height, width]) in rows of ``columns``, each with its caption below.
 
     Line breaks in captions are kept; long lines wrap to at most `MAX_LINES` lines, and the rest is cut.
     """
@@ -63,7 +63,7 @@ def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], column
 
 
 def caption(prompt: str, record: str, where: str = "report") -> str:
-    """A prompt; where no font has half of its characters, its record (an id, a file) and where the prompt can be read.
+    """Returns the prompt; where no font has half of its characters, its record (id or file) and where to read it.
 
     Says once which fonts to install.
     """
@@ -76,7 +76,7 @@ def caption(prompt: str, record: str, where: str = "report") -> str:
 
 
 def table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
-    """Pictures in rows and columns, each column as wide and each row as high as its largest."""
+    """Arranges pictures; each column is as wide and each row as high as its largest cell."""
     widths = [max(cell.width for cell in column) for column in zip(*rows, strict=True)]
     heights = [max(cell.height for cell in row) for row in rows]
     canvas = Image.new("RGB", (sum(widths) + GAP * (len(widths) - 1), sum(heights) + LEADING * len(rows)), PAPER)
@@ -102,14 +102,14 @@ def framed(bands: Sequence[Image.Image]) -> Image.Image:
 
 
 def scaled(image: Image.Image | Tensor) -> Image.Image:
-    """The image at the width of a cell."""
+    """Scales an image to the width of a cell."""
     picture = image.convert("RGB") if isinstance(image, Image.Image) else to_pil(image)
     height = max(1, round(picture.height * WIDTH / picture.width))
     return picture.resize((WIDTH, height), Image.Resampling.LANCZOS)
 
 
 def text(shown: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINES) -> Image.Image:
-    """Text as a picture ``width`` pixels wide and as high as its lines."""
+    """Draws text ``width`` pixels wide and as high as its lines."""
     paragraphs = [printable(line, TEXT_SIZE) for line in shown.split("\n")]
     lines = [(line, font) for paragraph, font in paragraphs for line in wrap(paragraph, font, width, most)]
     canvas = Image.new("RGB", (width, LINE_HEIGHT * len(lines)), PAPER)
@@ -120,7 +120,7 @@ def text(shown: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINE
 
 
 def sideways(word: str, height: int) -> Image.Image:
-    """A word rotated to read upwards, centred along ``height``."""
+    """Draws a word that reads upwards, centred along ``height``."""
     _, font = printable(word, TEXT_SIZE)
     line = Image.new("RGB", (height, LINE_HEIGHT), PAPER)
     left = (height - math.ceil(font.getlength(word))) // 2
@@ -161,14 +161,14 @@ def wrap(line: str, font: ImageFont.FreeTypeFont, width: int, most: int = MAX_LI
 
 
 def printable(line: str, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
-    """``line`` and a font of ``size`` pixels for it; characters that the font lacks become `MISSING`."""
+    """Returns ``line`` and a font of ``size`` pixels; characters that the font lacks become `MISSING`."""
     line = " ".join(line.split())
     path = _font_for(frozenset(line))
     return "".join(c if c in _glyphs(path) else MISSING for c in line), ImageFont.truetype(path, size)
 
 
 def data_uri(path: Path, side: int, quality: int = 80) -> str:
-    """The image as WebP of at most ``side`` pixels a side; raises UserError if it cannot be read."""
+    """Encodes a file as WebP of at most ``side`` pixels a side; raises UserError if it cannot be read."""
     small = read_image(path).convert("RGB")
     small.thumbnail((side, side))
     file = io.BytesIO()
@@ -186,7 +186,7 @@ def _say_what_to_install() -> None:
 
 @lru_cache(maxsize=256)
 def _font_for(characters: frozenset[str]) -> Path:
-    """The default font or the first system font, by name, that has all ``characters``, else the most of them."""
+    """Finds the default or the first system font, by name, with all ``characters``, else with the most."""
     if characters <= _glyphs(DEFAULT_FONT):
         return DEFAULT_FONT
     system = sorted(map(Path, font_manager.findSystemFonts()), key=lambda path: path.name)
@@ -195,7 +195,7 @@ def _font_for(characters: frozenset[str]) -> Path:
 
 @lru_cache(maxsize=512)
 def _glyphs(path: Path) -> frozenset[str]:
-    """The characters that a font can draw; none if it cannot be opened or scaled (bitmap emoji fonts)."""
+    """Returns the characters that a font can draw; none if it cannot be opened or scaled (bitmap fonts)."""
     try:
         ImageFont.truetype(path, 16)
         return frozenset(map(chr, FT2Font(str(path)).get_charmap()))

@@ -46,7 +46,7 @@ class Curves:
 
     @property
     def data_uri(self) -> str:
-        """The figure as an SVG image; the same bytes for the same figure."""
+        """Encodes the figure as SVG; the same bytes for the same figure."""
         file = io.BytesIO()
         with mpl.rc_context({"svg.hashsalt": "curves", "svg.fonttype": "none"}):
             self.figure.savefig(file, format="svg", metadata={"Date": None})
@@ -54,7 +54,7 @@ class Curves:
 
 
 def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
-    """The reward and whichever of `METRICS` the history has; ``base`` is the base model's evaluation (step 0)."""
+    """Plots the reward and those `METRICS` that the history has; ``base`` is the base model's evaluation (step 0)."""
     caption = "Mean total. Training samples are drawn as in training; eval prompts at the eval sampler, step 0 = base."
     curves = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
     for metric, (title, caption) in METRICS.items():
@@ -71,7 +71,7 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
 
 
 def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
-    """Mean total that the evaluation in training would have measured before the first step: of the first sample of
+    """Returns the mean total that an evaluation before the first step would have had: of the first sample of
     each of ``prompts`` eval prompts at the eval sampler; None without such samples.
 
     ``baseline`` has the columns of ``scores.parquet``; ``prompts`` None = all of them.
@@ -107,7 +107,7 @@ def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def _reward(history: pd.DataFrame, base: float | None) -> Figure:
-    """The mean reward of each step and, where there are any, the evaluations in training."""
+    """Plots the mean reward of each step and the evaluations in training, if any."""
     figure, axis = _chart()
     _plot_smoothed(axis, history, "reward/total", "training samples (smoothed)", COLOURS["rollout"])
     steps, judged = _points(history, "eval/total") if "eval/total" in history else ([], [])
@@ -138,13 +138,13 @@ def _chart() -> tuple[Figure, Axes]:
 
 
 def _by_module(history: pd.DataFrame, metric: str) -> dict[str, str]:
-    """Module -> the column of its ``metric``."""
+    """Maps modules to the columns of their ``metric``."""
     columns = {name: name.partition("/") for name in history.columns}
     return {module: name for name, (module, _, rest) in columns.items() if rest == metric}
 
 
 def _points(history: pd.DataFrame, column: str) -> tuple[Any, Any]:
-    """Steps and values where there are finite ones."""
+    """Selects the steps with finite values."""
     rows = history[np.isfinite(history[column].astype(float))]
     return rows["step"], rows[column]
 

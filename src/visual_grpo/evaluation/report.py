@@ -68,21 +68,21 @@ def read_history(folder: Path) -> pd.DataFrame:
 
 
 def film(adapters: Path | None) -> list[tuple[int, str]]:
-    """Steps of the training at which pictures were drawn, each with a column of pictures (a data URI)."""
+    """Returns the training steps that have pictures, each with a column of pictures (a data URI)."""
     files = [] if adapters is None else sorted(adapters.glob("film-*.png"))
     chosen = np.unique(np.linspace(0, len(files) - 1, min(FILM_STEPS, len(files))).round().astype(int))
     return [(int(files[i].stem.removeprefix("film-")), pictures.data_uri(files[i], FILM_SIDE)) for i in chosen]
 
 
 def all_pairs(baseline: Path, trained: Path) -> pd.DataFrame:
-    """The rows of `compare.join` with their ``difference`` of totals; NaN where a side could not be scored."""
+    """Returns the rows of `compare.join` with the ``difference`` of totals; NaN where a side is unscored."""
     rows = join(read_scores(baseline), read_scores(trained))
     rows = rows.assign(difference=rows["total_trained"] - rows["total_baseline"])
     return rows.sort_values(["split", "sampler", "id", "index"], ignore_index=True)
 
 
 def choose(rows: pd.DataFrame, split: str, sampler: str, shown: int = SHOWN) -> dict[str, pd.DataFrame]:
-    """Pairs of one split to show, at most one per prompt.
+    """Chooses the pairs of one split to show, at most one per prompt.
 
     ``samples``: of ``sampler``, evenly spaced over the prompts, independent of the result. Of all samplers, so that
     none hides in another: ``gains`` and ``losses``, the largest increases and decreases of the total, and ``unscored``,
@@ -103,7 +103,7 @@ def choose(rows: pd.DataFrame, split: str, sampler: str, shown: int = SHOWN) -> 
 
 
 def pair_sheet(pairs: pd.DataFrame, baseline: Path, trained: Path) -> Image.Image:
-    """Each pair as a column: the prompt, the source image if a pair has one, and both samples with their rewards."""
+    """Draws each pair as a column: prompt, source image (if any), and both samples with their rewards."""
     rows = pairs.to_dict("records")
     several = pairs["sampler"].nunique() > 1
     captions = [pictures.caption(row["prompt"], row["id"]) for row in rows]
@@ -124,14 +124,13 @@ def pair_sheet(pairs: pd.DataFrame, baseline: Path, trained: Path) -> Image.Imag
 
 
 def _base_value(evaluation: Mapping[str, Any], baseline: Path, trained: Path) -> float | None:
-    """The base model's value in training's own evaluation."""
     parameters = flatten(evaluation.get("parameters") or evaluation.get("training", {}).get("parameters") or {})
     scores = retotalled(read_scores(baseline), read_scores(trained).attrs["weights"])
     return plots.base_value(scores, parameters.get("evaluation.prompts"))
 
 
 def _source_row(rows: Sequence[Mapping[Hashable, Any]], baseline: Path) -> list[list[Image.Image]]:
-    """The row of source images, those of a pair side by side; no row if no pair has one."""
+    """Returns the row of source images, those of a pair side by side; no row if no pair has one."""
     cells = []
     for row in rows:
         paths = row.get("source")  # An array, or None.

@@ -46,7 +46,7 @@ def summarise(
     names: tuple[str, str] = NAMES,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The verdict on the total, for held-out prompts and the eval sampler if there are any.
+    """Summarises the total of held-out prompts at the eval sampler, if there are any.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
     ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``. ``fallen`` are the guards that
@@ -78,14 +78,14 @@ def summarise(
 
 
 def verdict(entry: Entry, beside: Iterable[Entry] = ()) -> str:
-    """``better``, ``worse`` or ``not shown``; ``beside`` are the other scores of the same samples."""
+    """Returns ``better``, ``worse`` or ``not shown``; ``beside`` are the other scores of the same samples."""
     if not _excludes_zero(entry) or doubts(entry, beside):
         return "not shown"
     return "better" if entry["ci_low"] > 0 else "worse"
 
 
 def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
-    """Reasons to doubt the difference of ``entry`` although its interval excludes 0.
+    """Lists reasons to doubt the difference of ``entry`` although its interval excludes 0.
 
     Args:
         beside: the other scores of the same samples, of which guards are looked at.
@@ -110,19 +110,19 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
 
 
 def fallen_guards(beside: Iterable[Entry]) -> list[Entry]:
-    """The scores that guard, are not optimised themselves, and whose interval lies below 0."""
+    """Selects guards that are not optimised and whose interval lies below 0."""
     guards = [entry for entry in beside if entry["name"] in GUARDS and not entry["optimised"]]
     return [guard for guard in guards if guard["ci_high"] is not None and guard["ci_high"] < 0]
 
 
 def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
-    """The most important split and sampler: held-out prompts and the eval sampler if available."""
+    """Returns the main split and sampler: held-out prompts and the eval sampler if available."""
     views = dict.fromkeys((entry["split"], entry["sampler"]) for entry in entries)
     return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"))
 
 
 def result(headline: Mapping[str, Any]) -> dict[str, Any]:
-    """Only the numbers of a headline, nested: what is compared between runs. What is undefined is left out."""
+    """Returns the numbers of a headline, nested, to compare runs; undefined ones are left out."""
     blocks = {headline["score"]: headline, "task": headline["task"], "control": headline["control"]}
     numbers = {
         name: {key: block[key] for key in _NUMBERS if block[key] is not None} for name, block in blocks.items() if block
@@ -132,7 +132,7 @@ def result(headline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(headline: Mapping[str, Any]) -> list[str]:
-    """The headline in words: its sentence, then the task's measure, the control, guards that fell and what was
+    """States the headline in words: its sentence, then the task's measure, the control, guards that fell and what was
     unscored, if any."""
     names, unscored = headline["names"], headline["unscored"]
     said = [headline["sentence"], *headline["notes"]]
@@ -152,20 +152,20 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
 
 
 def change(block: Mapping[str, Any]) -> str:
-    """``+0.385 [+0.330, +0.444]``; without the interval where there is none."""
+    """Formats a difference as ``+0.385 [+0.330, +0.444]``, without an undefined interval."""
     low, high, digits = block["ci_low"], block["ci_high"], decimals(block)
     interval = "" if low is None else f" [{low:+z.{digits}f}, {high:+z.{digits}f}]"
     return f"{block['difference']:+z.{digits}f}{interval}"
 
 
 def decimals(block: Mapping[str, Any]) -> int:
-    """Decimals of a score's numbers: 3, and more where one of them would be shown as 0 without being it."""
+    """Returns the decimals to show: 3, or more if a number other than 0 would be shown as 0."""
     sizes = [abs(block[key]) for key in {*_NUMBERS, *_NUMBERS.values()} if block.get(key)]
     return max([3] + [min(-math.floor(math.log10(size)), _MOST_DECIMALS) for size in sizes if size > _NO_SIZE])
 
 
 def extent(entry: Entry) -> str:
-    """``34 held-out prompts``, with the number of independent groups if it is smaller."""
+    """Formats ``34 held-out prompts``, with the number of independent groups if it is smaller."""
     prompts = f"{entry['prompts']} {entry['split'].replace('_', '-')} prompt{'s' * (entry['prompts'] != 1)}"
     return prompts if entry["units"] == entry["prompts"] else f"{prompts} in {entry['units']} groups"
 

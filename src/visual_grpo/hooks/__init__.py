@@ -3,10 +3,9 @@
 Nodes only transform data; everything around them is here.
 """
 
-from visual_grpo.hooks.adapters import AdapterHooks
 from visual_grpo.hooks.ending import EndingHooks, MemoryHooks
 from visual_grpo.hooks.folders import InputHooks, OutputHooks
-from visual_grpo.hooks.parameters import ParameterHooks
+from visual_grpo.hooks.parameters import AdapterHooks, ParameterHooks
 from visual_grpo.hooks.tracking import TrackingHooks
 
 __all__ = [

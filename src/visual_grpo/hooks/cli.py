@@ -28,7 +28,7 @@ _NEXT = re.compile(r",(?=\s*[^\s,=]+\s*=)")
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """The tree of ``--params``. A value is YAML, as for Kedro: in double quotes it is a text.
+    """Returns the tree of ``--params``. A value is YAML, as for Kedro: in double quotes it is a text.
 
     Raises click.UsageError: something has no NAME=, no value, or is no YAML.
     """

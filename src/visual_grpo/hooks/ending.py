@@ -39,7 +39,7 @@ LAST_OUTPUTS = {"starter_report": 0, "records": 1, "baseline": 2, "adapters": 3,
 
 
 class EndingHooks:
-    """Headings that count the steps, and the last lines: where the results are, and what to run next."""
+    """Prints headings that count the steps, and at the end where the results are and what to run next."""
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
@@ -52,7 +52,7 @@ class EndingHooks:
 
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Before MLflow's run is closed, since its name is shown."""
+        """Runs before MLflow's run is closed, since its name is shown."""
         made = pipeline.all_outputs()
         where = {label: _path(catalog, name) for name, label in SHOWN.items() if name in made}
         if "evaluation_report" in made:
@@ -74,7 +74,7 @@ class MemoryHooks:
 
     @hook_impl
     def after_node_run(self) -> None:
-        """Errors that a library catches and keeps have the frames of their callers, and these the model."""
+        """Collects errors that a library keeps: their frames refer to the model."""
         gc.collect()
 
 
@@ -98,7 +98,7 @@ def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) 
 
 
 def _is_on_disk(catalog: CatalogProtocol, name: str) -> bool:
-    """Of own data, `InputHooks` lets the preparation begin with an empty report of the starter, in memory."""
+    """Tells a file from the empty report in memory that `InputHooks` gives a preparation of a user's data."""
     return bool(catalog.exists(name)) and not isinstance(catalog.get(name), MemoryDataset)
 
 

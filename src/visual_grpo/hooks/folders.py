@@ -46,7 +46,7 @@ class OutputHooks:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """After the checks, which only read, and before anything is written."""
+        """Runs after the checks, which only read, and before anything is written."""
         config: Parameters = catalog.load("parameters")
         for file in sorted(set(_locks(config, pipeline.all_outputs(), catalog))):
             files.hold(file)
@@ -64,7 +64,6 @@ class OutputHooks:
 
 
 def _locks(config: Parameters, outputs: set[str], catalog: CatalogProtocol) -> Iterator[Path]:
-    """The files to lock."""
     output = Path(config.output)
     for name in outputs:
         path = _path(catalog, name)
@@ -76,7 +75,7 @@ def _locks(config: Parameters, outputs: set[str], catalog: CatalogProtocol) -> I
 
 
 def _path(catalog: CatalogProtocol, name: str) -> Path | None:
-    """Where a dataset is on disk; None for one in memory."""
+    """Returns where a dataset is on disk; None for one in memory."""
     dataset: Any = catalog.get(name)
     described = dataset._describe() if dataset is not None else {}
     return Path(described["filepath"]) if "filepath" in described else None

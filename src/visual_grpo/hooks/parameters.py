@@ -1,4 +1,4 @@
-"""Parameters: checked before anything else, and typed for the nodes."""
+"""Parameters: checked before anything else, those of an adapter's training where it is judged, typed for the nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from omegaconf import OmegaConf
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.command import Command
+from visual_grpo.config.adapter_folder import LATEST, NONE, parameters_to_judge, read_facts
+from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.defaults import with_output_folders
+from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.schema import validate
 from visual_grpo.operations.preflight.check import resolve_parameters
 from visual_grpo.tracking.extra_loggers import check_packages
+from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.registry import Registry
 
 SAME = "same"
-"""Of the parameter ``resume`` (`resuming.SAME`, which is imported where it is needed: it brings torch)."""
+"""`resuming.SAME`, a value of the parameter ``resume``; that module imports torch."""
 
 
 class ParameterHooks:
@@ -30,9 +34,9 @@ class ParameterHooks:
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         tree = with_output_folders(context.config_loader["parameters"], context.env)
-        given = context.config_loader.runtime_params or {}
-        tree, self._taken = _of_resumed_run(tree, given)
-        tree = _for_all_modules(tree, given)
+        runtime = context.config_loader.runtime_params or {}
+        tree, self._taken = _of_resumed_run(tree, runtime)
+        tree = _for_all_modules(tree, runtime)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
         # Paths of the catalog begin with it.
@@ -70,13 +74,41 @@ class ParameterHooks:
             console.note(f"Parameters of the resumed run, which are others in the configuration: {shown}")
 
 
-def _for_all_modules(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+class AdapterHooks:
+    """Evaluates an adapter with the parameters that it was trained with."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        self._runtime = context.config_loader.runtime_params or {}
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Replaces the catalog's parameters, where no adapter is trained and one is judged or named."""
+        present: Parameters = catalog.load("parameters")
+        makes = pipeline.all_outputs()
+        if "adapters" in makes and present.adapter != LATEST:
+            raise UserError(
+                f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
+                f" it without training: {rerun_command('evaluate')}"
+            )
+        if "adapters" in makes and present.train.start == CHAMPION:
+            put_parameters(_from_the_champion(present), catalog)
+        folder = None if "adapters" in makes else _deciding_adapters(present, makes)
+        if folder is not None:
+            trained = read_facts(folder)["parameters"]
+            tree = parameters_to_judge(present.model_dump(mode="json"), trained, self._runtime)
+            put_parameters(validate(tree), catalog)
+
+
+def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str, Any]:
     """Lets ``grpo.NAME`` of --params replace what a configuration sets for single modules."""
-    shared, own, modules = given.get("grpo"), given.get("modules", {}), tree.get("modules")
-    if not isinstance(shared, dict) or not isinstance(own, dict) or not isinstance(modules, dict):
+    shared, of_modules, modules = runtime.get("grpo"), runtime.get("modules", {}), tree.get("modules")
+    if not isinstance(shared, dict) or not isinstance(of_modules, dict) or not isinstance(modules, dict):
         return tree
     kept = {
-        module: {name: value for name, value in settings.items() if name not in shared or name in own.get(module, {})}
+        module: {
+            name: value for name, value in settings.items() if name not in shared or name in of_modules.get(module, {})
+        }
         if isinstance(settings, dict)
         else settings
         for module, settings in modules.items()
@@ -85,7 +117,7 @@ def _for_all_modules(tree: dict[str, Any], given: dict[str, Any]) -> dict[str, A
 
 
 def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
-    """What ``resume=same`` comes to: ``auto`` where the newest checkpoint is of this very training, else ``never``."""
+    """Resolves ``resume=same``: ``auto`` if the newest checkpoint is of this very training, else ``never``."""
     from visual_grpo.operations.training_inputs import identity
     from visual_grpo.training import resuming
     from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
@@ -102,8 +134,8 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})
 
 
-def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters of the run that ``resume`` names, with those that ``--params`` gives, and which of them differ.
+def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the parameters of the run that ``resume`` names with those of ``--params``, and which of them differ.
 
     Without such a run it is ``tree`` itself, and none differs.
     """
@@ -118,15 +150,15 @@ def _of_resumed_run(tree: dict[str, Any], given: dict[str, Any]) -> tuple[dict[s
     run = resuming.origin(resume, Path(checkpoints))
     if run is None:
         return tree, {}
-    used = resuming.parameters_of_run(run, given) | {"resume": resume}
-    if resume == resuming.AUTO or "output" in given:  # The folder may have been moved since.
+    used = resuming.parameters_of_run(run, runtime) | {"resume": resume}
+    if resume == resuming.AUTO or "output" in runtime:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}
     return used, resuming.inherited_parameters(run, tree, used)
 
 
 def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:
-    """Into the entries ``parameters`` and ``params:...`` of the catalog."""
+    """Saves parameters as ``parameters`` and ``params:...`` of the catalog."""
     for name, value in parameter_entries(parameters).items():
         if name in catalog:
             catalog.save(name, value)
@@ -135,7 +167,7 @@ def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:
 
 
 def parameter_entries(config: Parameters) -> dict[str, Any]:
-    """``parameters`` with the whole tree and ``params:<section>`` with each section, typed.
+    """Returns ``parameters`` with the whole tree and ``params:<section>`` with each section, typed.
 
     A node takes the sections that it reads. One that builds the model or a scorer takes the whole tree, since these
     depend on values of several sections.
@@ -143,3 +175,35 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
     sections = {f"params:{name}": getattr(config, name) for name in Parameters.model_fields}
     # Kedro's datasets hold no None: `reward` is read from the whole tree.
     return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}
+
+
+def _from_the_champion(present: Parameters) -> Parameters:
+    """Replaces ``champion`` by its present version, so that the run says which one it started from.
+
+    Raises:
+        UserError: there is none, or MLflow does not answer.
+    """
+    registry = Registry.of(present)
+    champion = registry.champion()
+    if champion is None:
+        raise UserError(
+            f"train.start is {CHAMPION}, but there is no {registry.name}@{registry.alias} yet: nothing was promoted."
+            " Start from the base model: train.start=base"
+        )
+    return present.model_copy(update={"train": present.train.model_copy(update={"start": champion.uri})})
+
+
+def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:
+    """Returns the adapters whose training decides the parameters; None if the present ones count."""
+    if "promotion" in makes:
+        named = present.promotion.candidate
+    elif "comparison" in makes:
+        named = present.compare.second if present.compare.second != NONE else present.compare.first
+    elif {"trained", "generated"} & makes or ("baseline" in makes and present.adapter != LATEST):
+        named = present.adapter
+    else:
+        return None
+    latest = Path(present.adapters_folder)
+    if named == NONE or (named == LATEST and not latest.is_dir()):
+        return None
+    return find_adapters(named, latest)

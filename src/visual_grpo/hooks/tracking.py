@@ -43,7 +43,7 @@ _MOST_CHANGES = 3
 
 
 class TrackingHooks:
-    """The MLflow run of a command, with a name, lineage tags and parameters.
+    """Starts the MLflow run of a command, with a name, lineage tags and parameters.
 
     A resumed training goes on in its own run, and so does the evaluation of an adapter. MLflow's own variables
     MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID and MLFLOW_RUN_NAME say where and as what.
@@ -84,7 +84,7 @@ class TrackingHooks:
         return tracker
 
     def _earlier_run(self, config: Parameters, pipeline: Pipeline) -> str | None:
-        """The MLflow run that this command continues."""
+        """Returns the MLflow run that this command continues."""
         if _judges_only(pipeline):
             run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
             return None if run_id is None else str(run_id)
@@ -92,7 +92,7 @@ class TrackingHooks:
         return None if origin is None else origin.mlflow_run_id
 
     def _origin(self, config: Parameters, pipeline: Pipeline) -> Origin | None:
-        """The training that this command resumes; only a training goes on in its run."""
+        """Returns the training that this command resumes; only a training continues its run."""
         from visual_grpo.training import resuming
 
         if not _trains(pipeline):
@@ -132,7 +132,7 @@ def run_name(
     environment: str | None,
     changed: Mapping[str, Any],
 ) -> str:
-    """For example ``ar+dit grpo lr7e-4+6e-4 80 steps seed 0``, or ``baseline seed 0`` for a run that trains nothing.
+    """Names a run: ``ar+dit grpo lr7e-4+6e-4 80 steps seed 0``, or ``baseline seed 0`` without a training.
 
     Args:
         modules: those that are trained, each with its learning rate; () = none.

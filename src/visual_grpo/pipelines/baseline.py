@@ -27,9 +27,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def draw_baseline(
     parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline_draft: Path
 ) -> Path:
-    """The folder with pictures and scores of the policy without an adapter, also at each control's settings.
+    """Draws and scores the policy without an adapter, also at each control's settings.
 
-    The one that is there is kept where it is what would be drawn.
+    An existing baseline is kept if the same one would be drawn.
     """
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(parameters, starter_report["model"])
@@ -48,7 +48,7 @@ def draw_baseline(
 
 
 def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that a baseline depends on, as JSON: the conditions under which two results pair, what changes
+    """Returns what a baseline depends on, as JSON: the conditions under which two results pair, what changes
     rounding, weights of rewards, and code."""
     known = starter_report["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
     made = {
@@ -81,5 +81,5 @@ def _why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
 
 
 def _digest(folder: Path) -> str:
-    """The digest of every file but the stamp."""
+    """Returns the digest of every file but the stamp."""
     return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / STAMP))

@@ -18,7 +18,7 @@ from visual_grpo.operations.candidates import differences, draw_model, find_mode
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable, comparison_draft: Path) -> Path:
-    """The folder with both sides' samples and the report; the parameters are those of the second's training."""
+    """Draws both models and reports the differences, with the parameters of the second's training."""
     first, second = (find_model(named, parameters) for named in (parameters.compare.first, parameters.compare.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")

@@ -14,7 +14,7 @@ from visual_grpo.data.table import SEALED, RecordTable
 
 
 def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_draft: Path) -> Path:
-    """The manifest of the records at ``data.path``, with their prepared images beside it.
+    """Writes the manifest of the records at ``data.path``, with their prepared images beside it.
 
     ``starter_report`` only says that the default dataset has been drawn.
     """
@@ -26,7 +26,7 @@ def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_dr
 
 
 def report_records(records: RecordTable) -> dict[str, Any]:
-    """The data report that was written with the records, shown and returned."""
+    """Prints and returns the data report that was written with the records."""
     report = {**records.report, "digest": records.digest}
     rejected = report["rejected"]
     console.summary(
@@ -43,7 +43,7 @@ def report_records(records: RecordTable) -> dict[str, Any]:
 
 
 def _shown(splits: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
-    """Without the sealed split where nothing is sealed, as by default."""
+    """Leaves out the sealed split if nothing is sealed, as by default."""
     return {split: counts for split, counts in splits.items() if split != SEALED or counts["records"]}
 
 

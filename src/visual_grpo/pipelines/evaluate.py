@@ -19,7 +19,7 @@ from visual_grpo.training.evaluation_samples import conditions, draw_samples
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
-    """The folder of the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
+    """Returns the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
     folder = find_adapters(parameters.adapter, adapters)
     report.read_history(folder)  # The report needs it, hours from now.
     return folder
@@ -33,7 +33,7 @@ def draw_trained(
     adapters: Path,
     trained_draft: Path,
 ) -> Path:
-    """The folder with the trained policy's samples; refuses a baseline that would not pair."""
+    """Draws the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(parameters, starter_report["model"])
     facts = conditions(parameters, spec, starter_report, records)
@@ -47,8 +47,7 @@ def draw_trained(
 def compare_with_baseline(
     settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The evaluation (paired differences of every score, the headline, what they were measured on), and only the
-    headline's numbers."""
+    """Returns the evaluation (paired differences of every score, headline, conditions) and the headline's numbers."""
     before, after = read_scores(baseline), read_scores(trained)
     samples, seed = settings.bootstrap_samples, settings.seed
     entries = compare.compare(before, after, bootstrap_samples=samples, seed=seed)
@@ -78,7 +77,7 @@ def write_report(
     adapters: Path,
     evaluation_report_draft: Path,
 ) -> Path:
-    """The folder with the report."""
+    """Writes the report."""
     report.write_report(evaluation_report_draft, evaluation, baseline, trained, report.read_history(adapters), adapters)
     return evaluation_report_draft
 
@@ -105,7 +104,7 @@ def show_verdict(headline: dict[str, Any], entries: list[dict[str, Any]]) -> Non
 
 
 def _shown(path: Path) -> str:
-    """Relative to the project where it is inside: a result should not depend on where it was made."""
+    """Shortens a path inside the project: a result should not depend on where it was made."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 

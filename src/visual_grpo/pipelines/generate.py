@@ -23,7 +23,7 @@ _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 
 
 def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
-    """The folder with a picture of each sample, a list of them, and a contact sheet."""
+    """Writes a picture of each sample, a list of them, and a contact sheet."""
     settings = parameters.generate
     with _prompts(parameters) as records:
         adapters = adapters_of(parameters)

@@ -76,7 +76,7 @@ def show(check: Mapping[str, Any]) -> None:
 
 
 def rows_of(case: Mapping[str, Any]) -> list[list[Any]]:
-    """Phase, measured and planned seconds, measured and planned peak in GB; the whole step last."""
+    """Returns rows of phase, measured and planned seconds, measured and planned peak in GB; the whole step last."""
     planned = {row["phase"]: row for row in case["plan"].get("step", ())}
     rows: list[list[Any]] = []
     for name, measured in case["phases"].items():
@@ -88,7 +88,7 @@ def rows_of(case: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def facts_of(case: Mapping[str, Any]) -> dict[str, float | str]:
-    """Weights, speed, host waits, and the metrics of the first step."""
+    """Returns weights, speed, host waits, and the metrics of the first step."""
     planned = sum(row["host_waits"] for row in case["plan"].get("step", ()))
     facts = {
         "weights": f"{case['source']}, loaded in {case['loading_seconds']:.0f} s",

@@ -44,7 +44,7 @@ DOT = 5
 def label_records(
     seed: int, data: DataConfig, rewards: dict[str, RewardConfig], records: RecordTable, negative_labels_draft: Path
 ) -> Path:
-    """The folder with ``labels.jsonl`` (id, kind, points: a line for each record and kind) and ``labels.png``, made
+    """Writes ``labels.jsonl`` (id, kind, points: a line for each record and kind) and ``labels.png``, made
     with the segmenter of the reward ``negative_points``."""
     if data.task != "segmentation":
         raise UserError(
@@ -85,7 +85,7 @@ class Labelled:
 
 
 def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelled:
-    """One record's negative labels; they depend on seed and record only, not on other records."""
+    """Labels one record; the labels depend on seed and record only, not on other records."""
     assert record.target_image is not None, "records of data.task segmentation have a mask"
     image = to_tensor(read_image(record.source_images[0]))
     truth = read_mask(record.target_image)
@@ -105,7 +105,7 @@ def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelle
 
 
 def draw(labelled: Sequence[Labelled]) -> Image.Image:
-    """A row for each record: the true points and box, then the points of each kind; the true mask is outlined."""
+    """Draws a row for each record: the true points and box, then the points of each kind; the true mask is outlined."""
     pictures, captions = [], []
     for one in labelled:
         pictures.append(_picture(one, one.prompt.positives, BETTER, one.prompt.box))
@@ -116,7 +116,7 @@ def draw(labelled: Sequence[Labelled]) -> Image.Image:
 
 
 def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | None = None) -> Image.Image:
-    """The image with outline and points, scaled without smoothing so that single pixels are visible."""
+    """Draws outline and points on the image, scaled without smoothing so that single pixels are visible."""
     height, width = one.truth.shape
     factor = WIDTH / width
     size = (WIDTH, max(1, round(height * factor)))

@@ -28,7 +28,7 @@ from visual_grpo.tracking.registry import Registry
 
 
 def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder with every side's samples and the report, and the gate's decision.
+    """Draws all models and returns their folder with the report, and the gate's decision.
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
     """

@@ -47,7 +47,7 @@ _COLUMNS = {
 def report_rewards(
     parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, reward_report_draft: Path
 ) -> Path:
-    """The folder with tables of the rewards and of the samples, and a picture of what each reward likes."""
+    """Writes tables of the rewards and of the samples, and a picture of what each reward prefers."""
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(parameters, starter_report["model"])
     scorer = components.build_scorer(parameters, spec.modules)
@@ -85,7 +85,7 @@ def report_rewards(
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Groups of samples, and what the rewards say of them."""
+    """Groups of samples with their scores."""
 
     records: Sequence[PromptRecord]
     """[B], the samples of a prompt as neighbours, equally many of each."""
@@ -113,7 +113,7 @@ class Scored:
 
 
 def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scored:
-    """Every reward by itself, and then all again, to see whether they say the same."""
+    """Scores with each reward alone, and then with all again, to see whether they repeat."""
     outputs, seconds = {}, {}
     with console.progress("Scoring", 2 * len(scorer.functions)) as bar:
         for name, function in scorer.functions.items():
@@ -127,7 +127,7 @@ def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Seque
 
 
 def measured(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
-    """A row for each reward, and one for the total.
+    """Returns a row for each reward, and one for the total.
 
     Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
     (what a training learns from); ``between prompts``, that of the groups' means; ``share of the advantages``
@@ -162,7 +162,7 @@ def measured(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
 
 
 def correlations(scored: Scored) -> pd.DataFrame:
-    """Pearson's correlation of the rewards' differences from their group's mean, [rewards, rewards]; NaN = no variance.
+    """Returns Pearson's correlation [rewards, rewards] of differences from the group's mean; NaN = no variance.
 
     Between prompts rewards agree because some prompts are easy; a training learns from differences within groups.
     """
@@ -176,7 +176,7 @@ def within_groups(scored: Scored) -> pd.DataFrame:
 
 
 def rows_of(scored: Scored) -> pd.DataFrame:
-    """A row for each sample: id, prompt, index within its group, total, each reward and its parts."""
+    """Returns a row for each sample: id, prompt, index within its group, total, each reward and its parts."""
     rows = pd.DataFrame(
         {
             "id": scored.ids,
@@ -189,7 +189,7 @@ def rows_of(scored: Scored) -> pd.DataFrame:
 
 
 def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> list[str]:
-    """Sentences on what to change before a training."""
+    """Returns sentences on what to change before a training."""
     rows = {row["reward"]: row for row in table.to_dict("records")}
     told = [sentence for row in rows.values() for sentence in _of_a_reward(row, config.combine)]
     weighted = [name for name, row in rows.items() if row["weight"] and not math.isnan(row["weight"])]
@@ -220,7 +220,7 @@ def _of_a_reward(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
 
 
 def _sheet(scored: Scored, scorer: RewardSet) -> Image:
-    """A row for each reward: the samples that are furthest above, and below, the mean of their group."""
+    """Draws a row for each reward: the samples that are furthest above, and below, the mean of their group."""
     pictures, captions = [], []
     for name, away in within_groups(scored).fillna(0.0).items():
         order = away.sort_values(ascending=False, kind="stable").index

@@ -26,7 +26,7 @@ _BATCH = 32
 
 
 def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
-    """The folder with a table of every picture's scores and a sheet of the pictures, best first."""
+    """Writes a table of every picture's scores and a sheet of the pictures, best first."""
     if parameters.score.path is None:
         raise UserError(
             "score needs a folder of pictures with prompts (a .txt file beside each, or a metadata.jsonl with file_name"
@@ -53,7 +53,7 @@ def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
 
 
 def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]]:
-    """A row of cells for each reward, and one for the total.
+    """Returns a row of cells for each reward, and one for the total.
 
     The share is that of the total's variance which a reward contributes, its weighted covariance with the total: a
     reward with a small one is drowned by the others, whatever its weight.
@@ -70,7 +70,7 @@ def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]
 
 
 def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
-    """A row per picture: file, prompt, total, each reward and its parts."""
+    """Returns a row per picture: file, prompt, total, each reward and its parts."""
     # The picture is what is judged, so it cannot be what it is compared with.
     judged = [replace(record, target_image=None) for record in records]
     try:

@@ -14,7 +14,7 @@ from visual_grpo.starter.build import build_starter, draw_world
 
 
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:
-    """The dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
+    """Returns the dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
 
     ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files.
 

@@ -150,7 +150,7 @@ def find_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list
 
 
 def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
-    """Two samples of one training prompt each; only those that were not drawn before are drawn."""
+    """Draws two samples of a training prompt for each pair that was not drawn before."""
     named = parameters.model_copy(update={"adapter": parameters.vote.adapter})
     adapters = adapters_of(named)
     model_path = model_of(named, adapters)
@@ -191,7 +191,7 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
 
 
 def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]) -> dict[str, tuple[Request, Request]]:
-    """Id of each pair -> its two samples."""
+    """Maps the id of each pair to its two requests."""
     seed = parameters.vote.seed
     prompts = distinct_prompts(records.split("train"), None)
     if not prompts:
@@ -220,7 +220,7 @@ def _drawn_before(file: Path) -> dict[str, Pair]:
 
 
 def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
-    """Samples of held-out prompts with the same seed, the base model's first."""
+    """Pairs samples of held-out prompts with the same seed, the base model's first."""
     folders = [Path(parameters.output) / "07_model_output" / name for name in ("baseline", "trained")]
     for folder, maker in zip(folders, ("baseline", "evaluate"), strict=True):
         if not (folder / SCORES).is_file():
@@ -255,7 +255,7 @@ def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
 
 
 def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
-    """Pictures of one prompt, two by two: the first with the second, the third with the fourth, and so on."""
+    """Pairs pictures of one prompt: the first with the second, the third with the fourth, and so on."""
     folder = Path(parameters.vote.source)
     prompts: dict[str, list[str]] = {}
     try:
