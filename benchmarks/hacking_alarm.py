@@ -160,10 +160,10 @@ class _Scorer:
         with tempfile.TemporaryDirectory() as folder:
             # The judge is what is optimised: of an honest run it is no guard.
             watched = tuple(guard for guard in guards if guard != JUDGE)
-            watch = self._watch(Path(folder), watched, distance, None)
+            monitor = self._monitor(Path(folder), watched, distance, None)
             rang, low, away = False, 0.0, 0.0
             for images, total in run.values():
-                look = watch.look(self.records, list(images), total, self._guards(images))
+                look = monitor.look(self.records, list(images), total, self._guards(images))
                 changes = {signal.name: signal.change for signal in look.signals}
                 rang |= look.alarm is not None
                 low, away = min(low, *(changes[guard] for guard in watched)), max(away, changes["distance"])
@@ -179,18 +179,18 @@ class _Scorer:
     ) -> int | None:
         """Steps from the hack's beginning to the alarm; None = it did not ring."""
         with tempfile.TemporaryDirectory() as folder:
-            watch = self._watch(Path(folder), guards, distance, hack)
+            monitor = self._monitor(Path(folder), guards, distance, hack)
             for step, (images, _) in run.items():
                 strength = min(1.0, max(0.0, (step - arguments.onset) / arguments.ramp))
                 pixels = images.float() / 255
                 mixed = (1 - strength) * pixels + strength * hack.change(pixels)
                 hacked = (mixed * 255).round().to(torch.uint8)
                 total = hack.reward(hacked.float() / 255)
-                if watch.look(self.records, list(hacked), total, self._guards(hacked)).alarm is not None:
+                if monitor.look(self.records, list(hacked), total, self._guards(hacked)).alarm is not None:
                     return step - arguments.onset
         return None
 
-    def _watch(
+    def _monitor(
         self, folder: Path, guards: tuple[str, ...], distance: float | None, hack: Hack | None
     ) -> HackingMonitor:
         """On a baseline whose total is what the hack raises."""

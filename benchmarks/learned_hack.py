@@ -74,7 +74,7 @@ def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
     )
     before = run.evaluate()
     looks = config.grpo.steps // (config.evaluation.every or config.grpo.steps)
-    run.watch = HackingMonitor(_baseline(before, scorer.weights, folder / "baseline"), config.alarm, looks)
+    run.monitor = HackingMonitor(_baseline(before, scorer.weights, folder / "baseline"), config.alarm, looks)
     had: dict[int, dict[str, Tensor]] = {}
 
     def on_step(metrics: Any, row: Any) -> None:

@@ -38,10 +38,10 @@ def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
     return folder
 
 
-def look(watch: HackingMonitor, guard: Any = BASE, total: Any = 2.0, pixel: int = 100) -> InterimAnalysis:
+def look(monitor: HackingMonitor, guard: Any = BASE, total: Any = 2.0, pixel: int = 100) -> InterimAnalysis:
     images = [torch.full((3, 32, 64), pixel, dtype=torch.uint8)] * COUNT
     totals = torch.as_tensor(np.broadcast_to(total, COUNT).copy(), dtype=torch.float32)
-    return watch.look(RECORDS, images, totals, {"guard": torch.as_tensor(np.asarray(guard), dtype=torch.float32)})
+    return monitor.look(RECORDS, images, totals, {"guard": torch.as_tensor(np.asarray(guard), dtype=torch.float32)})
 
 
 def signal(found: InterimAnalysis, name: str) -> Signal:
@@ -52,9 +52,9 @@ def signal(found: InterimAnalysis, name: str) -> Signal:
 def test_the_bounds_are_of_the_paired_changes_at_the_level_of_all_looks_and_signals(
     tmp_path: Path, max_distance: float | None, signals: int
 ) -> None:
-    watch = HackingMonitor(baseline(tmp_path), AlarmConfig(error=0.06, max_distance=max_distance), looks=4)
+    monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(error=0.06, max_distance=max_distance), looks=4)
     now = BASE * 0.7 + 0.02 * np.sin(np.arange(COUNT))
-    guard = signal(look(watch, guard=now), "guard")
+    guard = signal(look(monitor, guard=now), "guard")
     change = now - BASE
     half = stats.t.ppf(1 - 0.06 / (4 * signals), COUNT - 1) * change.std(ddof=1) / COUNT**0.5
     expected = [value / BASE.mean() for value in (change.mean(), change.mean() - half, change.mean() + half)]
@@ -86,14 +86,14 @@ def test_a_fall_that_chance_explains_is_no_alarm(tmp_path: Path) -> None:
 
 
 def test_samples_that_can_no_longer_be_scored_are_an_alarm_without_a_rise(tmp_path: Path) -> None:
-    watch = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4)
+    monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4)
     total = np.where(np.arange(COUNT) < 14, np.nan, 1.0)
-    found = look(watch, total=total)
+    found = look(monitor, total=total)
     assert not found.has_risen
     assert found.alarm is not None
     assert found.alarm.startswith("58% more of the samples cannot be scored (at least ")
-    assert look(watch, total=np.where(np.arange(COUNT) < 2, np.nan, 1.0)).alarm is None
-    assert look(HackingMonitor(watch.folder, AlarmConfig(max_unscored_rise=0.5), looks=4), total=total).alarm is None
+    assert look(monitor, total=np.where(np.arange(COUNT) < 2, np.nan, 1.0)).alarm is None
+    assert look(HackingMonitor(monitor.folder, AlarmConfig(max_unscored_rise=0.5), looks=4), total=total).alarm is None
 
 
 def test_the_distance_is_that_of_the_pictures(tmp_path: Path) -> None:
@@ -107,14 +107,14 @@ def test_the_distance_is_that_of_the_pictures(tmp_path: Path) -> None:
 
 
 def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(tmp_path: Path) -> None:
-    watch = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=1)
+    monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=1)
     records = [*RECORDS[:5], PromptRecord(id="new", prompt="new")]
     texts = [TextSample(text="", finished=True, frame=(8, 8))] * 6
-    found = watch.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
+    found = monitor.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
     assert {own.name for own in found.signals} == {"guard", UNSCORED}
     assert found.rise == 1.0
-    assert watch.files(records)[4:] == [tmp_path / "eval/p04.png", None]
-    nothing = watch.look(records[5:], texts[5:], torch.ones(1), {"guard": torch.ones(1)})
+    assert monitor.files(records)[4:] == [tmp_path / "eval/p04.png", None]
+    nothing = monitor.look(records[5:], texts[5:], torch.ones(1), {"guard": torch.ones(1)})
     assert nothing.alarm is None
     assert nothing.metrics() == {}, "a metric is a number"
 
@@ -131,14 +131,14 @@ def test_the_metrics_have_every_signal_with_its_bounds(tmp_path: Path) -> None:
 def test_a_guard_at_its_limit_raises_a_false_alarm_no_more_often_than_promised(tmp_path: Path) -> None:
     """400 trainings of three looks, in which the guard's true fall is the limit itself: the worst honest case."""
     error, looks, runs = 0.2, 3, 400
-    watch = HackingMonitor(baseline(tmp_path, guard=np.full(COUNT, 1.0)), AlarmConfig(error=error), looks=looks)
+    monitor = HackingMonitor(baseline(tmp_path, guard=np.full(COUNT, 1.0)), AlarmConfig(error=error), looks=looks)
     generator = np.random.default_rng(1)
     texts = [TextSample(text="", finished=True, frame=(8, 8))] * COUNT
     alarms = 0
     for _ in range(runs):
         now = 0.75 + generator.normal(0, 0.3, (looks, COUNT))
         alarms += any(
-            watch.look(RECORDS, texts, torch.full((COUNT,), 2.0), {"guard": torch.tensor(row)}).alarm for row in now
+            monitor.look(RECORDS, texts, torch.full((COUNT,), 2.0), {"guard": torch.tensor(row)}).alarm for row in now
         )
     # Of the two signals, only the guard can exceed its limit here: half of the error, but for the looks' overlap.
     assert 0.06 < alarms / runs < 0.13

@@ -249,7 +249,7 @@ def watched_run(
     run = token_run(
         tmp_path, TokenModel(), scorer or Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume
     )
-    run.watch = HackingMonitor(tmp_path / "baseline", run.config.alarm, looks=STEPS)
+    run.monitor = HackingMonitor(tmp_path / "baseline", run.config.alarm, looks=STEPS)
     return run
 
 

@@ -23,7 +23,7 @@ _EXTENT = ("images_per_prompt", "max_prompts")
 
 
 @dataclass(frozen=True)
-class Sides:
+class TableNames:
     """Names the two tables in messages, and the remedy if they do not pair; "" = draw the baseline again."""
 
     baseline: str = "baseline"
@@ -31,7 +31,7 @@ class Sides:
     remedy: str = ""
 
 
-SIDES = Sides()
+TABLES = TableNames()
 
 
 def compare(
@@ -70,25 +70,25 @@ def controls_of(scores: pd.DataFrame) -> list[str]:
     return list(scores.attrs.get("facts", {}).get("controls", {}))
 
 
-def join(baseline: pd.DataFrame, trained: pd.DataFrame, sides: Sides = SIDES) -> pd.DataFrame:
+def join(baseline: pd.DataFrame, trained: pd.DataFrame, names: TableNames = TABLES) -> pd.DataFrame:
     """Returns a row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder, optional)
     and every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
     The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
     was trained, and one baseline is used for every module. The baseline's controls are left out, and the samples that
-    it has beyond those that were asked of the trained policy. Raises ``UserError``, in the words of ``sides``, unless
+    it has beyond those that were asked of the trained policy. Raises ``UserError``, in the words of ``names``, unless
     both tables contain exactly the same samples and scores.
     """
     baseline = asked_for(baseline[~baseline["sampler"].isin(controls_of(baseline))], trained)
     weights, relative = trained.attrs["weights"], rankings(trained)
     weights = {name: 0.0 if name in relative else weight for name, weight in weights.items()}
-    baseline = retotalled(baseline, weights, sides)
-    trained = retotalled(trained, weights, sides) if relative else trained
-    _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)), sides)
+    baseline = retotalled(baseline, weights, names)
+    trained = retotalled(trained, weights, names) if relative else trained
+    _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)), names)
     for column in KEY:
-        _check_same(f"values of {column}", set(baseline[column]), set(trained[column]), sides)
+        _check_same(f"values of {column}", set(baseline[column]), set(trained[column]), names)
     keys = [list(frame[KEY].itertuples(index=False, name=None)) for frame in (baseline, trained)]
-    _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]), sides)
+    _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]), names)
     return baseline.merge(
         trained.drop(columns=["prompt", "unit", "source"], errors="ignore"),
         on=KEY,
@@ -97,11 +97,11 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame, sides: Sides = SIDES) ->
     )
 
 
-def retotalled(scores: pd.DataFrame, weights: Mapping[str, float], sides: Sides = SIDES) -> pd.DataFrame:
+def retotalled(scores: pd.DataFrame, weights: Mapping[str, float], names: TableNames = TABLES) -> pd.DataFrame:
     """Recomputes the total with these weights; NaN where a weighted reward is unscored."""
     used = {name: weight for name, weight in weights.items() if weight}
     asked = {f"reward/{name}" for name in used}
-    _check_same("weighted rewards", asked & set(scores), asked, sides)
+    _check_same("weighted rewards", asked & set(scores), asked, names)
     return scores.assign(total=weighted_total({name: scores[f"reward/{name}"] for name in used}, used))
 
 
@@ -168,15 +168,15 @@ def independent(rows: pd.DataFrame) -> list[str]:
     return list(rows["id"].groupby(units).transform("min"))
 
 
-def _check_same(what: str, before: set[Any], after: set[Any], sides: Sides) -> None:
+def _check_same(what: str, before: set[Any], after: set[Any], names: TableNames) -> None:
     if before != after:
         only = [
             f"{len(extra)} only in the {side} ({', '.join(map(repr, sorted(extra)[:3]))})"
-            for side, extra in ((sides.baseline, before - after), (sides.trained, after - before))
+            for side, extra in ((names.baseline, before - after), (names.trained, after - before))
             if extra
         ]
-        differ = f"{sides.baseline} and {sides.trained} differ in their {what}: {'; '.join(only)}"
-        raise UserError(f"{differ}. {sides.remedy or draw_again()}")
+        differ = f"{names.baseline} and {names.trained} differ in their {what}: {'; '.join(only)}"
+        raise UserError(f"{differ}. {names.remedy or draw_again()}")
 
 
 def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:

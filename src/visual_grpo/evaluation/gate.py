@@ -21,7 +21,7 @@ from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
 from visual_grpo.data.table import FEW_PROMPTS
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, Sides, independent, join
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, TableNames, independent, join
 from visual_grpo.evaluation.paired import POWER, PairedDifference, detectable_gain, paired_difference
 from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 
@@ -159,7 +159,7 @@ def decide(
     conditions: list[Condition] = []
     gains, units = {}, []
     for name, table in references.items():
-        pairs = join(table, candidate, Sides(f"scores of {name}", "scores of the candidate", together))
+        pairs = join(table, candidate, TableNames(f"scores of {name}", "scores of the candidate", together))
         conditions += _conditions(name, pairs, guards, rule, groups or {})
         differences = (pairs["total_trained"] - pairs["total_baseline"]).astype("float64")
         of_units = differences.groupby(independent(pairs)).mean().dropna()

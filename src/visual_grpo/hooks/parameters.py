@@ -102,12 +102,12 @@ class AdapterHooks:
 
 def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str, Any]:
     """Lets ``grpo.NAME`` of --params replace what a configuration sets for single modules."""
-    shared, of_modules, modules = runtime.get("grpo"), runtime.get("modules", {}), tree.get("modules")
-    if not isinstance(shared, dict) or not isinstance(of_modules, dict) or not isinstance(modules, dict):
+    shared, per_module, modules = runtime.get("grpo"), runtime.get("modules", {}), tree.get("modules")
+    if not isinstance(shared, dict) or not isinstance(per_module, dict) or not isinstance(modules, dict):
         return tree
     kept = {
         module: {
-            name: value for name, value in settings.items() if name not in shared or name in of_modules.get(module, {})
+            name: value for name, value in settings.items() if name not in shared or name in per_module.get(module, {})
         }
         if isinstance(settings, dict)
         else settings

@@ -105,8 +105,8 @@ class TrainingReport:
 
     def _before_and_after(self, shown: Shown) -> Image:
         """The base model's pictures of the first eval prompts, and what they have become."""
-        assert self.run.watch is not None
-        files = self.run.watch.files(shown.records)
+        assert self.run.monitor is not None
+        files = self.run.monitor.files(shown.records)
         pairs = [(row, file) for row, file in enumerate(files) if file is not None][:_MOST_PICTURES]
         before = [read_image(file) for _, file in pairs]
         after = [of_sample(shown.records[row], shown.samples[row], self.judge) for row, _ in pairs]

@@ -63,9 +63,9 @@ def train(
         "lineage": training_lineage(parameters, starter_report, project, start),
     }
     every = parameters.evaluation.every or parameters.grpo.steps
-    watch = HackingMonitor(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))
+    monitor = HackingMonitor(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))
     with launch.ranks(parameters, train_on_rank, model=model, start=start, arguments=arguments):
-        run = _build(parameters, model, start, scorer, watch=watch, **arguments)
+        run = _build(parameters, model, start, scorer, monitor=monitor, **arguments)
         if parameters.distributed.processes > 1:
             console.note(f"{parameters.distributed.processes} processes train together.")
         changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.

@@ -78,7 +78,7 @@ class TrainingRun:
         held_out: Sequence[PromptRecord] = (),
         identity: dict[str, str],
         run_id: str | None,
-        watch: HackingMonitor | None = None,
+        monitor: HackingMonitor | None = None,
         advice: Mapping[str, str] = MappingProxyType({}),
         lineage: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -86,7 +86,7 @@ class TrainingRun:
         Args:
             held_out: prompts for the report's film; no reward sees them, and they decide nothing.
             identity: what the run depends on beside the parameters: model and data digests.
-            watch: compares the evaluations with the base model's samples.
+            monitor: compares the evaluations with the base model's samples.
             advice: module -> what to change where the signal check finds nothing to learn for it.
             lineage: where the run comes from (command, commit, versions), for ``training.json`` and checkpoints.
         """
@@ -94,7 +94,7 @@ class TrainingRun:
         self.train_prompts, self.eval_prompts = train, distinct_prompts(evaluation, config.evaluation.prompts)
         self.film_prompts = distinct_prompts(held_out, SHOWN_PROMPTS)
         self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
-        self.watch = watch
+        self.monitor = monitor
         self.progress = Progress()
         self.checkpoints = RunCheckpoints(
             config, trainer, self.progress, identity=identity, run_id=run_id, lineage=lineage
@@ -206,13 +206,13 @@ class TrainingRun:
         callbacks.note(f"Signal check (cosine between policy gradients): {found}")
 
     def _evaluate_if_due(self, callbacks: Callbacks) -> dict[str, float]:
-        """Mean total reward on fixed seeds at the eval sampler, what the watch says, and the best adapter so far."""
+        """Mean total reward on fixed seeds at the eval sampler, what the monitor says, and the best adapter so far."""
         step, every = self.trainer.step, self.config.evaluation.every
         if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
             return {}
-        shown, watch = self.evaluate(), self.watch
-        look = group.from_first(  # Only the first rank has a watch.
-            lambda: None if watch is None else watch.look(shown.records, shown.samples, shown.total, shown.rewards)
+        shown, monitor = self.evaluate(), self.monitor
+        look = group.from_first(  # Only rank 0 has a monitor.
+            lambda: None if monitor is None else monitor.look(shown.records, shown.samples, shown.total, shown.rewards)
         )
         if look is not None and look.alarm is not None:
             self.progress.alarms.append({"step": step, "sentence": look.alarm})
