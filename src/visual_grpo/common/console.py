@@ -112,7 +112,7 @@ def heading(text: str) -> None:
 
 
 def note(text: str, style: str = "") -> None:
-    """Prints one line as it is: square brackets are no rich markup, control characters are made visible.
+    """Prints one line verbatim: without rich markup, control characters escaped.
 
     ``style`` is rich's, such as ``bold green``; only a terminal shows it.
     """
@@ -189,5 +189,5 @@ def _print_line(console: Console, text: str, style: str = "") -> None:
 
 
 def _text(text: str) -> Text:
-    """The text as it is: no markup, and nothing that a terminal would obey."""
+    """Returns the text without markup and control characters."""
     return Text(sanitize(text))

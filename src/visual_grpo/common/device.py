@@ -93,16 +93,15 @@ def map_on_cores(
 
 
 def share_cores(processes: int, *, sharded: bool = False) -> None:
-    """Leaves this process its part of the cores, beside so many others that do the same."""
+    """Limits this process to its share of the cores among ``processes``."""
     global _processes, _sharded
     _processes, _sharded = processes, sharded
 
 
 def in_thread(work: Callable[[], T], name: str) -> Future[T]:
-    """Starts ``work``; its result or error is the future's.
+    """Starts ``work`` in a daemon thread; the future holds its result or error.
 
-    The threads of a pool would be joined when the interpreter ends: a run that was interrupted, or that another error
-    ended, would wait for the answers of a server.
+    The interpreter joins a pool's threads when it ends: an interrupted run would wait for a server's answer.
     """
     future: Future[T] = Future()
 

@@ -17,7 +17,7 @@ from typing import Any
 TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Sent by ``kill`` and batch systems, and by a terminal that is closed."""
 _ONE_STOP = 5.0
-"""Seconds in which the same signal of them means the same."""
+"""Seconds in which the same signal counts once."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -42,7 +42,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request(on_ask: Callable[[], None]) -> Iterator[StopRequest]:
-    """Keeps the first SIGINT, SIGTERM or SIGHUP, so that what is being done can be finished and saved.
+    """Keeps the first SIGINT, SIGTERM or SIGHUP, so that the current work can be finished and saved.
 
     A second signal acts at once; but a batch system and a launcher may both pass on the same one of `TERMINATING`,
     which is one stop if both come within seconds.
@@ -87,7 +87,7 @@ def terminate_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Lets signals act when the block has ended: their handlers may raise anywhere, such as in a half-done start."""
+    """Delays signals until the block has ended: their handlers could raise in a half-done start."""
     arrived: list[int] = []
     previous = _handle(lambda number, frame: arrived.append(number), signal.SIGINT, *TERMINATING)
     try:
@@ -174,7 +174,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     descriptors: tuple[int, ...] = (),
 ) -> None:
-    """Runs a long program, whose output is shown, under ``timeout``, which passes a stop on to its process group.
+    """Runs a long program and shows its output, under ``timeout``, which passes a stop on to its process group.
 
     Args:
         patience: seconds from SIGINT to SIGKILL.

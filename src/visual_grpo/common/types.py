@@ -1,4 +1,4 @@
-"""The nouns that travel between data, policies, rewards and the trainer.
+"""Types that data, policies, rewards and the trainer exchange.
 
 Shape letters used throughout the package: N prompts, G samples of each prompt (its *group*),
 B = N * G rows in group-major order (row = n * G + g), S decision steps of a row (tokens of an
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from visual_grpo.config import SamplerConfig
 
 Sample = Any
-"""What a reward judges: of an image policy a uint8 tensor [3, height, width] in RGB order, of a language policy a
-`TextSample`."""
+"""A uint8 tensor [3, height, width] in RGB order from an image policy, a `TextSample` from a language policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class TextSample:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRecord:
-    """One prompt with what belongs to it."""
+    """One prompt with its images, split and metadata."""
 
     id: str
     """Unique in a dataset; groups are keyed by it, never by the prompt's text."""
@@ -45,13 +44,13 @@ class PromptRecord:
     split: str = "train"
     """``train``, ``eval`` (prompts may also occur in train), ``held_out`` or ``sealed`` (they never do)."""
     target_image: Path | None = None
-    """The image that this prompt should give, if there is one."""
+    """The image that this prompt should give, if any."""
     target_file: str | None = None
-    """What the dataset calls that image: its path there."""
+    """Path of that image within the dataset."""
     source_images: tuple[Path, ...] = ()
     """Images to edit (image-to-image); empty for text-to-image."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever else the dataset says of the record; rewards may read it."""
+    """Other fields of the record; rewards may read them."""
     split_group: str | None = None
     """Group key: records that share it (one image, one prompt) go to the same split; None = ungrouped."""
 
@@ -77,7 +76,7 @@ class RewardOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a reward needs of every record; checked before the first rollout."""
+    """Requirements of a reward on every record; checked before the first rollout."""
 
     target: bool = False
     """A ``target_image``."""
@@ -98,7 +97,7 @@ class RewardFunction(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What a weighted set of rewards says of B samples."""
+    """Scores of B samples by a weighted set of rewards."""
 
     total: Tensor
     """[B] float32: the weighted sum over the rewards; NaN where a weighted reward is unscored."""
@@ -134,7 +133,7 @@ class Scorer(Protocol):
 
 
 def begin_scoring(scorer: Scorer, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
-    """Starts what a scorer can do while other work goes on; what is returned does the rest and gives the scores."""
+    """Starts scoring in the background where the scorer can; the returned function waits for the scores."""
     begin: Callable[..., Callable[[], Scores]] | None = getattr(scorer, "begin", None)
     return partial(scorer, prompts, samples) if begin is None else begin(prompts, samples)
 
@@ -144,7 +143,7 @@ class Judge(Scorer, Protocol):
 
     @property
     def needs_whole_groups(self) -> bool:
-        """Whether all samples of a prompt must come in one call."""
+        """True if all samples of a prompt must come in one call."""
         ...
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
@@ -200,7 +199,7 @@ class Rollout(Generic[T]):
     mask: Tensor
     """[B, S] bool, True = the decision counts in the loss."""
     stats: Mapping[str, float] = field(default_factory=dict)
-    """What the policy measured while sampling, for example ``entropy`` or seconds by phase."""
+    """Measurements of the policy while sampling, for example ``entropy`` or seconds by phase."""
     rounding: float = 0.0
     """Mean |log ratio|, in nats, that half precision is expected to make between sampler and replay; 0 = the
     dtype's floor (`grpo.checks`)."""
@@ -252,7 +251,7 @@ class ReplayChunk:
 
 
 class Policy(Protocol[T]):
-    """What the trainer needs of a policy; it sees neither pixels nor tokens."""
+    """The policy as the trainer sees it: neither pixels nor tokens."""
 
     def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: Generator) -> Rollout[T]: ...
 
@@ -277,7 +276,7 @@ class JointPolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepMetrics:
-    """What one step of the trainer reports."""
+    """Report of one training step."""
 
     step: int
     """1 for the first step."""

@@ -70,7 +70,7 @@ class StarterConfig(Strict):
 
 
 class DataChecks(Strict):
-    """Limits for new data, compared with those of an earlier training before anything is trained on them.
+    """Limits for new data, compared with the data of an earlier training before a training starts.
 
     A share or distance of 1 is never exceeded; see docs/own_data.md.
     """

@@ -1,4 +1,4 @@
-"""What the drawn worlds and the pretrainings share: folders that are written once, the optimiser, child processes."""
+"""Shared by the drawn worlds and the pretrainings: folders that are written once, the optimiser, child processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Job:
     width: int
     seed: int
     task: Task = "t2i"
-    """Whether the model learns prompts, edits or both."""
+    """Prompts, edits or both, for the model to learn."""
     steps: Mapping[str, int]
     """Optimiser steps by module."""
 

@@ -86,7 +86,7 @@ def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
 
 
 def model_digest(config: StarterConfig, data: DataConfig, seed: int, family: str | None = None) -> str:
-    """A digest of everything that the base model's weights depend on."""
+    """Returns a digest of everything that the base model's weights depend on."""
     return digest_of(_facts(config, data, seed, family or DEFAULT_FAMILIES[config.world]))
 
 
@@ -136,7 +136,7 @@ def _pretrain_alone(path: str, job: Job, advance: Advance) -> None:
 
 @contextmanager
 def _module_progress(steps: Mapping[str, int], counted: Collection[str]) -> Iterator[Advance]:
-    """One bar over the steps of the ``counted`` modules, with every module's share beside it."""
+    """Shows one bar over the steps of the ``counted`` modules, with every module's share beside it."""
     reached, again = dict.fromkeys(steps, 0), 0
     with progress("Pretraining the base model", sum(steps[module] for module in counted)) as bar:
 

@@ -19,7 +19,7 @@ from visual_grpo.starter.shapes.dataset import Misreadings, misread
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
 
 PROMPT_TOKENS = 12
-"""Prompts are padded or cut to so many; a drawn one has nine with begin and end."""
+"""Prompts are padded or cut to this length; a drawn one has nine tokens with begin and end."""
 _BEGIN, _END, _PAD = "<|startoftext|>", "<|endoftext|>", "<|pad|>"
 _VOCABULARY = 512
 
@@ -51,7 +51,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 SHIFT = 1.5
-"""The scheduler's: sigma = shift u / (1 + (shift - 1) u) of an even u."""
+"""Of the scheduler: sigma = shift u / (1 + (shift - 1) u) of a uniform u."""
 _LATENT_PIXELS = 8
 """Pixels a side that one latent stands for."""
 _PATCH = 4
@@ -109,7 +109,7 @@ def build_transformer(longer_side: int, seed: int) -> SD3Transformer2DModel:
 def _build_clip(tokenizer: PreTrainedTokenizerFast, seed: int) -> CLIPTextModelWithProjection:
     """Never trained: a random encoder that keeps words apart.
 
-    Trained with the transformer it learns prompts by heart, and combinations that it was not shown come out wrong.
+    Trained with the transformer, it memorises prompts, and unseen combinations come out wrong.
     CLIP's own initial weights (std 0.02) are too small: SD3 reads the last layer but one, which no norm scales up.
     """
     torch.manual_seed(seed)
@@ -170,7 +170,7 @@ MISREADINGS: Misreadings = {
 7 % of images, too rarely for groups to differ.
 """
 _FAITHFUL_SHARE = 0.65
-"""Of the steps, the first ones, whose pictures show what the prompt says: words are learnt sooner without errors."""
+"""Share of the first steps, whose pictures show what the prompt says: words are learnt sooner without errors."""
 _BATCH = 24
 _UNCONDITIONAL_SHARE = 0.1
 """Rows that see the empty prompt, for classifier-free guidance."""
@@ -215,9 +215,9 @@ def pretrain_dit(
 
 
 _COPIES = 8
-"""Pictures of each combination, no two in quite the same place."""
+"""Pictures of each combination, each with another jitter."""
 _DRAWING_SEED = 1_000_003
-"""Added to the job's, so that these are not the pictures of the dataset."""
+"""Added to the job's seed, so that these are not the pictures of the dataset."""
 
 
 def pretrain_sd3(job: Job, advance: Advance) -> None:

@@ -62,7 +62,7 @@ def test_the_vision_tower_gives_the_nearest_codes(corpus: Corpus) -> None:
 
 
 def test_tokens_for_the_two_modules(corpus: Corpus) -> None:
-    generated, upsampled = corpus.generated_tokens(), corpus.upsampled_tokens()
+    generated, upsampled = corpus.generated_tokens(), corpus.upsampled_tokens(corpus.images.flatten(0, 1))
     assert generated.shape == (150, 10, 2 * 2 + 4 * 4 + 1)
     assert (generated[..., -1] == IMAGE_END).all()
     image = generated[0, 0, 4:20].view(4, 4)

@@ -44,13 +44,14 @@ class Corpus:
     """uint8 [C, K, 3, H, W]."""
     codebook: Tensor
     """float32 [codes, 48]."""
-    image_grid: Grid
-    preview_grid: Grid
 
     @property
-    def size(self) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        return self.images.shape[-2], self.images.shape[-1]
+    def image_grid(self) -> Grid:
+        return grids_of(*self.images.shape[-2:])[0]
+
+    @property
+    def preview_grid(self) -> Grid:
+        return grids_of(*self.images.shape[-2:])[1]
 
     def generated_tokens(self) -> Tensor:
         """[C, K, T] int64: the tokens that the AR module generates for each picture: preview, image, end token."""
@@ -59,12 +60,11 @@ class Corpus:
         end = torch.full((len(image), 1), IMAGE_END)
         return torch.cat([preview, image, end], 1).view(*self.images.shape[:2], -1)
 
-    def upsampled_tokens(self) -> Tensor:
-        """[C * K, 4 * rows * columns] int64: the tokens as input of the DiT, upsampled by 2 in both directions."""
-        return self.upsampled_tokens_of(self.images.flatten(0, 1))
+    def upsampled_tokens(self, images: Tensor) -> Tensor:
+        """[N, 4 * rows * columns] int64: tokens of images of this size (uint8 [N, 3, H, W]) as input of the DiT.
 
-    def upsampled_tokens_of(self, images: Tensor) -> Tensor:
-        """Like `upsampled_tokens`, of other images, uint8 [N, 3, H, W]."""
+        Upsampled by 2 in both directions.
+        """
         tokens = nearest_codes(images.float() / 255, self.image_grid, self.codebook)
         return upsampled(tokens.view(-1, *self.image_grid))
 
@@ -104,13 +104,7 @@ class SceneBank:
 def build_corpus(height: int, width: int, seed: int) -> Corpus:
     """Draws the corpus; deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32."""
     images = draw_all(_IMAGES_PER_COMBINATION, height, width, seed + _SEED_OFFSET)
-    grid, preview = (height // PATCH, width // PATCH), preview_grid(height, width)
-    return Corpus(
-        images=images,
-        codebook=fit_codebook(_pixels(images), [grid, preview], seed),
-        image_grid=grid,
-        preview_grid=preview,
-    )
+    return Corpus(images=images, codebook=fit_codebook(_pixels(images), grids_of(height, width), seed))
 
 
 def draw_edits(height: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -121,10 +115,11 @@ def draw_edits(height: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
     return stacked(sources), stacked(targets)
 
 
-def preview_grid(height: int, width: int) -> Grid:
-    """Rows and columns of the preview, by the rule of the released processor with a smaller side."""
+def grids_of(height: int, width: int) -> list[Grid]:
+    """Grids of an image and of its preview, the latter by the rule of the released processor with a smaller side."""
     ratio = math.sqrt(height / width)
-    return max(1, int(PREVIEW_SIDE * ratio)), max(1, int(PREVIEW_SIDE / ratio))
+    preview = max(1, int(PREVIEW_SIDE * ratio)), max(1, int(PREVIEW_SIDE / ratio))
+    return [(height // PATCH, width // PATCH), preview]
 
 
 def _pixels(images: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -93,13 +94,6 @@ def edit_batches(
         yield encoded.batch(asked, ids, torch.cat([target, torch.full((len(edits), 1), IMAGE_END)], 1))
 
 
-def in_turns(*kinds: Iterator[ArBatch]) -> Iterator[ArBatch]:
-    """Alternates between the kinds of batches: prompts and edits have different lengths and cannot share a batch."""
-    while True:
-        for kind in kinds:
-            yield next(kind)
-
-
 def encode_texts(
     model: GlmImageForConditionalGeneration,
     processor: GlmImageProcessor,
@@ -166,4 +160,5 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
     if job.task != "t2i":
         bank = SceneBank(corpus.codebook, job.height, job.width, job.seed)
         kinds.append(edit_batches(model, processor, bank, seed=job.seed))
-    pretrain_ar(model, in_turns(*kinds), job, advance)
+    # Alternately: prompts and edits have different lengths and cannot share a batch.
+    pretrain_ar(model, chain.from_iterable(zip(*kinds, strict=True)), job, advance)

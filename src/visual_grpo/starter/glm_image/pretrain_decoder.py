@@ -167,7 +167,7 @@ _BATCH = 24
 _BATCH_WITH_SOURCES = 16
 """Smaller, because a row with a source costs twice as much."""
 _PARTS = 2
-"""Of a batch, one after the other."""
+"""Forward passes of a batch."""
 _UNCONDITIONAL_SHARE = 0.1
 """Share of rows whose image tokens are dropped, for classifier-free guidance."""
 _FADED_COPIES = 2
@@ -284,10 +284,10 @@ def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     dit = modules.build_dit(corpus.codebook, job.seed)
     latents, sources = encode_normalised(vae, faded), None
     if job.task != "t2i":
-        sources = Sources(latents=encode_like(vae, plain), tokens=corpus.upsampled_tokens_of(plain))
+        sources = Sources(latents=encode_like(vae, plain), tokens=corpus.upsampled_tokens(plain))
     with torch.no_grad():
         glyphs = modules.build_glyph_encoder(job.seed)(torch.tensor([ByT5Tokenizer()("").input_ids])).last_hidden_state
-    tokens = corpus.upsampled_tokens_of(shown).repeat(_FADED_COPIES, 1)
+    tokens = corpus.upsampled_tokens(shown).repeat(_FADED_COPIES, 1)
     pretrain_dit(dit, latents=latents, tokens=tokens, glyphs=glyphs, sources=sources, job=job, advance=advance)
     vae.save_pretrained(job.folder / "vae")
     dit.save_pretrained(job.folder / "transformer")

@@ -19,8 +19,8 @@ from transformers import ByT5Tokenizer, T5EncoderModel
 
 from visual_grpo.starter.base import Advance, Job, minimise, noised
 from visual_grpo.starter.glm_image import modules
-from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, FEATURES, PATCH, build_processor
-from visual_grpo.starter.glm_image.corpus import Corpus, preview_grid
+from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, FEATURES, build_processor
+from visual_grpo.starter.glm_image.corpus import Corpus
 from visual_grpo.starter.glm_image.pretrain_ar import BATCH, pretrain_ar, prompt_batches
 from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, pretrain_vae, velocity
 from visual_grpo.starter.shapes.draw import stacked
@@ -63,8 +63,6 @@ def build_corpus(height: int, width: int, seed: int) -> tuple[Corpus, Tensor]:
     clean = Corpus(
         images=stacked([draw(word, height, width) for word in WORDS])[:, None],
         codebook=tile_codebook(),
-        image_grid=(height // PATCH, width // PATCH),
-        preview_grid=preview_grid(height, width),
     )
     return clean, torch.stack(exposed)
 
@@ -138,13 +136,13 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
     """Trains and saves ``vae``, ``transformer`` and the glyph encoder (``text_encoder``)."""
     corpus, exposed = build_corpus(job.height, job.width, job.seed)
-    vae = modules.build_vae(*corpus.size, job.seed)
+    vae = modules.build_vae(job.height, job.width, job.seed)
     # Only clean ink, so that decoded ghosts break letters up instead of covering them in grey.
     # Only crops, because the reward judges letters, not colours.
     pretrain_vae(vae, corpus.images[:, 0], 0.0, job, advance)
     latents = encode_normalised(vae, exposed.flatten(0, 1)).unflatten(0, exposed.shape[:2])
     dit, glyph_encoder = modules.build_dit(corpus.codebook, job.seed), modules.build_glyph_encoder(job.seed)
-    tokens = corpus.upsampled_tokens()
+    tokens = corpus.upsampled_tokens(corpus.images[:, 0])
     pretrain_dit_and_glyphs(dit, glyph_encoder, latents=latents, tokens=tokens, job=job, advance=advance)
     vae.save_pretrained(job.folder / "vae")
     dit.save_pretrained(job.folder / "transformer")

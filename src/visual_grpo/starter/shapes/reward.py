@@ -32,7 +32,7 @@ _MIN_IOU = 0.7
 _MAX_OFFSET = 0.1
 """Maximum distance of a correct centre from the requested one, as a share of the shorter side."""
 REGIONS = ("whole", "left", "right", "top", "bottom")
-"""Where to look for an object: in the whole image or in one half of it."""
+"""Parts of an image in which an object is looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def judge(objects: Objects, asked: Tensor) -> Judged:
         _size(_pick(radius, best), size),
     ]
     cells = objects.mask.sum((1, 2))
-    present = found(objects)
+    present = has_object(objects)
     return Judged(
         closeness=torch.stack([close for close, _ in judged], 1) * present[:, None],
         right=torch.stack([ok for _, ok in judged], 1) & present[:, None],
@@ -122,7 +122,7 @@ def color_distances(objects: Objects) -> Tensor:
     return torch.cdist(objects.rgb.flatten(1, 2), names).view(*objects.mask.shape, len(names))
 
 
-def found(objects: Objects) -> Tensor:
+def has_object(objects: Objects) -> Tensor:
     """[B] bool: whether each image has an object of at least the minimum size."""
     return objects.mask.sum((1, 2)) > _MIN_CELLS
 
@@ -309,7 +309,7 @@ class _Asked:
 
     @property
     def regions(self) -> tuple[int, int]:
-        """Where to look for the object and for the other one, as indices into REGIONS."""
+        """Regions of the object and of the other one, as indices into REGIONS."""
         if self.other is None:
             return 0, 0
         position, opposite = (VOCABULARY["position"][words[2]] for words in (self.object, self.other))
@@ -348,4 +348,4 @@ def _nearest_closeness(record: PromptRecord, image: Tensor) -> Tensor:
     objects = find_objects(image[None])
     values = nearness(objects, color_distances(objects).amin(-1))
     is_to_be_blank = record.metadata.get("edit") == "remove" and record.metadata.get("other") is None
-    return torch.where(found(objects), values, float(is_to_be_blank))[0]
+    return torch.where(has_object(objects), values, float(is_to_be_blank))[0]
