@@ -161,12 +161,3 @@ def _is_running(process: int) -> bool:
     except PermissionError:  # It runs, as another user.
         return True
     return True
-
-
-def walked(folder: Path) -> Iterator[Path]:
-    """All files and folders beneath ``folder``, links to folders not followed, in no order.
-
-    What another process removes meanwhile is left out; `Path.rglob` would raise FileNotFoundError.
-    """
-    for parent, folders, files in os.walk(folder):
-        yield from (Path(parent, name) for name in (*folders, *files))

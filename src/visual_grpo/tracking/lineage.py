@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -15,7 +16,6 @@ from typing import Any
 import yaml
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import walked
 from visual_grpo.config.command import launcher
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
@@ -144,7 +144,9 @@ def stages_of(lock: Path, project: Path) -> dict[str, Any]:
 def dvc_files(project: Path) -> list[Path]:
     """The ``*.dvc`` of what DVC tracks beside its stages, in the project's folder and anywhere in ``data``."""
     # In the outputs' folders others may be at work.
-    inside = (path for path in walked(project / "data") if path.suffix == ".dvc")
+    # Skips what another process removes meanwhile, where `Path.rglob` would raise FileNotFoundError.
+    files = (Path(folder, name) for folder, _, names in os.walk(project / "data") for name in names)
+    inside = (file for file in files if file.suffix == ".dvc")
     return sorted(file for file in (*project.glob("*.dvc"), *inside) if file.is_file())  # DVC's own is a folder.
 
 

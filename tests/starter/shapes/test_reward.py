@@ -189,8 +189,6 @@ def test_records_that_describe_no_drawn_object_are_named() -> None:
 
 
 RECORDS = [PromptRecord(id=str(i), prompt=c.prompt, metadata=asdict(c)) for i, c in enumerate(COMBINATIONS[::10])]
-CIRCLE = Combination(color="red", shape="circle", position="left", size="small")
-SQUARE = Combination(color="blue", shape="square", position="right", size="large")
 
 
 def mixed(share: float) -> list[torch.Tensor]:
@@ -216,16 +214,16 @@ def test_full_colours_are_worth_most_and_fading_costs_in_proportion() -> None:
         ({}, 0.0),
         ({"edit": None}, 0.0),
         *(({"edit": edit, "other": None}, 0.0) for edit in (*CHANGES, "add")),
-        ({"edit": "add", "other": asdict(SQUARE)}, 0.0),
-        ({"edit": "remove", "other": asdict(SQUARE)}, 0.0),
+        ({"edit": "add", "other": asdict(OTHER)}, 0.0),
+        ({"edit": "remove", "other": asdict(OTHER)}, 0.0),
         ({"edit": "remove", "other": None}, 1.0),
     ],
 )
 def test_a_blank_picture_has_the_floor_or_full_marks(metadata: object, worth: float) -> None:
     assert isinstance(metadata, dict)
-    record = PromptRecord(id="r", prompt="", metadata=asdict(CIRCLE) | metadata)
+    record = PromptRecord(id="r", prompt="", metadata=asdict(ASKED) | metadata)
     nothing = torch.tensor(BACKGROUND, dtype=torch.uint8).view(3, 1, 1).expand(3, 128, 128)
-    shown = to_tensor(draw(CIRCLE, 128, 128, random.Random(0)))
+    shown = to_tensor(draw(ASKED, 128, 128, random.Random(0)))
     blank, drawn = PaletteReward()([record, record], [nothing, shown]).values.tolist()
     assert blank == worth
     assert 0.97 < drawn <= 1
