@@ -211,20 +211,16 @@ class ParameterError(UserError):
 
 
 def validate(tree: Mapping[str, Any]) -> Parameters:
-    """The typed parameters.
+    """Returns the typed parameters of a tree, which the YAML files and ``--params`` make together.
 
-    Args:
-        tree: what the YAML files and ``--params`` say together.
-
-    Raises:
-        ParameterError: unknown keys, wrong types, impossible values: all of them in one message.
+    Raises ParameterError for unknown keys, wrong types and impossible values, all in one message.
     """
     try:
         return Parameters.model_validate(dict(tree))
     except ValidationError as error:
         details: dict[Sequence[int | str], ErrorDetails] = {}
         for detail in error.errors(include_url=False):
-            details.setdefault(_of_parameter(detail["loc"]), detail)
+            details.setdefault(_without_type(detail["loc"]), detail)
         problems = [_explain(path, detail) for path, detail in details.items()]
     count = "A parameter is wrong" if len(problems) == 1 else f"{len(problems)} parameters are wrong"
     lines = "\n".join(f"  {problem}" for problem in problems)
@@ -234,8 +230,8 @@ def validate(tree: Mapping[str, Any]) -> Parameters:
     )
 
 
-def _of_parameter(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """The same for all the types that a value may have."""
+def _without_type(path: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """Drops the type that pydantic appends to the path of a parameter of several types."""
     return path[:-1] if len(path) > 1 and _OF_A_UNION.fullmatch(str(path[-1])) else path
 
 
@@ -247,7 +243,9 @@ def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
     name = ".".join(map(str, path)) or "parameters"
     if detail["type"] == "missing":
         return f"{name} is missing{meaning}"
-    shown = "" if isinstance(detail["input"], Mapping) else f" = {_cut(repr(detail['input']))}"
+    value = repr(detail["input"])
+    value = value if len(value) <= _LONGEST_VALUE else value[:_LONGEST_VALUE] + "..."
+    shown = "" if isinstance(detail["input"], Mapping) else f" = {value}"
     if detail["type"] == "extra_forbidden":
         return f"{name}{shown}: there is no such parameter.{_nearest_key(path, list(fields))}"
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
@@ -257,12 +255,8 @@ def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
     return f"{name}{shown}: {allowed}{meaning}{hint}"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
-
-
 def _nearest_key(path: Sequence[int | str], beside: Sequence[str]) -> str:
-    """The likeliest key that was meant: one of those ``beside`` the wrong one, else anywhere in the tree."""
+    """Suggests the nearest key: one of those ``beside`` the wrong one, else one anywhere in the tree."""
     near = nearest(str(path[-1]), beside)
     if near is not None:
         return f" Did you mean {'.'.join(map(str, [*path[:-1], near]))!r}?"
@@ -276,7 +270,7 @@ def _nearest_key(path: Sequence[int | str], beside: Sequence[str]) -> str:
 
 
 def _section(path: Sequence[int | str]) -> type[BaseModel] | None:
-    """The model that holds the keys at ``path``."""
+    """Returns the model that holds the keys at ``path``; None if there is none."""
     annotation: Any = Parameters
     for part in path:
         if get_origin(annotation) is dict:
