@@ -72,7 +72,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     # Two nodes, so that the report is kept before an error ends the command; so in plan and reproduce.
     "gpu_check": {
         "check_gpu": ("gpu_check:check", "parameters", "gpu_check"),
-        "require_whole_check": ("gpu_check:require_whole", "gpu_check", None),
+        "require_whole_check": ("gpu_check:require_complete", "gpu_check", None),
     },
     "labels": {
         "label_records": (

@@ -14,9 +14,9 @@ import torch
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.operations.gpu_check import Stopwatch, card_of, case_of, caught, measure
+from visual_grpo.operations.gpu_check import Stopwatch, caught, known_card, measure, single_module
 from visual_grpo.operations.plan.model import planned_model
-from visual_grpo.pipelines.gpu_check import check, facts_of, require_whole, rows_of, show
+from visual_grpo.pipelines.gpu_check import case_facts, check, phase_rows, require_complete, show
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def small(folder: Path | None, **changes: Any) -> Parameters:
 
 def test_a_module_is_trained_alone_with_few_prompts():
     config = parameters_of("glm_image", {"rewards": {"planned": {"function": "x:y"}}, "distributed": {"processes": 2}})
-    case = case_of(config, "dit")
+    case = single_module(config, "dit")
     assert (case.policy.train, case.distributed.processes) == ("dit", 1)
     assert (case.grpo_of("dit").prompts_per_step, case.grpo_of("dit").steps) == (1, 2)
     assert case.grpo_of("dit").learning_rate == config.grpo_of("dit").learning_rate
@@ -44,7 +44,7 @@ def test_a_module_is_trained_alone_with_few_prompts():
     ("module", "phases"), [("ar", {"tokens", "ar: replay and gradient", "ar: AdamW"}), ("dit", {"denoising"})]
 )
 def test_a_step_is_taken_and_its_phases_told_apart(pipeline_folder, module, phases):
-    found = measure(case_of(small(pipeline_folder), module))
+    found = measure(single_module(small(pipeline_folder), module))
     assert found["source"] == f"the weights in {pipeline_folder}"
     assert phases <= found["phases"].keys()
     assert found["samples"] == 3
@@ -107,9 +107,9 @@ def checked(*cases: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_measured_and_planned_are_shown_side_by_side_with_what_differs(capsys):
-    assert rows_of(case())[-1] == ["step", 4.0, 3.1, 5.0, 4.9]
-    assert rows_of(case(plan={"error": "none"}))[0] == ["tokens", 3.2, None, 4.0, None]
-    facts = facts_of(case())
+    assert phase_rows(case())[-1] == ["step", 4.0, 3.1, 5.0, 4.9]
+    assert phase_rows(case(plan={"error": "none"}))[0] == ["tokens", 3.2, None, 4.0, None]
+    facts = case_facts(case())
     assert facts["tokens a second"] == 250
     assert facts["host waits"] == "9, planned 8"
     assert facts["grad_norm"] == 2.5
@@ -129,8 +129,8 @@ def test_an_error_ends_its_case_alone_and_the_command_at_the_end():
     assert found["error"] == "ZeroDivisionError: division by zero"
     assert "1 / 0" in found["traceback"]
     with pytest.raises(UserError, match=r"could not be taken:\ndit: too little"):
-        require_whole(checked(case(), {"module": "dit", "error": "too little", "plan": {}}))
-    require_whole(checked(case()))
+        require_complete(checked(case(), {"module": "dit", "error": "too little", "plan": {}}))
+    require_complete(checked(case()))
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ def test_the_card_is_recognised_by_name_and_memory(monkeypatch, name, gib, card)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     facts = SimpleNamespace(total_memory=gib * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
-    assert card_of(torch.device("cuda")) == card
+    assert known_card(torch.device("cuda")) == card

@@ -15,7 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Scores, weighted_total
 from visual_grpo.config import GRPOConfig
 from visual_grpo.pipeline_registry import create_pipeline
-from visual_grpo.pipelines.reward_report import Scored, correlations, findings, measured, within_groups
+from visual_grpo.pipelines.reward_report import Scored, correlations, findings, reward_table, within_groups
 
 REPORT = {"prompts": 2, "samples": 3}
 
@@ -83,7 +83,7 @@ def scored(again: dict[str, list[float]] | None = None, **rewards: tuple[float, 
 
 
 def row(found: Scored, name: str) -> dict[Any, Any]:
-    table = measured(found, CONFIG)
+    table = reward_table(found, CONFIG)
     return dict(next(own for own in table.to_dict("records") if own["reward"] == name))
 
 
@@ -101,7 +101,7 @@ def test_scale_and_noise_are_those_within_and_between_groups() -> None:
 def test_a_reward_that_judges_otherwise_the_second_time_is_told() -> None:
     found = scored({"x": [1.0, 2.0, 3.5, 0.0, NAN, 0.0]}, x=(1.0, [1.0, 2.0, 3.0, 0.0, 1.0, 0.0]))
     assert row(found, "x")["repeat"] == 0.5
-    assert "x: scored twice, the same sample differs by up to 0.5." in told(found)
+    assert "x: scored twice, the same sample differs by up to 0.5." in sentences(found)
 
 
 def test_correlations_are_those_of_differences_within_groups() -> None:
@@ -111,8 +111,8 @@ def test_correlations_are_those_of_differences_within_groups() -> None:
     assert within_groups(scored(x=(1.0, [0.0, 1.0, NAN, 5.0, 5.0, 8.0])))["x"].tolist()[:2] == [-0.5, 0.5]
 
 
-def told(found: Scored) -> list[str]:
-    return findings(measured(found, CONFIG), correlations(found), CONFIG)
+def sentences(found: Scored) -> list[str]:
+    return findings(reward_table(found, CONFIG), correlations(found), CONFIG)
 
 
 def test_findings_name_what_teaches_nothing() -> None:
@@ -122,7 +122,7 @@ def test_findings_name_what_teaches_nothing() -> None:
         echo=(0.01, [0.0, 5.0, 10.0, 0.0, 10.0, 5.1]),
         guard=(0.0, [1.0, 1.0, 1.0, 1.0, NAN, 1.0]),
     )
-    assert told(found) == [
+    assert sentences(found) == [
         "flat: in 100% of the groups all samples score the same, which teaches nothing.",
         "echo: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
         "guard: 17% of the samples could not be scored.",
@@ -133,7 +133,7 @@ def test_findings_name_what_teaches_nothing() -> None:
 
 def test_rewards_that_work_against_each_other_are_told() -> None:
     found = scored(up=(1.0, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), down=(0.5, [0.0, -1.0, -2.0, 0.0, -1.0, -2.0]))
-    assert told(found)[:2] == [
+    assert sentences(found)[:2] == [
         "down: the other rewards work against it (-100% of the advantages).",
         "up and down say the opposite of the samples of a prompt: one of them is enough.",
     ]
@@ -141,6 +141,6 @@ def test_rewards_that_work_against_each_other_are_told() -> None:
 
 def test_what_is_unscored_throughout_is_not_called_the_same() -> None:
     found = scored(gone=(1.0, [NAN] * 6), loud=(1.0, [0.0, 50.0, 100.0] * 2))
-    assert [line for line in told(found) if line.startswith("gone")] == [
+    assert [line for line in sentences(found) if line.startswith("gone")] == [
         "gone: 100% of the samples could not be scored."
     ]

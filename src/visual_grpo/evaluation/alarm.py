@@ -44,7 +44,7 @@ class Signal:
     name: str
     """A guard, `UNSCORED` or `DISTANCE`."""
     change: float
-    """A guard's share of the base model's mean (-0.3: it fell by 30%); else a difference of shares or pixels."""
+    """Relative to the base model's mean for a guard (-0.3: it fell by 30%); else a difference of shares or pixels."""
     low: float
     high: float
     """One-sided bounds of ``change``; NaN where fewer than two prompts can be compared."""

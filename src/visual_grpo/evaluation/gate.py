@@ -105,10 +105,10 @@ class GateDecision:
         where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
         count, failed = counted(len(self.conditions), "condition"), self.failed
         if failed:
-            told, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"
+            conditions, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"
         else:
-            told, decision = [c for c in self.conditions if c.name == "total"], f"Promoted: all {count} hold"
-        reasons = "; ".join(condition.sentence for condition in told)
+            conditions, decision = [c for c in self.conditions if c.name == "total"], f"Promoted: all {count} hold"
+        reasons = "; ".join(condition.sentence for condition in conditions)
         return f"{decision} {where}. {reasons[:1].upper()}{reasons[1:]}."
 
     @property
@@ -126,8 +126,8 @@ class GateDecision:
     def as_json(self) -> dict[str, Any]:
         """Returns everything as JSON; None = undefined, since JSON has no NaN."""
         conditions = [asdict(c) | {"holds": c.holds, "sentence": c.sentence} for c in self.conditions]
-        said = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
-        values: dict[str, Any] = _without_nan(said | asdict(self) | {"conditions": conditions})
+        summary = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
+        values: dict[str, Any] = _without_nan(summary | asdict(self) | {"conditions": conditions})
         return values
 
 

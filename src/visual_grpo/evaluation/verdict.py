@@ -135,20 +135,22 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
     """States the headline in words: its sentence, then the task's measure, the control, guards that fell and what was
     unscored, if any."""
     names, unscored = headline["names"], headline["unscored"]
-    said = [headline["sentence"], *headline["notes"]]
+    sentences = [headline["sentence"], *headline["notes"]]
     if headline["task"]:
         task = headline["task"]
         undefined = f"{task['name']}: no pair of samples could be judged."
-        said.append(undefined if task["difference"] is None else f"{_both(task, names)}.")
+        sentences.append(undefined if task["difference"] is None else f"{_means(task, names)}.")
     if headline["control"]:
-        said.append(_control_line(headline["control"]))
-    said += [f"Not optimised, and lower: {_both(guard, names)}. Look at the pictures." for guard in headline["fallen"]]
+        sentences.append(_control_line(headline["control"]))
+    sentences += [
+        f"Not optimised, and lower: {_means(guard, names)}. Look at the pictures." for guard in headline["fallen"]
+    ]
     if unscored["baseline"] or unscored["trained"]:
         counts = f"base {unscored['baseline']}, trained {unscored['trained']} of {unscored['of']} each"
-        said.append(f"Could not be scored: {counts}{'; the shares differ' * unscored['differs']}.")
+        sentences.append(f"Could not be scored: {counts}{'; the shares differ' * unscored['differs']}.")
     if headline["units"] < FEW_PROMPTS and not headline["doubts"]:
-        said.append(FEW_NOTE)
-    return said + [EVAL_NOTE] * (headline["split"] == "eval")
+        sentences.append(FEW_NOTE)
+    return sentences + [EVAL_NOTE] * (headline["split"] == "eval")
 
 
 def change(block: Mapping[str, Any]) -> str:
@@ -200,7 +202,7 @@ def _best_control(controls: Sequence[Entry]) -> dict[str, Any] | None:
     return {"sampler": best["sampler"], "of": len(entries)} | _numbers(best)
 
 
-def _both(block: Mapping[str, Any], names: Sequence[str]) -> str:
+def _means(block: Mapping[str, Any], names: Sequence[str]) -> str:
     digits = decimals(block)
     means = f"{block['baseline']:z.{digits}f} of {names[0]}, {block['trained']:z.{digits}f} of {names[1]}"
     return f"{block['name']}: {means}, {change(block)}"
@@ -229,14 +231,14 @@ def _sentence(headline: Mapping[str, Any]) -> str:
         f" {base}, {change(headline)} ({interval})"
     )
     if headline["verdict"] != "not shown":
-        return f"{where} {trained} is {headline['verdict']}: {means}.{_as_cheaply(headline)}"
+        return f"{where} {trained} is {headline['verdict']}: {means}.{_control_note(headline)}"
     if headline["doubts"]:
         claim = "better" if headline["difference"] > 0 else "worse"
         return f"{where} it is not shown that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
     return f"{where} no difference is shown: {means}."
 
 
-def _as_cheaply(headline: Mapping[str, Any]) -> str:
+def _control_note(headline: Mapping[str, Any]) -> str:
     """Says that the control reaches as much as a gain, where it does."""
     control = headline["control"]
     if headline["verdict"] != "better" or not control or control["ci_low"] is None or control["ci_low"] > 0:

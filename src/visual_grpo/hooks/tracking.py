@@ -54,7 +54,7 @@ class TrackingHooks:
         self._project_path = Path(context.project_path)
         use_project(self._project_path)
         self._environment = None if context.env in UNNAMED_ENVIRONMENTS else context.env
-        self._given = flatten(context.config_loader.runtime_params or {})
+        self._runtime = flatten(context.config_loader.runtime_params or {})
 
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
@@ -72,13 +72,13 @@ class TrackingHooks:
     def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
         from visual_grpo.training import components
 
-        given = os.environ.get("MLFLOW_RUN_ID")
-        earlier = given or self._earlier_run(config, pipeline)
+        named = os.environ.get("MLFLOW_RUN_ID")
+        earlier = named or self._earlier_run(config, pipeline)
         modules = components.make_run_spec(config).modules if _trains(pipeline) else ()
         names = run_params.get("pipeline_names") or ["__default__"]
-        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._given)
+        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=earlier)
-        if given is None and earlier is not None and not tracker.continues:
+        if named is None and earlier is not None and not tracker.continues:
             what = "adapter" if _judges_only(pipeline) else "checkpoint"
             log.warning("MLflow run %s of the %s is gone: logging to a new run.", earlier, what)
         return tracker
@@ -111,8 +111,8 @@ class TrackingHooks:
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
         tracker = Tracker.active()
-        said = str(user_error(error) or f"{type(error).__name__}: {error}")
-        tracker.tags({"evaluate.error" if tracker.evaluates else "error": said})
+        message = str(user_error(error) or f"{type(error).__name__}: {error}")
+        tracker.tags({"evaluate.error" if tracker.evaluates else "error": message})
         tracker.end("FAILED")
 
 
@@ -148,14 +148,14 @@ def run_name(
         ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
         what, seed = ["+".join(ordered)], config.seed
     start = [] if environment is None else [environment]
-    own_data = [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
-    others = [
+    data = [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
+    changes = [
         f"{name}={value}"
         for name, value in changed.items()
         if name not in _NAMED and not name.endswith(".learning_rate")
     ]
-    more = ["..."] if len(others) > _MOST_CHANGES else []
-    return " ".join([*start, *own_data, *what, f"seed {seed}", *others[:_MOST_CHANGES], *more])
+    more = ["..."] if len(changes) > _MOST_CHANGES else []
+    return " ".join([*start, *data, *what, f"seed {seed}", *changes[:_MOST_CHANGES], *more])
 
 
 def _short(number: float) -> str:

@@ -110,7 +110,7 @@ def host_waits(device: torch.device) -> Iterator[Counter[str]]:
             found[f"{'/'.join(Path(warning.filename).parts[-3:])}:{warning.lineno}"] += 1
 
 
-def case_of(config: Parameters, module: str) -> Parameters:
+def single_module(config: Parameters, module: str) -> Parameters:
     """A training of ``module`` alone, by one process, with ``gpu_check.prompts`` prompts a step."""
     changes = {
         "policy": {"train": module, "stages": "alternating"},
@@ -121,7 +121,7 @@ def case_of(config: Parameters, module: str) -> Parameters:
     return config.__class__.model_validate(merged(config.model_dump(), changes))
 
 
-def card_of(device: torch.device) -> str | None:
+def known_card(device: torch.device) -> str | None:
     """The card that a plan knows by name and memory; None for any other."""
     words = torch.cuda.get_device_name(device).replace("-", " ").split()  # "NVIDIA A100-SXM4-80GB" is no A10.
     memory = torch.cuda.get_device_properties(device).total_memory / 2**30

@@ -35,7 +35,7 @@ def draw_baseline(
     spec = components.make_run_spec(parameters, starter_report["model"])
     made = _made_with(parameters, starter_report, conditions(parameters, spec, starter_report, records))
     present = final_of(baseline_draft)
-    why = "evaluation.redraw is true" if parameters.evaluation.redraw else _why_drawn(present, made)
+    why = "evaluation.redraw is true" if parameters.evaluation.redraw else _redraw_reason(present, made)
     if why is None:
         console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
         return present
@@ -62,7 +62,7 @@ def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions
     return written
 
 
-def _why_drawn(folder: Path, made: Mapping[str, Any]) -> str | None:
+def _redraw_reason(folder: Path, made: Mapping[str, Any]) -> str | None:
     """Says why the baseline in ``folder`` is not kept; None if it is what would be drawn, byte for byte."""
     if not folder.is_dir():
         return "there is none"

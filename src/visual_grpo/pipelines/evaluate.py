@@ -97,9 +97,9 @@ def show_verdict(headline: dict[str, Any], entries: list[dict[str, Any]]) -> Non
         ["score", "base", "trained", "difference [95%]", "unscored"],
         [_cells(entry, headline) for entry in shown],
     )
-    sentence, *others = lines(headline)
+    sentence, *rest = lines(headline)
     console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(headline["verdict"], "bold"))
-    for line in others:
+    for line in rest:
         console.note(line)
 
 

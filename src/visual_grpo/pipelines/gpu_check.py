@@ -13,7 +13,7 @@ from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import rerun_command
-from visual_grpo.operations.gpu_check import card_of, case_of, caught, measure
+from visual_grpo.operations.gpu_check import caught, known_card, measure, single_module
 from visual_grpo.operations.plan.report import make_plan
 from visual_grpo.training import components
 
@@ -31,11 +31,11 @@ def check(parameters: Parameters) -> dict[str, Any]:
         )
     device = resolve_device(device_name)
     facts, model = torch.cuda.get_device_properties(device), parameters.model.path or parameters.starter.model
-    plan_settings = parameters.plan.model_copy(update={"gpu": card_of(device)})
+    plan_settings = parameters.plan.model_copy(update={"gpu": known_card(device)})
     modules, cases = components.make_run_spec(parameters, model).modules, []
     with console.progress("Steps on the GPU", total=len(modules)) as bar:
         for module in modules:
-            case = case_of(parameters.model_copy(update={"plan": plan_settings}), module)
+            case = single_module(parameters.model_copy(update={"plan": plan_settings}), module)
             cases.append({"module": module, **caught(measure, case), "plan": caught(make_plan, case)})
             bar.advance(done=module)
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "peft")]
@@ -48,7 +48,7 @@ def check(parameters: Parameters) -> dict[str, Any]:
     return report
 
 
-def require_whole(gpu_check: dict[str, Any]) -> None:
+def require_complete(gpu_check: dict[str, Any]) -> None:
     """Raises UserError where a case ended with an error."""
     failed = [f"{case['module']}: {case['error']}" for case in gpu_check["cases"] if "error" in case]
     if failed:
@@ -65,9 +65,9 @@ def show(check: Mapping[str, Any]) -> None:
             console.note(f"{module}: {case['error']}")
             continue
         columns = ("phase", "seconds", "planned seconds", "peak GB", "planned GB")
-        rows = rows_of(case)
+        rows = phase_rows(case)
         console.table(f"{module}, {case['samples']} samples", columns, rows)
-        console.summary("", facts_of(case))
+        console.summary("", case_facts(case))
         peak, planned = rows[-1][-2:]
         if "error" in plan:
             console.note(f"{module}: there is no plan: {plan['error']}")
@@ -75,7 +75,7 @@ def show(check: Mapping[str, Any]) -> None:
             console.note(f"{module}: the peak is {peak:.1f} GB, planned were {planned:.1f} GB")
 
 
-def rows_of(case: Mapping[str, Any]) -> list[list[Any]]:
+def phase_rows(case: Mapping[str, Any]) -> list[list[Any]]:
     """Returns rows of phase, measured and planned seconds, measured and planned peak in GB; the whole step last."""
     planned = {row["phase"]: row for row in case["plan"].get("step", ())}
     rows: list[list[Any]] = []
@@ -87,7 +87,7 @@ def rows_of(case: Mapping[str, Any]) -> list[list[Any]]:
     return [*rows, ["step", case["step_seconds"], total, case["peak_gb"], largest]]
 
 
-def facts_of(case: Mapping[str, Any]) -> dict[str, float | str]:
+def case_facts(case: Mapping[str, Any]) -> dict[str, float | str]:
     """Returns weights, speed, host waits, and the metrics of the first step."""
     planned = sum(row["host_waits"] for row in case["plan"].get("step", ()))
     facts = {

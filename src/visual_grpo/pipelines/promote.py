@@ -75,17 +75,17 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
         )
     # First, for it may fail: once the alias has moved, the gate is not repeated.
     registry.keep_report(judgement["candidate"]["run_id"], promotion)
-    said = [judgement["sentence"]]
-    said += [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
+    sentences = [judgement["sentence"]]
+    sentences += [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
     version = judged_against["version"] if judgement["already"] else None
     if judgement["promoted"] and not judgement["already"]:
         stages = {"gate.stages": ", ".join(judgement["stages"])}
-        version = registry.register(adapters, said, stages).version
+        version = registry.register(adapters, sentences, stages).version
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
     if not judgement["already"] or not registry.is_judged(digest):
         registry.note_gate(digest, gate_settings(parameters), promoted=judgement["promoted"])
-    for line in said:
+    for line in sentences:
         console.note(line)
     if version is not None:
         console.note(f"models:/{registry.name}@{registry.alias} is version {version} now.")

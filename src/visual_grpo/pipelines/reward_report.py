@@ -26,7 +26,7 @@ from visual_grpo.training import components
 
 TOTAL = "total"
 DROWNED, EQUAL, SAME, UNSCORED = 0.05, 0.5, 0.95, 0.05
-"""From where on a finding is told: a share of the advantages, of groups, a correlation, a share of samples."""
+"""Thresholds of the findings: a share of the advantages, of groups, a correlation, a share of samples."""
 PER = 16
 """Samples that the seconds are of."""
 _BESIDE = 4
@@ -67,10 +67,10 @@ def report_rewards(
             samples += drawn
             bar.advance(len(batch))
     scored = score_twice(scorer, [request.record for request in asked], samples)
-    table, related = measured(scored, parameters.grpo), correlations(scored)
+    table, related = reward_table(scored, parameters.grpo), correlations(scored)
     table.to_csv(reward_report_draft / "rewards.csv", index=False)
     related.to_csv(reward_report_draft / "correlations.csv")
-    rows_of(scored).to_csv(reward_report_draft / "samples.csv", index=False)
+    sample_rows(scored).to_csv(reward_report_draft / "samples.csv", index=False)
     _sheet(scored, scorer).save(reward_report_draft / "sheet.png")
     title = f"{counted(len(samples), 'sample')} of {counted(len(prompts), 'training prompt')}"
     cells = [[_cell(row[name], form) for name, form in _COLUMNS.items()] for row in table.to_dict("records")]
@@ -117,16 +117,16 @@ def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Seque
     outputs, seconds = {}, {}
     with console.progress("Scoring", 2 * len(scorer.functions)) as bar:
         for name, function in scorer.functions.items():
-            began = time.perf_counter()
+            started = time.perf_counter()
             outputs[name] = function(asked, samples)
-            seconds[name] = time.perf_counter() - began
+            seconds[name] = time.perf_counter() - started
             bar.advance(1)
         again = scorer(asked, samples)
         bar.advance(len(scorer.functions))
     return Scored(records=asked, samples=samples, scores=scorer.combined(outputs), again=again, seconds=seconds)
 
 
-def measured(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
+def reward_table(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
     """Returns a row for each reward, and one for the total.
 
     Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
@@ -175,7 +175,7 @@ def within_groups(scored: Scored) -> pd.DataFrame:
     return values - values.groupby(scored.ids, sort=False).transform("mean")
 
 
-def rows_of(scored: Scored) -> pd.DataFrame:
+def sample_rows(scored: Scored) -> pd.DataFrame:
     """Returns a row for each sample: id, prompt, index within its group, total, each reward and its parts."""
     rows = pd.DataFrame(
         {
@@ -191,19 +191,22 @@ def rows_of(scored: Scored) -> pd.DataFrame:
 def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> list[str]:
     """Returns sentences on what to change before a training."""
     rows = {row["reward"]: row for row in table.to_dict("records")}
-    told = [sentence for row in rows.values() for sentence in _of_a_reward(row, config.combine)]
+    sentences = [sentence for row in rows.values() for sentence in _reward_findings(row, config.combine)]
     weighted = [name for name, row in rows.items() if row["weight"] and not math.isnan(row["weight"])]
     for i, first in enumerate(weighted):
         for second in weighted[i + 1 :]:
             if abs(related.loc[first, second]) > SAME:
                 how = "the same" if related.loc[first, second] > 0 else "the opposite"
-                told.append(f"{first} and {second} say {how} of the samples of a prompt: one of them is enough.")
+                sentences.append(f"{first} and {second} say {how} of the samples of a prompt: one of them is enough.")
     samples = config.prompts_per_step * config.group_size
     seconds = rows[TOTAL]["s for 16"] * samples / PER
-    return [*told, f"Scoring takes about {seconds:.2g} s of a training step with {samples} samples on this machine."]
+    return [
+        *sentences,
+        f"Scoring takes about {seconds:.2g} s of a training step with {samples} samples on this machine.",
+    ]
 
 
-def _of_a_reward(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
+def _reward_findings(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
     name, share = row["reward"], row["share of the advantages"]
     counts = name == TOTAL or (not math.isnan(row["weight"]) and row["weight"] != 0)
     if counts and row["equal groups"] >= EQUAL and row["unscored"] < 1:

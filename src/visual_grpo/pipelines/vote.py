@@ -162,14 +162,14 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
         "size": [parameters.data.height, parameters.data.width],
     }
     asked, drawn = _asked(parameters, records, what), _drawn_before(file)
-    missing = {pair: both for pair, both in asked.items() if pair not in drawn}
+    missing = {pair: requests for pair, requests in asked.items() if pair not in drawn}
     if missing:
         scorer = components.build_scorer(parameters, components.make_run_spec(parameters, model_path).modules)
         model = components.build_model(parameters, model_path, adapters)
-        requests, names = list(itertools.chain(*missing.values())), iter(missing)
+        pending, names = list(itertools.chain(*missing.values())), iter(missing)
         size = 2 * max(1, parameters.evaluation.batch_size // 2)
         with console.progress("Drawing pairs", len(missing)) as bar:
-            for batch, samples in draw(model, requests, sampler, size):
+            for batch, samples in draw(model, pending, sampler, size):
                 pictures = [of_sample(asks.record, s, scorer) for asks, s in zip(batch, samples, strict=True)]
                 for row in range(0, len(batch), 2):
                     record = batch[row].record
