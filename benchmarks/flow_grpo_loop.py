@@ -67,7 +67,7 @@ class HalvesTrainer(GRPOTrainer):
             shuffled = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(self.step))
             part = shuffled.chunk(self.config.updates_per_rollout)[len(before)]
             parts.append(replace(batch, rows=batch.rows[part]))
-        return super()._update_once(parts, before, PolicyLoss.over(self.config, parts))
+        return super()._update_once(parts, before, PolicyLoss(self.config, parts))
 
 
 def published(config: Parameters, elements: int, step_length: float) -> Parameters:

@@ -80,7 +80,7 @@ def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
         kl_correction=corrected,
     )
     chunk = ReplayChunk(steps=slice(0, S), log_probs=tensor(new), kl=tensor(kl))
-    policy_loss = PolicyLoss.over(config, [batch])
+    policy_loss = PolicyLoss(config, [batch])
     assert float(policy_loss(chunk, batch, torch.arange(rows))[0]) == pytest.approx(want)
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from visual_grpo.grpo.losses import Scale, gdpo_advantages, group_advantages, variance_shares, zero_variance_groups
+from visual_grpo.grpo.losses import Scale, gdpo_advantages, group_advantages, zero_variance_groups
+from visual_grpo.grpo.metrics import variance_shares
 
 NAN = float("nan")
 

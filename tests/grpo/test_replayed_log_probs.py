@@ -113,7 +113,7 @@ def test_truncated_importance_weights_scale_the_loss_by_hand() -> None:
     batch = TrainBatch(
         rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total, replayed_log_probs=replayed
     )
-    policy_loss = PolicyLoss.over(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [batch])
+    policy_loss = PolicyLoss(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [batch])
     new = replayed.clone().requires_grad_()
     loss, *_ = policy_loss(ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None), batch, batch.rows)
     loss.backward()

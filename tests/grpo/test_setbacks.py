@@ -13,6 +13,7 @@ import torch
 
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyTokenPolicy, records
+from visual_grpo.grpo.checks import probe_gradient
 from visual_grpo.grpo.metrics import reproducible
 from visual_grpo.grpo.optimizer import MOST_IN_A_ROW, MOST_OVERFLOWS, NonFiniteGuard, NonFiniteLossError
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -132,9 +133,9 @@ def test_the_signal_checks_gradient_does_not_overflow_and_is_that_of_single_prec
     gradients = []
     for policy, dtype in ((ToyTokenPolicy(), "float32"), (Narrow(), "float16")):
         trainer = trainer_of(policy, dtype)
-        before = trainer.scaler.state_dict()
-        gradients.append(trainer.policy_gradient(records(4), torch.Generator().manual_seed(3)))
-        assert trainer.scaler.state_dict() == before
+        before = trainer.optimizer.scaler.state_dict()
+        gradients.append(probe_gradient(trainer, records(4), torch.Generator().manual_seed(3)))
+        assert trainer.optimizer.scaler.state_dict() == before
         next(trainer.fit(records(10)))
     exact, scaled = gradients
     assert exact.any()

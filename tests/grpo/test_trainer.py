@@ -291,8 +291,8 @@ def test_gradients_are_unscaled_before_they_are_clipped() -> None:
         GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(**options), seed=1, dtype=dtype)
         for dtype in ("float32", "float16")
     )
-    assert scaled.scaler.is_enabled()
-    assert scaled.scaler.get_scale() > 1000
+    assert scaled.optimizer.scaler.is_enabled()
+    assert scaled.optimizer.scaler.get_scale() > 1000
     with given_gradients() as gradients:
         (want,), (got,) = (list(trainer.fit(records(10))) for trainer in (plain, scaled))
     assert want.values["grad_norm"] > 0.05

@@ -30,7 +30,7 @@ def batch() -> TrainBatch[None]:
 
 
 def recorded(**changes: Any) -> UpdateMetrics:
-    update, policy_loss = UpdateMetrics(), PolicyLoss.over(config(**changes), [batch()])
+    update, policy_loss = UpdateMetrics(), PolicyLoss(config(**changes), [batch()])
     chunk = ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None)
     update.record(*policy_loss(chunk, batch(), batch().rows))
     return update
@@ -61,9 +61,9 @@ def test_a_kl_that_was_not_measured_is_not_reported() -> None:
 
 def test_the_clips_of_the_configuration_replace_those_of_the_loss() -> None:
     for loss, kind in LOSSES.items():
-        plain = PolicyLoss.over(config(loss=loss), [batch()])
+        plain = PolicyLoss(config(loss=loss), [batch()])
         assert (plain.clip_low, plain.clip_high) == (kind.clip_low, kind.clip_high)
-        chosen = PolicyLoss.over(config(loss=loss, clip_low=0.11, clip_high=0.44), [batch()])
+        chosen = PolicyLoss(config(loss=loss, clip_low=0.11, clip_high=0.44), [batch()])
         assert (chosen.clip_low, chosen.clip_high) == (0.11, 0.44)
 
 

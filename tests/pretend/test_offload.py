@@ -144,7 +144,7 @@ def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_
         trained = [p for p in transformer.parameters() if p.requires_grad]
         assert [id(parameter) for parameter in trained] == before
         assert {parameter.device for parameter in trained} == {DEVICE}
-        assert {state["exp_avg"].device for state in trainer.optimizer.state.values()} == {DEVICE}
+        assert {state["exp_avg"].device for state in trainer.optimizer.adamw.state.values()} == {DEVICE}
         assert {t.device for t in device_tensors(transformer)} == {DEVICE}
         assert sum(t.nbytes for t in device_tensors(transformer)) == sum(parameter.nbytes for parameter in trained)
         tensors, facts = trainer.state()

@@ -115,6 +115,12 @@ def load_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
+def tensors_under(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the ``tensors`` whose keys begin with ``name/``, without that prefix."""
+    start = f"{name}/"
+    return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+
+
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """States of torch's, Python's and NumPy's own generators, as tensors and as JSON facts.
 

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord
-from visual_grpo.grpo.sampling import PromptOrder
+from visual_grpo.common.types import PromptRecord, Scores, TrainBatch
+from visual_grpo.grpo.losses import PolicyLoss
+from visual_grpo.grpo.metrics import Clock, UpdateMetrics
+from visual_grpo.grpo.optimizer import MOST_OVERFLOWS
+from visual_grpo.grpo.sampling import PromptOrder, all_groups, sample_and_score
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
@@ -65,6 +68,33 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
         " replay differ in precision, attention kernel, temperature or vocabulary restriction, position ids,"
         " classifier-free guidance or source image; dropout is on; the model was changed between the two.\n"
         "If the difference is only this machine's rounding, set grpo.ratio_tolerance above what was measured."
+    )
+
+
+class RatioCheck:
+    """Runs `check_ratio` before the first update of a run, once."""
+
+    def __init__(self, dtype: str, tolerance: float | None) -> None:
+        self.dtype, self.tolerance, self.passed = dtype, tolerance, False
+
+    def __call__(self, update: UpdateMetrics, batches: Sequence[TrainBatch[Any]]) -> None:
+        if not self.passed:
+            rounding = max(batch.rollout.rounding for batch in batches)
+            check_ratio(*update.log_ratio_stats(), self.dtype, rounding, self.tolerance)
+            self.passed = True
+
+
+def require_scored(batches: Sequence[TrainBatch[Any]], scores: Sequence[Scores], step: int) -> None:
+    """Raises UserError, with the rewards that scored nothing, if there is no sample to train on."""
+    if batches:
+        return
+    weighted = [name for name, weight in scores[0].weights.items() if weight]
+    silent = [name for name in weighted if all(s.rewards[name].isnan().all() for s in scores)]
+    who = f"the reward{'s' * (len(silent) > 1)} {', '.join(silent)} scored none of them"
+    between = f"each lacks a score of one of the rewards {', '.join(weighted)}"
+    raise UserError(
+        f"No sample of step {step} could be scored: {who if silent else between}, and without a score"
+        " there is nothing to train on. Look at what the reward returns for these prompts, or set its weight to 0."
     )
 
 
@@ -145,7 +175,7 @@ def measure_signal(
     while True:
         while len(gradients) < look:
             chosen = [prompts[i] for i in order.draw(config.prompts_per_step)]
-            gradients.append(trainer.policy_gradient(chosen, generator))
+            gradients.append(probe_gradient(trainer, chosen, generator))
             if time.monotonic() - noted >= _NOTE_SECONDS:
                 noted = time.monotonic()
                 note(f"{len(gradients)} of at most {most} rollouts")
@@ -156,6 +186,30 @@ def measure_signal(
             return signal
         note(f"{signal} cannot tell yet; drawing more")
         look = min(2 * look, most)
+
+
+def probe_gradient(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], generator: torch.Generator) -> Tensor:
+    """Returns the flat gradient of the loss on one rollout of ``prompts``, float32 on the CPU; changes nothing.
+
+    Float16's scale is halved until it can hold the gradient, and is restored afterwards.
+    """
+    config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.optimizer.scaler
+    clock = Clock(device=str(trainer.device))
+    scored = sample_and_score(trainer.policy, trainer.scorer, prompts, config, generator, clock)
+    batches = trainer.compare(all_groups(scored, config.group_size))
+    loss, scale = PolicyLoss(config, batches), scaler.state_dict()
+    for _ in range(MOST_OVERFLOWS):
+        trainer.compute_gradient(batches, loss, UpdateMetrics(), on_policy=True)
+        if not scaler.is_enabled():
+            break
+        scaler.unscale_(optimizer.adamw)
+        scaler.update()
+        if all(p.grad.isfinite().all() for p in trainer.parameters if p.grad is not None):
+            break
+    scaler.load_state_dict(scale)
+    flat = torch.cat([p.grad.flatten().float().cpu() for p in trainer.parameters if p.grad is not None])
+    optimizer.zero_grad()
+    return flat
 
 
 def update_cosines(gradients: Tensor) -> Tensor:

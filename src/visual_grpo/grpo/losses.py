@@ -82,7 +82,7 @@ def gdpo_advantages(
     With a plain weighted sum a reward of large variance drowns the others; here each contributes by its weight alone
     (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted reward gets 0. Returns [B].
     """
-    used, unscored = _weighted(rewards, weights)
+    used, unscored = used_rewards(rewards, weights)
     total = torch.zeros_like(unscored, dtype=torch.float32)
     for name in used:
         total = total + weights[name] * group_advantages(rewards[name], group_size, epsilon=epsilon, clip=None)
@@ -90,40 +90,12 @@ def gdpo_advantages(
     return group_advantages(total, group_size, scale="batch_centred", epsilon=epsilon, clip=clip)
 
 
-def variance_shares(
-    rewards: Mapping[str, Tensor],
-    weights: Mapping[str, float],
-    group_size: int,
-    *,
-    normalise: bool = False,
-    epsilon: float = 1e-4,
-) -> dict[str, float]:
-    """The share of each weighted reward in the variance of the total within groups; they add up to 1.
-
-    It is the covariance of the weighted reward with the total, divided by the total's variance: a reward with a share
-    near 0 is drowned by the others, whatever its weight, and one below 0 is worked against. Rows that a weighted reward
-    leaves unscored do not count. Empty where no total differs within its group.
-
-    ``rewards`` are [B]; ``normalise``: each in its group before it is weighted, as `gdpo_advantages` does.
-    """
-    used, unscored = _weighted(rewards, weights)
-    scale: Scale = "group" if normalise else "none"
-    terms = {}
-    for name in used:
-        scored = rewards[name].masked_fill(unscored, torch.nan)
-        own = group_advantages(scored, group_size, scale=scale, epsilon=epsilon, clip=None)
-        terms[name] = weights[name] * own.double()
-    total = torch.stack(list(terms.values())).sum(0)
-    variance = total.square().sum()
-    return {name: float((term * total).sum() / variance) for name, term in terms.items()} if variance else {}
-
-
 def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     """[N] bool: True for groups whose scored rewards do not differ and so teach nothing."""
     return _constant(_as_groups(rewards, group_size))
 
 
-def _weighted(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[list[str], Tensor]:
+def used_rewards(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[list[str], Tensor]:
     """Names of the rewards with a weight, and [B] bool: rows that one of them leaves unscored."""
     used = [name for name, weight in weights.items() if weight]
     return used, torch.stack([rewards[name].isnan() for name in used]).any(0)
@@ -233,32 +205,19 @@ def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, c
     return weights / (rows * mask.shape[1])
 
 
-@dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """The configured loss, normalised by the counts of the whole batch."""
+    """The configured loss of one optimizer update on ``batches``, normalised by the counts of all of them."""
 
-    config: GRPOConfig
-    kind: LossKind
-    clip_low: float
-    clip_high: float
-    counted_rows: int
-    counted_steps: int
-    rows: int
-
-    @classmethod
-    def over(cls, config: GRPOConfig, batches: Sequence[TrainBatch[Any]]) -> PolicyLoss:
-        """Returns the loss of one optimiser update on ``batches``."""
-        kind = LOSSES[config.loss]
+    def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]]) -> None:
+        self.config, self.kind = config, LOSSES[config.loss]
+        self.clip_low = config.clip_low if config.clip_low is not None else self.kind.clip_low
+        self.clip_high = config.clip_high if config.clip_high is not None else self.kind.clip_high
         masks = [batch.rollout.mask[batch.rows] for batch in batches]
-        return cls(
-            config=config,
-            kind=kind,
-            clip_low=config.clip_low if config.clip_low is not None else kind.clip_low,
-            clip_high=config.clip_high if config.clip_high is not None else kind.clip_high,
-            counted_rows=sum(int(mask.any(1).sum()) for mask in masks),
-            counted_steps=sum(int(mask.sum()) for mask in masks),
-            rows=sum(len(mask) for mask in masks),
-        )
+        self.counts = {
+            "counted_rows": sum(int(mask.any(1).sum()) for mask in masks),
+            "counted_steps": sum(int(mask.sum()) for mask in masks),
+            "rows": sum(len(mask) for mask in masks),
+        }
 
     def __call__(
         self, chunk: ReplayChunk, batch: TrainBatch[Any], rows: Tensor
@@ -286,13 +245,7 @@ class PolicyLoss:
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
-        weights = step_weights(
-            mask,
-            self.kind.aggregation,
-            counted_rows=self.counted_rows,
-            counted_steps=self.counted_steps,
-            rows=self.rows,
-        )[:, chunk.steps]
+        weights = step_weights(mask, self.kind.aggregation, **self.counts)[:, chunk.steps]
         # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
         total = torch.where(counted, weights * loss, 0.0).sum()
         with torch.no_grad():

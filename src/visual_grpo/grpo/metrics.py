@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import Rollout, Scores, StepMetrics, TrainBatch
+from visual_grpo.common.types import ReplayChunk, Rollout, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
+from visual_grpo.grpo.losses import Scale, group_advantages, used_rewards, zero_variance_groups
 
 SAMPLER_GAP = "sampler_gap"
 
@@ -67,8 +67,13 @@ class UpdateMetrics:
             self.add(name, values, counted)
         self.max_abs_log_ratio = max(self.max_abs_log_ratio, float(metrics["abs_log_ratio"].max()))
 
-    def record_sampler_gap(self, gap: Tensor, counted: Tensor) -> None:
-        """Adds |log ratio| between replay and sampler, [b, s]."""
+    def record_replay(self, batch: TrainBatch[Any], chunk: ReplayChunk, rows: Tensor) -> None:
+        """Stores an on-policy replay of ``rows`` ([b]) in its batch, and adds its gap to the sampler."""
+        if batch.replayed_log_probs is None:
+            return
+        log_probs, counted = chunk.log_probs.detach(), batch.rollout.mask[rows][:, chunk.steps]
+        gap = torch.where(counted, log_probs - batch.rollout.log_probs[rows][:, chunk.steps], 0.0).abs()
+        batch.replayed_log_probs[rows[:, None], torch.arange(chunk.steps.start, chunk.steps.stop)] = log_probs
         self.add(SAMPLER_GAP, gap, counted)
         self.max_sampler_gap = max(self.max_sampler_gap, float(gap.max()))
 
@@ -135,9 +140,9 @@ def _reward_metrics(scores: list[Scores], config: GRPOConfig) -> dict[str, float
         "zero_variance_share": float(zero_variance_groups(total, group_size).float().mean()),
     }
     rewards = {name: torch.cat([s.rewards[name] for s in scores]) for name in scores[0].rewards}
-    for name, own in rewards.items():
-        values[f"reward/{name}"] = _mean(own)
-        values[f"reward/{name}_std"] = _mean(_group_std(own, group_size))
+    for name, column in rewards.items():
+        values[f"reward/{name}"] = _mean(column)
+        values[f"reward/{name}_std"] = _mean(_group_std(column, group_size))
     weights = scores[0].weights
     if sum(weight != 0 for weight in weights.values()) > 1:
         shares = variance_shares(
@@ -151,6 +156,34 @@ def _reward_metrics(scores: list[Scores], config: GRPOConfig) -> dict[str, float
         # Means over the same samples: their quotient is the ratio of the sums.
         values[f"part/{name}"] = _mean(above) / _mean(below) if _mean(below) else 0.0
     return values
+
+
+def variance_shares(
+    rewards: Mapping[str, Tensor],
+    weights: Mapping[str, float],
+    group_size: int,
+    *,
+    normalise: bool = False,
+    epsilon: float = 1e-4,
+) -> dict[str, float]:
+    """The share of each weighted reward in the variance of the total within groups; they add up to 1.
+
+    It is the covariance of the weighted reward with the total, divided by the total's variance: a reward with a share
+    near 0 is drowned by the others, whatever its weight, and one below 0 is worked against. Rows that a weighted reward
+    leaves unscored do not count. Empty where no total differs within its group.
+
+    ``rewards`` are [B]; ``normalise``: each in its group before it is weighted, as `gdpo_advantages` does.
+    """
+    used, unscored = used_rewards(rewards, weights)
+    scale: Scale = "group" if normalise else "none"
+    terms = {}
+    for name in used:
+        scored = rewards[name].masked_fill(unscored, torch.nan)
+        advantages = group_advantages(scored, group_size, scale=scale, epsilon=epsilon, clip=None)
+        terms[name] = weights[name] * advantages.double()
+    total = torch.stack(list(terms.values())).sum(0)
+    variance = total.square().sum()
+    return {name: float((term * total).sum() / variance) for name, term in terms.items()} if variance else {}
 
 
 def _update_metrics(updates: list[UpdateMetrics]) -> dict[str, float]:

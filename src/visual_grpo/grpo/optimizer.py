@@ -1,10 +1,11 @@
-"""The optimiser of adapters: schedule, summed gradients, updates that are not finite, state for a checkpoint."""
+"""AdamW on adapters: schedule, gradient sums, loss scaling, non-finite updates, state for a checkpoint."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Self
 
 import torch
@@ -13,14 +14,14 @@ from torch import Tensor, nn
 from visual_grpo.common.device import bitsandbytes
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.metrics import UpdateMetrics
 
 log = logging.getLogger(__name__)
 
 Schedule = Literal["constant", "linear", "cosine"]
 SETTING = "grpo.optimizer"
 _TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
-"""Entries of bitsandbytes' state that are the same for all parameters, by the names of the optimiser's own tables: what
-the codes of each moment mean."""
+"""bitsandbytes' state entry -> attribute of the optimizer: the codes of each moment, the same for all parameters."""
 
 
 def learning_rate_factor(update: int, total: int, warmup: int, schedule: Schedule) -> float:
@@ -43,10 +44,10 @@ def build_optimizer(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> t
     kind: Any = torch.optim.AdamW
     if config.optimizer == "adamw_8bit":
         kind = bitsandbytes(SETTING, config.optimizer, parameters[0].device).optim.AdamW8bit
-    made: torch.optim.Optimizer = kind(
+    optimizer: torch.optim.Optimizer = kind(
         parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
     )
-    return made
+    return optimizer
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -61,7 +62,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_state(optimizer: Any, state: Mapping[str, Tensor]) -> None:
-    """Restores what `optimizer_state` gave. Raises UserError for what the other kind of optimiser gave."""
+    """Restores what `optimizer_state` gave. Raises UserError for what the other kind of optimizer gave."""
     entries: dict[int, dict[str, Any]] = {}
     for key, value in state.items():
         index, name = key.split("/")
@@ -113,7 +114,7 @@ class GradientSums:
         total(flat)
         *sums, reached = flat.split([part.numel() for part in (*parts, reached)])
         for parameter, part, count in zip(self._parameters, sums, reached, strict=True):
-            if not count:  # No gradient reaches it: then the optimiser must not touch it.
+            if not count:  # No gradient reaches it: then the optimizer must not touch it.
                 continue
             if in_double(parameter):
                 self._sums[parameter] = part.view_as(parameter)
@@ -182,6 +183,61 @@ class NonFiniteGuard:
 
     def load_state(self, state: dict[str, int]) -> None:
         self.in_a_row, self.overflows = state["in_a_row"], state["overflows"]
+
+
+class AdapterOptimizer:
+    """AdamW with a learning-rate schedule, float16 loss scaling, and a guard against updates that are not finite."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: GRPOConfig, dtype: str) -> None:
+        """``dtype`` is that of the weights: float16 gets a gradient scaler."""
+        self.parameters, self.config, self.device = parameters, config, parameters[0].device
+        self.adamw = build_optimizer(parameters, config)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
+        self.guard = NonFiniteGuard(config.non_finite)
+
+    @contextmanager
+    def update(self, metrics: UpdateMetrics) -> Iterator[None]:
+        """Skips the update inside where its loss or gradient is not finite, unless the run should stop."""
+        try:
+            yield
+        except NonFiniteLossError as error:
+            self.guard.skipped(error)
+            metrics.skipped, metrics.grad_norm = True, math.nan
+        else:
+            self.guard.in_a_row = 0
+        self.zero_grad()  # Free gradients before the next rollout.
+
+    def zero_grad(self) -> None:
+        self.adamw.zero_grad(set_to_none=True)
+
+    def gradient_sums(self) -> GradientSums:
+        self.zero_grad()
+        # A rank without rows needs its scaler's factor too, which is created at the first loss.
+        self.scaler.scale(torch.zeros((), device=self.device))
+        return GradientSums(self.parameters)
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss.to(self.device)).backward()
+
+    def step(self, number: int, step: int, prompts: Sequence[str]) -> tuple[float, float]:
+        """Takes update ``number`` of the run, in training step ``step``; returns gradient norm and learning rate.
+
+        Raises NonFiniteLossError. With a scaler, an infinite gradient skips the update by design.
+        """
+        config = self.config
+        total = config.steps * config.updates_per_rollout
+        factor = learning_rate_factor(number, total, config.warmup_steps, config.schedule)
+        for group in self.adamw.param_groups:
+            group["lr"] = config.learning_rate * factor
+        self.scaler.unscale_(self.adamw)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
+        if not self.scaler.is_enabled():
+            refuse_non_finite(norm, "gradient norm", step, prompts)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.adamw)
+        self.scaler.update()
+        self.guard.scaled(scale, self.scaler.get_scale(), step)
+        return norm, config.learning_rate * factor
 
 
 def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:

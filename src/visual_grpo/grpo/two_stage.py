@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
+from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.metrics import Clock
 from visual_grpo.grpo.sampling import PromptOrder
-from visual_grpo.grpo.trainer import GRPOTrainer, under
+from visual_grpo.grpo.trainer import GRPOTrainer
 
 
 class StagesTrainer(ABC):
@@ -43,7 +44,7 @@ class StagesTrainer(ABC):
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         for module, trainer in self.modules.items():
-            trainer.load_state(under(module, tensors), facts[module])
+            trainer.load_state(tensors_under(module, tensors), facts[module])
         self.step = facts["step"]
 
     def _taken(self, taken: Mapping[str, StepMetrics], samples: int) -> StepMetrics:

@@ -28,7 +28,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, kw_only=True)
 class DenoisedPath:
-    """What B rows went through."""
+    """States of B rows at the stochastic steps."""
 
     latents: Tensor
     """[B, C, h, w] float32 after the last step."""
@@ -66,7 +66,7 @@ class Denoiser(Generic[C]):
         return [image for part in parts for image in part]
 
     def generate(self, conditions: C, seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
-        """An image of each of N entries by the ODE or, where ``sampler.stochastic``, as training samples are drawn."""
+        """Draws an image of each of N entries by the ODE or, if ``sampler.stochastic``, as in training."""
         steps, _ = sampler.denoising()
         entries = torch.arange(len(seeds))
         if not sampler.stochastic:
@@ -75,7 +75,7 @@ class Denoiser(Generic[C]):
         return self.pixels(self.sample_path(conditions, entries, seeds, seeds, steps=steps, window=window).latents)
 
     def window(self, steps: int, generator: torch.Generator) -> range:
-        """The stochastic ones among ``steps`` denoising steps; a window without a fixed start is drawn."""
+        """Returns the stochastic steps among ``steps`` denoising steps; draws the start of a window without one."""
         flow = self.flow
         count = flow.window_steps or steps - 1 - (flow.window_start or 0)
         start, latest = flow.window_start, steps - 1 - count
@@ -88,6 +88,13 @@ class Denoiser(Generic[C]):
             )
         return range(start, start + count)
 
+    def trained_columns(self, window: int, generator: torch.Generator) -> list[int]:
+        """Draws the trained steps among the ``window`` stochastic ones, the same for all rows."""
+        count = max(1, round(self.flow.train_share * window))
+        if count == window:
+            return list(range(window))
+        return sorted(torch.randperm(window, generator=generator)[:count].tolist())
+
     @torch.no_grad()
     def sample_path(
         self,
@@ -98,32 +105,31 @@ class Denoiser(Generic[C]):
         *,
         steps: int,
         window: range,
-        shared: int = 1,
+        shared_prefix: int = 1,
     ) -> DenoisedPath:
         """Stochastic steps in ``window``, ODE elsewhere.
 
         In the window the adapter runs as in the replay, whose log-probs must be the same to the last bit.
 
         Args:
-            entries: [B] int64, which of the conditions' entries each row has.
+            entries: [B] int64, row -> entry of the conditions.
             noise_seeds: [B], of the start noise.
             step_seeds: [B], of the noise of the stochastic steps.
-            shared: that many neighbouring rows have the same conditions and start noise. They are identical until the
-                first stochastic step adds noise: what comes before is computed once for them.
+            shared_prefix: number of neighbouring rows with the same conditions and start noise. They are identical
+                until the first stochastic step adds noise, and are computed once until then.
         """
         schedule, transformer = self.model.schedule(steps), self.model.transformer
-        start = self.start_noise(noise_seeds)[::shared]
+        start = self.start_noise(noise_seeds)[::shared_prefix]
         drawn = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
         before, after, means, stds = [], [], [], []
         with on_device(transformer):
             with fast_lora(transformer):
-                state = self._ode(start, conditions, entries[::shared], schedule, range(window.start))
+                state = self._ode(start, conditions, entries[::shared_prefix], schedule, range(window.start))
             for column, step in enumerate(window):
-                if column:
-                    mean, std = self._transition(state, conditions, entries, schedule, step)
-                else:
-                    mean, std = self._transition(state, conditions, entries[::shared], schedule, step)
-                    state, mean = state.repeat_interleave(shared, 0), mean.repeat_interleave(shared, 0)
+                stepped = entries if column else entries[::shared_prefix]
+                mean, std = self._transition(state, conditions, stepped, schedule, step)
+                if not column:
+                    state, mean = state.repeat_interleave(shared_prefix, 0), mean.repeat_interleave(shared_prefix, 0)
                 before.append(state)
                 state = mean + std * drawn[:, column].to(mean.device)
                 after.append(state)
@@ -142,7 +148,7 @@ class Denoiser(Generic[C]):
     def step(
         self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int
     ) -> tuple[Tensor, float]:
-        """Mean [b, C, h, w] and standard deviation of a stochastic step, with gradient where it is on."""
+        """Returns mean [b, C, h, w] and standard deviation of a stochastic step, with gradient where it is on."""
         velocity = self.model.velocity(conditions, entries)(state, schedule.timesteps[step])
         sigma, next_sigma = schedule.sigmas[step], schedule.sigmas[step + 1]
         return transition(velocity, state, sigma, next_sigma, self.flow.noise, self.flow.sampler)
@@ -153,18 +159,18 @@ class Denoiser(Generic[C]):
         """`step`, a batch at a time."""
         stds: list[float] = []
 
-        def run(part: Tensor, own: Tensor) -> Tensor:
-            mean, std = self.step(part, conditions, own, schedule, step)
+        def run(part: Tensor, part_entries: Tensor) -> Tensor:
+            mean, std = self.step(part, conditions, part_entries, schedule, step)
             stds.append(std)
             return mean
 
         return self._batched(state, entries, run), stds[0]
 
     def _ode(self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, steps: range) -> Tensor:
-        """The given ``steps`` of the schedule, [b, C, h, w] -> the same, a batch at a time."""
+        """Takes ``steps`` of the schedule, [b, C, h, w] -> the same, a batch at a time."""
 
-        def run(part: Tensor, own: Tensor) -> Tensor:
-            velocity = self.model.velocity(conditions, own) if steps else None
+        def run(part: Tensor, part_entries: Tensor) -> Tensor:
+            velocity = self.model.velocity(conditions, part_entries) if steps else None
             for step in steps:
                 assert velocity is not None
                 flow = velocity(part, schedule.timesteps[step])
@@ -174,7 +180,7 @@ class Denoiser(Generic[C]):
         return self._batched(state, entries, run)
 
     def _batched(self, state: Tensor, entries: Tensor, run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """``run(state, entries)`` for ``denoise_batch`` rows at a time, without gradient, joined."""
+        """Runs ``run(state, entries)`` for ``denoise_batch`` rows at a time, without gradient; joins the results."""
         device, size = self.model.transformer.device, self.config.denoise_batch
         parts = zip(state.to(device).split(size), entries.split(size), strict=True)
         return torch.cat(map_on_cores(lambda part: run(*part), parts, device))

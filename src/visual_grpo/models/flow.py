@@ -35,13 +35,13 @@ class Schedule:
     """n denoising steps of the pipeline's scheduler."""
 
     timesteps: tuple[float, ...]
-    """n of them, as the transformer is called with at each step."""
+    """n values, as the transformer takes them."""
     sigmas: tuple[float, ...]
     """n + 1 noise levels, the first at most 1, the last 0."""
 
     @classmethod
     def of(cls, scheduler: Any) -> Schedule:
-        """What a scheduler of diffusers was set to."""
+        """Reads a scheduler of diffusers after its ``set_timesteps``."""
         return cls(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class Schedule:
 
 
 class FlowModel(Protocol[C]):
-    """A pipeline at one image size. ``C`` is what its transformer is told of N records."""
+    """A pipeline at one image size. ``C`` are its transformer's conditions for N records."""
 
     @property
     def transformer(self) -> Any:
@@ -64,52 +64,49 @@ class FlowModel(Protocol[C]):
     def schedule(self, steps: int) -> Schedule: ...
 
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> C:
-        """What the transformer is told of N records.
+        """Encodes N records for the transformer.
 
-        ``seeds``: [N], for a model that samples a part of it (GLM-Image's tokens). ``guidance_scale``: 1 = off.
+        ``seeds``: [N], for a model that samples conditions (GLM-Image's tokens). ``guidance_scale``: 1 = off.
         """
         ...
 
     def velocity(self, conditions: C, entries: Tensor) -> Velocity:
-        """The velocity field of b rows; ``entries`` ([b] int64) says which of the N records each row belongs to.
+        """Returns the velocity field of b rows, each with one of the N ``entries`` ([b] int64).
 
-        What all steps share, such as the embeddings of these rows, is prepared once here.
+        Prepares here, once, what all steps share, such as the rows' embeddings.
         """
         ...
 
     def pixels(self, latents: Tensor) -> list[Tensor]:
-        """[b, C, h, w] float32 -> b uint8 images [3, H, W] on the CPU.
-
-        On a CPU several threads call it at the same time.
-        """
+        """[b, C, h, w] float32 -> b uint8 images [3, H, W] on the CPU; must be thread-safe."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowTrajectory(Generic[C]):
-    """Everything the replay needs of B sampled rows."""
+    """B sampled rows, as the replay needs them."""
 
     conditions: C
     entries: Tensor
-    """[B] int64, which of the conditions' entries each row has."""
+    """[B] int64, row -> entry of the conditions."""
     schedule: Schedule
     steps: tuple[int, ...]
-    """[S] which denoising steps are trained."""
+    """[S] trained denoising steps."""
     states: Tensor
-    """[B, S, C, h, w] float32 before each of them."""
+    """[B, S, C, h, w] float32 before each trained step."""
     next_states: Tensor
     """[B, S, C, h, w] float32 after it."""
     means: Tensor
-    """[B, S, C, h, w] of the transitions under the policy that took them."""
-    shared: int
-    """That many neighbouring rows are identical up to and including the state before step ``first_sde_step``."""
+    """[B, S, C, h, w] of the transitions under the sampling policy."""
+    shared_prefix: int
+    """Number of neighbouring rows that are identical until ``first_sde_step`` adds noise."""
     first_sde_step: int
     reference_means: Tensor | None = None
-    """[B, S, C, h, w] under the adapter-disabled model; None without a KL penalty."""
+    """[B, S, C, h, w] without the adapter; None without a KL penalty."""
 
 
 class FlowPolicy(AdapterPolicy, Generic[C]):
-    """Satisfies ``types.Policy[FlowTrajectory[C]]`` for any `FlowModel`."""
+    """Samples, replays and trains any `FlowModel`; a ``Policy[FlowTrajectory[C]]``."""
 
     def __init__(
         self,
@@ -120,12 +117,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         *,
         kl_reference: bool = False,
     ) -> None:
-        """A policy on the ``adapter`` of the model's transformer.
-
-        Args:
-            sampler: denoising steps and guidance of training samples.
-            kl_reference: store the reference's transitions with every rollout, for a KL penalty.
-        """
+        """``sampler`` draws training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
         super().__init__(adapter)
         self.model, self.config, self.kl_reference = model, config, kl_reference
         self.steps, self.guidance_scale = sampler.denoising()
@@ -137,7 +129,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
     ) -> Rollout[FlowTrajectory[C]]:
-        """G stochastic decodes of each prompt. All randomness comes from seeds drawn from ``generator``."""
+        """Draws G images of each prompt. All randomness comes from seeds drawn from ``generator``."""
         started = time.perf_counter()
         seeds = draw_seeds(len(prompts), generator)
         conditions = self.model.conditions(prompts, seeds, self.guidance_scale)
@@ -154,12 +146,12 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         group_size: int,
         generator: torch.Generator,
     ) -> Rollout[FlowTrajectory[C]]:
-        """G stochastic decodes of each of N entries of ``conditions``: rows n * G + g.
+        """Draws G images of each of N entries of ``conditions``: rows n * G + g.
 
-        ``noise_seeds``: [N], of the start noise that the decodes of an entry share.
+        ``noise_seeds``: [N], seeds of the start noise that the images of an entry share.
         """
         started = time.perf_counter()
-        count, shared = len(prompts), group_size if self.config.share_start_noise else 1
+        count, shared_prefix = len(prompts), group_size if self.config.share_start_noise else 1
         step_seeds = draw_seeds(count * group_size, generator)
         window = self.denoiser.window(self.steps, generator)
         starts = step_seeds
@@ -167,9 +159,9 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
             starts = [seed for seed in noise_seeds for _ in range(group_size)]
         entries = torch.arange(count).repeat_interleave(group_size)
         path = self.denoiser.sample_path(
-            conditions, entries, starts, step_seeds, steps=self.steps, window=window, shared=shared
+            conditions, entries, starts, step_seeds, steps=self.steps, window=window, shared_prefix=shared_prefix
         )
-        columns = self._trained_columns(len(window), generator)
+        columns = self.denoiser.trained_columns(len(window), generator)
         trajectory = FlowTrajectory(
             conditions=conditions,
             entries=entries,
@@ -178,7 +170,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
             states=path.states[:, columns],
             next_states=path.next_states[:, columns],
             means=path.means[:, columns],
-            shared=shared,
+            shared_prefix=shared_prefix,
             first_sde_step=window.start,
         )
         if self.kl_reference:
@@ -194,7 +186,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         )
 
     def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[ReplayChunk]:
-        """One chunk per trained step, so that only one step's graph is alive at a time."""
+        """Yields a chunk per trained step, so that only one step's graph is alive at a time."""
         with on_device(self.model.transformer):  # Also while the caller goes backward.
             for column in range(len(trajectory.steps)):
                 mean, std = self._step(trajectory, column, rows)
@@ -211,7 +203,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
 
     @torch.no_grad()
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:
-        """[B, S, C, h, w] with the adapter switched off."""
+        """Returns the means without the adapter, [B, S, C, h, w]."""
         batches = torch.arange(len(trajectory.states)).split(self.config.denoise_batch)
         with on_device(self.model.transformer), self.adapter.disabled():
             columns = [
@@ -221,30 +213,22 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         return torch.stack(columns, 1)
 
     def _step(self, trajectory: FlowTrajectory[C], column: int, rows: Tensor) -> tuple[Tensor, float]:
-        """Mean [b, C, h, w] and standard deviation of a trained step of ``rows`` ([b] int64)."""
-        of_row = None
-        if trajectory.steps[column] == trajectory.first_sde_step:
-            # As in the rollout: what rows share is computed once, and its gradient collects those of all.
-            groups, of_row = (rows // trajectory.shared).unique(return_inverse=True)
-            rows = groups * trajectory.shared
+        """Returns mean [b, C, h, w] and standard deviation of a trained step of ``rows`` ([b] int64)."""
+        step, prefix_of_row = trajectory.steps[column], None
+        if step == trajectory.first_sde_step:
+            # As in the rollout: rows with a shared prefix are computed once, and the gradient sums over them.
+            prefixes, prefix_of_row = (rows // trajectory.shared_prefix).unique(return_inverse=True)
+            rows = prefixes * trajectory.shared_prefix
         state, entries = trajectory.states[rows, column], trajectory.entries[rows]
-        step = trajectory.steps[column]
         mean, std = self.denoiser.step(state, trajectory.conditions, entries, trajectory.schedule, step)
-        return mean if of_row is None else mean[of_row], std
-
-    def _trained_columns(self, window: int, generator: torch.Generator) -> list[int]:
-        """Which of the window's steps are trained, the same for all rows."""
-        count = max(1, round(self.config.flow.train_share * window))
-        if count == window:
-            return list(range(window))
-        return sorted(torch.randperm(window, generator=generator)[:count].tolist())
+        return mean if prefix_of_row is None else mean[prefix_of_row], std
 
 
 class FlowGenerator(Generic[C]):
-    """Satisfies ``family.Model`` for any `FlowModel`: text encoders and VAE frozen, one LoRA."""
+    """A `family.Model` of any `FlowModel`: text encoders and VAE frozen, one LoRA."""
 
     def __init__(self, model: FlowModel[C], modules: Mapping[str, Module], settings: ModelSettings) -> None:
-        """``modules``: the family's, of which there is one."""
+        """``modules``: the family's only module."""
         (name,) = modules
         self.model, self.config = model, settings.policy
         self.adapters = AdapterSet(modules, {name: model.transformer})
@@ -254,7 +238,7 @@ class FlowGenerator(Generic[C]):
     def builder(
         cls, model_class: Callable[[Any, tuple[int, int], Any], FlowModel[C]], modules: Mapping[str, Module]
     ) -> Callable[[Any, ModelSettings], FlowGenerator[C]]:
-        """``Family.build`` for a model that is made of (pipeline, size, the family's options)."""
+        """Returns a ``Family.build`` that calls ``model_class(pipeline, size, options)``."""
         return lambda pipeline, settings: cls(model_class(pipeline, settings.size, settings.options), modules, settings)
 
     @torch.no_grad()
@@ -262,14 +246,14 @@ class FlowGenerator(Generic[C]):
         """One uint8 image [3, H, W] per record; each depends on its record, its seed and the weights."""
         images: dict[int, Sample] = {}
         for rows in rows_by_source_count(records):
-            own_seeds = [seeds[row] for row in rows]
+            row_seeds = [seeds[row] for row in rows]
             _, guidance_scale = sampler.denoising()
-            conditions = self.model.conditions([records[row] for row in rows], own_seeds, guidance_scale)
-            images |= dict(zip(rows, self._denoiser.generate(conditions, own_seeds, sampler), strict=True))
+            conditions = self.model.conditions([records[row] for row in rows], row_seeds, guidance_scale)
+            images |= dict(zip(rows, self._denoiser.generate(conditions, row_seeds, sampler), strict=True))
         return [images[row] for row in range(len(records))]
 
     def policy(
         self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> FlowPolicy[C]:
-        """Decodes of each prompt; ``evaluation`` decides nothing here."""
+        """Returns the policy of the transformer; ``evaluation`` is not used."""
         return FlowPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)

@@ -20,7 +20,8 @@ from visual_grpo.config import GRPOConfig, Parameters
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.draw import distinct_prompts, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
-from visual_grpo.grpo.losses import variance_shares, zero_variance_groups
+from visual_grpo.grpo.losses import zero_variance_groups
+from visual_grpo.grpo.metrics import variance_shares
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 

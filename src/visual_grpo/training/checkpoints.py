@@ -14,9 +14,8 @@ from torch import Tensor
 from visual_grpo.common.files import linked, replace_folder
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint import set_later_aside
+from visual_grpo.grpo.checkpoint import set_later_aside, tensors_under
 from visual_grpo.grpo.distributed import group
-from visual_grpo.grpo.trainer import under
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
 
@@ -142,8 +141,8 @@ class RunCheckpoints:
     def _load(self, origin: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         resuming.refuse_changes(origin, facts, self.config)
         resuming.refuse_another_origin(origin, facts, self.identity)
-        vars(self.progress).update(facts["progress"], best_adapter=under("best", tensors))
-        self.trainer.load_state(under("trainer", tensors), facts["trainer"])
+        vars(self.progress).update(facts["progress"], best_adapter=tensors_under("best", tensors))
+        self.trainer.load_state(tensors_under("trainer", tensors), facts["trainer"])
         checkpoint.restore_random_states(tensors, facts["random"])
 
     def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:

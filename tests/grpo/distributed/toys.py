@@ -18,6 +18,7 @@ from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, record
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
 from visual_grpo.config import Parameters
+from visual_grpo.grpo.checks import probe_gradient
 from visual_grpo.grpo.distributed import group, sharding
 from visual_grpo.grpo.distributed.policy import FirstScores
 from visual_grpo.grpo.losses import LOSSES
@@ -118,7 +119,7 @@ def train_every_way(config: Parameters, kind: str) -> list[tuple[Tensor, list[An
 
 
 def signal_gradient(config: Parameters) -> Tensor:
-    return trainer(SeededTokens()).policy_gradient(records(5), torch.Generator().manual_seed(3))
+    return probe_gradient(trainer(SeededTokens()), records(5), torch.Generator().manual_seed(3))
 
 
 def several(config: Parameters, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[Any]:

@@ -27,9 +27,10 @@ class LocalPart:
     start: int
     rows: int
 
-    def among(self, rows: Tensor) -> Tensor:
-        """Those of ``rows`` ([b]) that are here."""
-        return rows[(rows >= self.start) & (rows < self.start + self.rows)]
+    def micro_batches(self, rows: Tensor, size: int | None) -> Sequence[Tensor]:
+        """Splits those of ``rows`` ([b]) that this rank drew into parts of ``size`` rows; None = one part."""
+        local = rows[(rows >= self.start) & (rows < self.start + self.rows)]
+        return local.split(size or len(local)) if len(local) else ()
 
 
 def roll_out(

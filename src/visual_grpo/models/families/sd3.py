@@ -31,34 +31,30 @@ class Sd3Options(Strict):
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What the transformer is told."""
-
     prompts: PooledText
-    """Of N prompts; CLIP's tokens come before T5's."""
+    """N prompts; CLIP's tokens come before T5's."""
     negative: PooledText | None
-    """Of one prompt, the same for all; None without guidance."""
+    """The one negative prompt; None without guidance."""
     guidance_scale: float
 
 
 class Sd3:
-    """A pipeline at one size."""
-
     def __init__(self, pipeline: Any, size: tuple[int, int], options: Sd3Options) -> None:
         """``size``: (height, width) in pixels, multiples of 16."""
         self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
         self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels)
 
     def schedule(self, steps: int) -> Schedule:
-        """The pipeline's own, whose shift does not depend on the size."""
+        """Returns the pipeline's schedule, whose shift does not depend on the size."""
         self.pipeline.scheduler.set_timesteps(steps)
         return Schedule.of(self.pipeline.scheduler)
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        firsts, own = distinct(records)
-        texts = [self._encode(record.prompt) for record in firsts]  # One at a time: the same in any batch.
+        unique, index = distinct(records)
+        texts = [self._encode(record.prompt) for record in unique]  # One at a time: the same in any batch.
         return Conditions(
-            prompts=PooledText.of(texts).rows(own),
+            prompts=PooledText.of(texts).rows(index),
             negative=self._encode(self.options.negative_prompt) if guidance_scale > 1 else None,
             guidance_scale=guidance_scale,
         )
@@ -103,7 +99,7 @@ _MODULES = mmdit_modules("ff", "ff_context")
 
 
 def load(path: str, config: ModelConfig) -> Any:
-    """A folder or hub id, frozen; T5 may be missing, and with ``max_sequence_length`` 0 is not loaded."""
+    """Loads a folder or hub id, frozen; T5 may be missing, and is not loaded if ``max_sequence_length`` is 0."""
     without = _T5 if config.options.get("max_sequence_length") == 0 else ()
     return load_pipeline("StableDiffusion3Pipeline", path, config, _PARTS, without)
 

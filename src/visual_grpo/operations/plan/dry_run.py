@@ -44,8 +44,8 @@ class DryRunner:
             for own in self.trainer.modules.values():
                 for parameter in own.parameters:
                     parameter.grad = torch.zeros_like(parameter)
-                own.optimizer.step()
-                own.optimizer.zero_grad(set_to_none=True)
+                own.optimizer.adamw.step()
+                own.optimizer.zero_grad()
 
     def step(self) -> Meter:
         """Counts rollout, rewards that cost nothing, reference, replay, gradient and optimiser."""
@@ -83,7 +83,7 @@ class DryRunner:
             blocks = [block for network in networks for block in layers_of(network)]
             meter.live -= on_other_cards(blocks, self.config.distributed.processes)
         for own in self.trainer.modules.values():
-            kept = (value for state in own.optimizer.state.values() for value in state.values())
+            kept = (value for state in own.optimizer.adamw.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))
         before = copied_bytes(*networks)
         with fewer_repeats(meter), as_on_a_device(), meter:

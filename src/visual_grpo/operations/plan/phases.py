@@ -47,7 +47,7 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
         marked += [
             (own.policy, "rollout", CONDITIONS),
             (own, "update", f"{module}: replay and gradient"),
-            (own.optimizer, "step", f"{module}: AdamW"),
+            (own.optimizer.adamw, "step", f"{module}: AdamW"),
         ]
         references = [name for name in ("reference_log_probs", "reference_means") if hasattr(own.policy, name)]
         marked += [(own.policy, name, f"{module}: reference") for name in references]
