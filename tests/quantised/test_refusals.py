@@ -49,7 +49,7 @@ def test_a_missing_library_is_told_before_a_model_is_loaded(
 def test_a_sharded_base_of_fewer_bits_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="make quantised")
     model, distributed = {"path": str(pipeline_folder)}, {"processes": 2, "sharded": True}
-    with pytest.raises(UserError, match="only weights of full precision are cut"):
+    with pytest.raises(UserError, match="only weights of full precision are sharded"):
         check(few_bits(tmp_path, "dit", "4bit", model=model, distributed=distributed), scores=False)
 
 

@@ -79,10 +79,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def step_of(path: Path) -> int:
     """Returns the number of completed steps, from a checkpoint's name."""
-    found = _NAME.fullmatch(path.name)
-    if found is None:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
         raise ValueError(f"{path.name} is not the name of a checkpoint")
-    return int(found[1])
+    return int(match[1])
 
 
 def damage(path: Path) -> str | None:
@@ -109,8 +109,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def load_facts(path: Path) -> dict[str, Any]:
     """Facts of one checkpoint folder. Raises DamagedCheckpointError if any of its files is not what was written."""
-    if found := damage(path):
-        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {found}.")
+    if fault := damage(path):
+        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {fault}.")
     facts: dict[str, Any] = json.loads((path / FACTS).read_text(encoding="utf-8"))
     return facts
 
@@ -155,13 +155,13 @@ def use_newest(folder: Path, note: Note) -> Path | None:
 
     Raises UserError: there are checkpoints, but none is intact; nothing is renamed then.
     """
-    there, newest = checkpoints(folder), newest_intact(folder)
+    paths, newest = checkpoints(folder), newest_intact(folder)
     if newest is not None:
-        for path in there[: there.index(newest)]:
+        for path in paths[: paths.index(newest)]:
             what, new = damage(path), _renamed(path, DAMAGED).name
             note(f"The checkpoint {path} is damaged ({what}): not used, and renamed to {new}")
-    elif there:
-        shown = "\n".join(f"  {path.name}: {damage(path)}" for path in there)
+    elif paths:
+        shown = "\n".join(f"  {path.name}: {damage(path)}" for path in paths)
         raise UserError(
             f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint"
             " with resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"

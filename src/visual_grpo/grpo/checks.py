@@ -122,7 +122,7 @@ def useful_cosine(steps: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Signal:
-    """How far the gradients of independent rollouts agree."""
+    """Agreement of the gradients of independent rollouts."""
 
     cosine: float
     """Mean over all pairs of rollouts."""

@@ -119,7 +119,7 @@ Aggregation = Literal["row_mean", "step_mean", "constant"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossKind:
-    """What a named loss fixes; the clips and the advantage scale are its paper's defaults."""
+    """A named loss; clips and advantage scale are its paper's defaults."""
 
     aggregation: Aggregation
     sequence_ratio: bool = False

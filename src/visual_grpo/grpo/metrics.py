@@ -1,4 +1,4 @@
-"""What a training step reports, by the names the field uses."""
+"""Metrics of a training step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Clock:
     """Wall seconds spent in each named phase, and the process's CPU seconds in all of them."""
 
     device: str = "cpu"
-    """Of the model: a phase ends when a GPU has done what it was given."""
+    """The model's device: on a GPU, a phase ends when its kernels have."""
     seconds: dict[str, float] = field(default_factory=dict)
     cpu: float = 0.0
 
@@ -239,7 +239,7 @@ def is_timing(name: str) -> bool:
 
 
 def reproducible(values: Mapping[str, float]) -> dict[str, float]:
-    """The metrics that one seed gives again bit for bit on a CPU."""
+    """Returns the metrics that a seed reproduces bit for bit on a CPU."""
     return {name: value for name, value in values.items() if not is_timing(name)}
 
 

@@ -34,7 +34,7 @@ class StagesTrainer(ABC):
         """Trains until ``steps``; stop iterating to stop training."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """As `GRPOTrainer.state`, of every module."""
+        """Returns `GRPOTrainer.state` of every module."""
         tensors: dict[str, Tensor] = {}
         facts: dict[str, Any] = {"step": self.step}
         for module, trainer in self.modules.items():
@@ -54,10 +54,12 @@ class StagesTrainer(ABC):
         """
         self.step += 1
         first, *_ = shown = list(taken.values())
-        values = {f"{module}/{name}": value for module, own in taken.items() for name, value in own.values.items()}
-        values["reward/total"] = sum(own.values["reward/total"] for own in shown) / len(shown)
+        values = {
+            f"{module}/{name}": value for module, metrics in taken.items() for name, value in metrics.values.items()
+        }
+        values["reward/total"] = sum(metrics.values["reward/total"] for metrics in shown) / len(shown)
         for name in ("seconds/step", "seconds/cpu"):
-            values[name] = sum(own.values[name] for own in shown)
+            values[name] = sum(metrics.values[name] for metrics in shown)
         values["samples"] = float(samples)
         values["memory_gb"] = first.values["memory_gb"]
         return replace(first, step=self.step, values=values)
@@ -67,7 +69,7 @@ Trainer = GRPOTrainer[Any] | StagesTrainer
 
 
 class AlternatingTrainer(StagesTrainer):
-    """A step is one step of each module, in the order given, each on its own rollout."""
+    """Steps each module in turn, each on a rollout of its own."""
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
@@ -130,9 +132,9 @@ class JointTrainer(StagesTrainer):
         with clock.phase("reward"):
             scores = self.scorer(decoded.prompts, decoded.samples)
         taken: dict[str, StepMetrics] = {}
-        for (name, trainer), own in zip(self.modules.items(), rollouts, strict=True):
-            mean = averaged(scores, len(scores.total) // len(own.prompts))
-            taken[name] = trainer.learn(own, reweighted(mean, self.weights[name]), clock)
+        for (name, trainer), rollout in zip(self.modules.items(), rollouts, strict=True):
+            mean = averaged(scores, len(scores.total) // len(rollout.prompts))
+            taken[name] = trainer.learn(rollout, reweighted(mean, self.weights[name]), clock)
             clock = Clock(device=clock.device)  # The rollout's seconds are reported once.
         return self._taken(taken, len(decoded.samples))
 

@@ -1,7 +1,7 @@
-"""Generates tokens with a cache that grows, or one that is whole from the start.
+"""Generates tokens with a growing or a static key-value cache.
 
-Masks and rotary tables of all tokens are made at once and given to the language model's layers: its own forward would
-make them anew for each token, and look at the mask's values, where the host waits for the GPU.
+Masks and rotary tables of all tokens are made once and passed to the language model's layers: its forward would make
+them for each token, and read the mask's values, for which the host waits for the GPU.
 Shapes: B rows (b of them), P prompt tokens (left-padded), T generated tokens, H hidden width.
 """
 
@@ -31,7 +31,7 @@ _KNOWN_ATTENTION = ("sdpa", "eager")
 
 
 class Encoded(Protocol):
-    """N distinct records as a language model reads them; a model may remember more about them."""
+    """N distinct records, encoded for a language model."""
 
     @property
     def prompts(self) -> Prompts: ...
@@ -46,7 +46,7 @@ EOS_CHECK_INTERVAL = 8
 
 @dataclass(frozen=True, kw_only=True)
 class TokenTrajectory(Generic[E]):
-    """Everything the replay needs of B sampled rows."""
+    """B sampled rows, as the replay needs them."""
 
     encoded: E
     prompt_of_row: Tensor
@@ -61,7 +61,7 @@ class TokenTrajectory(Generic[E]):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledTokens(Generic[E]):
-    """A trajectory with what was measured while it was drawn."""
+    """A trajectory and its sampler's measurements."""
 
     trajectory: TokenTrajectory[E]
     log_probs: Tensor
@@ -69,7 +69,7 @@ class SampledTokens(Generic[E]):
     entropy: Tensor
     """[B, T] float32 of the same distributions, nats."""
     deviation: Tensor | None = None
-    """[B, T] float32, of their logits; measured in half precision only, where rounding grows with it."""
+    """[B, T] float32, standard deviation of the logits; in half precision only, where rounding grows with it."""
 
 
 @torch.no_grad()
@@ -81,8 +81,9 @@ def sample_tokens(
     batch: int,
     cache: TokenCache = "growing",
 ) -> SampledTokens[E]:
-    """T tokens for each of B records, ``batch`` rows at a time; row i is a function of its record, ``seeds[i]`` and
-    the weights.
+    """Samples T tokens for each of B records, ``batch`` rows at a time.
+
+    Row i is a function of its record, ``seeds[i]`` and the weights.
 
     Raises UserError where the records differ in their number of source images.
     """
@@ -106,11 +107,11 @@ def sample_tokens(
 
 
 def is_end(model: TokenModel[E], tokens: Tensor) -> Tensor:
-    """Which tokens end a row, bool in the shape of ``tokens``."""
-    found = torch.zeros_like(tokens, dtype=torch.bool)
-    for end in model.ends:  # A tensor of them would have to be sent to the GPU for every token.
-        found |= tokens == end
-    return found
+    """Returns True for tokens that end a row, in the shape of ``tokens``."""
+    ended = torch.zeros_like(tokens, dtype=torch.bool)
+    for end in model.ends:  # A tensor of ids would be copied to the GPU for every token.
+        ended |= tokens == end
+    return ended
 
 
 def _sample_batch(
@@ -131,7 +132,7 @@ def _sample_batch(
     padding = model.ends[0] if model.ends else 0
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
     log_probs, entropies, deviations = torch.zeros(3, *uniforms.shape, device=hidden.device)
-    # What every token needs is on the device before the first: each copy would make the GPU wait for the host.
+    # Copied before the first token: each copy would make the GPU wait for the host.
     uniforms = uniforms.to(hidden.device)
     done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
     for step in range(uniforms.shape[1]):
@@ -177,7 +178,7 @@ def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> G
 
 
 class GrowingSteps:
-    """Every token makes the cache longer by one."""
+    """Steps with a cache that grows by each token."""
 
     def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
         self._model, self._cache, self._token = model, prefix.cache, 0
@@ -197,10 +198,10 @@ class GrowingSteps:
 
 
 class StaticSteps:
-    """Every token does the same to the same memory, of P + T places, of which a mask hides those still to come.
+    """Steps in a cache of P + T places; a mask hides the tokens still to come.
 
-    On a GPU the kernels of one token are therefore captured once, as a CUDA graph, and launched together for each
-    token after it. The graph holds as long as the weights stay where they are: it is of one batch.
+    So every token runs the same kernels on the same memory: on a GPU they are captured once, as a CUDA graph. The graph
+    lives for one batch, since weights may move between batches.
     """
 
     def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
@@ -218,8 +219,8 @@ class StaticSteps:
     def next(self, embeds: Tensor) -> Tensor:
         """As `GrowingSteps.next`."""
         self._embeds.copy_(embeds)
-        for own, table in zip(self._rotary, self._tables, strict=True):
-            own.copy_(table[:, self._token : self._token + 1])
+        for place, table in zip(self._rotary, self._tables, strict=True):
+            place.copy_(table[:, self._token : self._token + 1])
         self._mask[..., self._prompt + self._token] = 0.0
         self._token += 1
         if self._captures and self._graph is None:
@@ -234,7 +235,7 @@ class StaticSteps:
         return layers(self._model, self._embeds, self._mask, self._rotary, self._cache)
 
     def _capture(self) -> None:
-        """Runs a step before, as libraries choose their kernels then; what it changes in the cache is undone."""
+        """Captures a step, after a warm-up step (libraries choose kernels then) whose effect on the cache is undone."""
         counters = [layer.cumulative_length for layer in self._cache.layers]
         before = counters[0].clone()
         beside = torch.cuda.Stream()
@@ -245,7 +246,7 @@ class StaticSteps:
         for counter in counters:
             counter.copy_(before)
         graph = torch.cuda.CUDAGraph()
-        # Of this thread only: a reward may be at work in another one.
+        # Captures this thread only: a reward may run in another one.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._hidden = self._step()
         self._graph = graph
@@ -282,11 +283,11 @@ def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
 
 
 def _static(model: Any, prefix: Prefix, places: int) -> StaticCache:
-    """With what the cache of ``prefix`` holds, which is given up layer by layer."""
+    """Moves the cache of ``prefix``, layer by layer, into a static one."""
     cache = StaticCache(config=model.config.get_text_config(), max_cache_len=places)
-    for own, grown in zip(cache.layers, prefix.cache.layers, strict=True):
-        own.lazy_initialization(grown.keys, grown.values)
-        own.update(grown.keys, grown.values)
+    for static, grown in zip(cache.layers, prefix.cache.layers, strict=True):
+        static.lazy_initialization(grown.keys, grown.values)
+        static.update(grown.keys, grown.values)
         grown.keys = grown.values = None
     return cache
 

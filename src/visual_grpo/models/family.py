@@ -1,4 +1,4 @@
-"""Model families: what each one says of itself in one place, and which there are.
+"""Model families: one description each, and how they are found.
 
 A family names its modules, tasks, options, adapter formats and saved classes, and knows how to load and build its
 model. Generic code asks the family and never imports a model's package.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from visual_grpo.models.lora import Adapter, AdapterSet
 
 Kind = Literal["tokens", "flow"]
-"""What a module's decisions are: generated tokens, or stochastic denoising steps."""
+"""A module's decisions: generated tokens, or stochastic denoising steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +31,16 @@ class Module:
 
     kind: Kind
     adapter: type[Adapter]
-    """How its LoRA is put on and saved."""
+    """Attaches and saves its LoRA."""
     targets: str | list[str]
     """peft's target_modules: the matrices that get a LoRA where the parameters name none."""
     advice: str
-    """What to change where the signal check finds nothing to learn for this module."""
+    """Shown if the signal check stops a run: what to change for this module."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """What a family builds its model with."""
+    """Arguments of `Family.build`."""
 
     size: tuple[int, int]
     """(height, width) in pixels."""
@@ -121,12 +121,12 @@ def find_family(name: str, path: str | None = None) -> Family:
 
 def recognised(path: str) -> Family:
     """The family that lists the class which the model saved at ``path`` names."""
-    found = saved_class(path)
+    class_name = saved_class(path)
     known = [_loaded(_where(name)) for name in BUILT_IN]
     for family in known:
-        if found in family.saved_as:
+        if class_name in family.saved_as:
             return family
-    says = "names no class and so" if found is None else f"is a {found}, which"
+    says = "names no class and so" if class_name is None else f"is a {class_name}, which"
     raise UserError(f"The model at {path} {says} belongs to no known family. {_known()}")
 
 

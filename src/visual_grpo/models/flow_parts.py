@@ -1,4 +1,4 @@
-"""What families of flow models share: latent shapes, guidance, prompts in a batch, packed latents, LoRA targets.
+"""Parts that families of flow models share: latent shapes, guidance, prompts in a batch, packed latents, LoRA targets.
 
 Shapes: N prompts, b rows, C x h x w latents of one image.
 """
@@ -26,14 +26,14 @@ def latent_shape(pipeline: Any, size: tuple[int, int], channels: int) -> tuple[i
 
 
 def as_images(decoded: Tensor) -> list[Tensor]:
-    """What a VAE decodes to, [b, 3, H, W] with values from -1 to 1, as b uint8 images [3, H, W] on the CPU."""
+    """Converts a VAE's output, [b, 3, H, W] from -1 to 1, to b uint8 images [3, H, W] on the CPU."""
     return list(((decoded.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
 
 
 def guided(
     conditional: Tensor, unconditional: Callable[[], Tensor], scale: float, *, both_branches: bool = False
 ) -> Tensor:
-    """The velocity that is ``scale`` times as far from the unconditional one; 1 = off.
+    """Classifier-free guidance, ``u + scale * (c - u)`` (arXiv 2207.12598); 1 = off.
 
     The unconditional branch runs without gradient: guidance weighs it with a constant, and its gradient would train
     what inference only pushes away from. ``both_branches`` trains through it all the same.
@@ -63,7 +63,7 @@ class PaddedText:
         return cls(embeds=embeds, mask=None if mask.all() else mask)
 
     def rows(self, entries: Tensor) -> PaddedText:
-        """Of ``entries`` ([b] int64), with all the padding: a row's velocity must not depend on its neighbours."""
+        """Selects ``entries`` ([b] int64), with all padding: a row's velocity must not depend on its neighbours."""
         return PaddedText(embeds=self.embeds[entries], mask=None if self.mask is None else self.mask[entries])
 
 
@@ -75,11 +75,11 @@ class PooledText(NamedTuple):
 
     @classmethod
     def of(cls, prompts: Sequence[PooledText]) -> PooledText:
-        """Several as one."""
+        """Concatenates prompts."""
         return cls(torch.cat([prompt.embeds for prompt in prompts]), torch.cat([prompt.pooled for prompt in prompts]))
 
     def rows(self, entries: Tensor) -> PooledText:
-        """Of ``entries`` ([b] int64)."""
+        """Selects ``entries`` ([b] int64)."""
         return PooledText(self.embeds[entries], self.pooled[entries])
 
 
@@ -94,7 +94,7 @@ def unpacked(tokens: Tensor, height: int) -> Tensor:
 
 
 def packed_schedule(scheduler: Any, steps: int, latent_shape: tuple[int, int, int]) -> Schedule:
-    """The pipelines' own: noise levels shifted by the number of image tokens (arXiv 2403.03206, section 5.3.2)."""
+    """The pipelines' schedule: noise levels shifted by the number of image tokens (arXiv 2403.03206, section 5.3.2)."""
     config, (_, h, w) = scheduler.config, latent_shape
     slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
     offset = config.base_shift - slope * config.base_image_seq_len

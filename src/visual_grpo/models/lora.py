@@ -70,7 +70,7 @@ class Adapter(ABC):
         """Writes `file` and the adapter's configuration."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
+        """Returns the trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @contextmanager
@@ -125,7 +125,7 @@ class DiffusersAdapter(Adapter):
 
     file = "pytorch_lora_weights.safetensors"
     prefix: ClassVar[str | None] = None
-    """What the names of saved tensors start with."""
+    """Prefix of the names of saved tensors."""
 
     @classmethod
     def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
@@ -145,7 +145,7 @@ class DiffusersAdapter(Adapter):
         return adapter
 
     def _in_single_precision(self) -> Self:
-        """As peft does itself for a PeftModel: updates vanish in half precision, and images become others."""
+        """Keeps the LoRA in float32, as peft does for a PeftModel: half precision would round updates away."""
         for layer in lora_layers(self.model):
             layer.lora_A.float()
             layer.lora_B.float()
@@ -177,10 +177,10 @@ class AdapterSet:
 
     def attach(self, params: Mapping[str, LoraParams], seed: int) -> None:
         """A fresh adapter for each module named; changes nothing until it is trained."""
-        for name, own in params.items():
+        for name, lora in params.items():
             module = self._modules[name]
             with on_device(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
-                self._adapters[name] = module.adapter.attach(self.networks[name], own, module.targets, seed)
+                self._adapters[name] = module.adapter.attach(self.networks[name], lora, module.targets, seed)
 
     def load(self, folder: Path, names: Sequence[str]) -> None:
         """Saved adapters, one folder a module, for sampling only."""

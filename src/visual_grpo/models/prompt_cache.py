@@ -34,7 +34,7 @@ class Prompts:
 
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
-    """Where b rows stand after their prompts."""
+    """State of b rows after their prompts."""
 
     hidden: Tensor
     """[b, 1, H] of the last prompt token."""
@@ -92,10 +92,10 @@ def hidden_shared(
 
     def run(layer: Any, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         cache, kind = DynamicCache(), getattr(layer, "attention_type", "full_attention")
-        own = [mask[kind] if isinstance(mask, dict) else mask for mask in masks]
-        before = layer(before, attention_mask=own[0], position_embeddings=rotary[0], past_key_values=cache)
+        masks_of_layer = [mask[kind] if isinstance(mask, dict) else mask for mask in masks]
+        before = layer(before, attention_mask=masks_of_layer[0], position_embeddings=rotary[0], past_key_values=cache)
         cache.batch_select_indices(of_row)
-        after = layer(after, attention_mask=own[1], position_embeddings=rotary[1], past_key_values=cache)
+        after = layer(after, attention_mask=masks_of_layer[1], position_embeddings=rotary[1], past_key_values=cache)
         return before, after
 
     for layer in network.layers:

@@ -33,7 +33,7 @@ def distinct(records: Sequence[PromptRecord]) -> tuple[list[PromptRecord], Tenso
 
 
 def source_count(records: Sequence[PromptRecord]) -> int:
-    """How many source images each record of a batch has; raises UserError where they differ."""
+    """Returns the number of source images of each record of a batch; raises UserError if it differs."""
     first = records[0]
     for record in records:
         if len(record.source_images) != len(first.source_images):
@@ -67,6 +67,6 @@ def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
     Of a rollout that several ranks share, all seeds are drawn, and this rank's are returned.
     """
     share = current_share()
-    start, own, total = (0, count, count) if share is None else (part * count // share[1] for part in share)
+    start, size, total = (0, count, count) if share is None else (part * count // share[1] for part in share)
     seeds: list[int] = torch.randint(SEED_RANGE, (total,), generator=generator).tolist()
-    return seeds[start : start + own]
+    return seeds[start : start + size]

@@ -1,7 +1,8 @@
-"""What the parameters say for a model family, and whether they fit it."""
+"""Parameters resolved for a model family, and refusals of what it does not support."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +19,25 @@ _GENERATES = {"tokens": "tokens", "flow": "denoising steps"}
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """What a configuration asks of a model family."""
+    """A configuration resolved for its model family."""
 
     family: Family
     modules: tuple[str, ...]
-    """Those that are trained, in the order in which they generate."""
+    """Trained modules, in the order in which they generate."""
     joint: bool
     """True if one rollout trains two modules."""
     rollout: SamplerConfig
-    """How training samples are drawn."""
+    """Draws training samples."""
     samplers: dict[str, SamplerConfig]
-    """What the evaluation reports, by name."""
+    """Samplers of the evaluation, by name."""
     controls: dict[str, SamplerConfig]
-    """What the base model alone is evaluated with beside these, by name, as ``eval guidance_scale=3``."""
+    """More samplers for the base model alone, by name, as ``eval guidance_scale=3``."""
     options: Any
     """``model.options`` as the family's own class."""
 
 
 def make_run_spec(family: Family, config: Parameters) -> RunSpec:
-    """Raises UserError where the parameters ask for something that the family does not have; says what it has."""
+    """Raises UserError, with what the family supports, for parameters that it does not."""
     if config.data.task not in family.tasks:
         raise UserError(
             f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
@@ -44,11 +45,8 @@ def make_run_spec(family: Family, config: Parameters) -> RunSpec:
     for name in config.modules:
         _require_module(family, name, "modules")
     modules = trained_modules(family, config.policy)
-    _check_samplers(family, config.sampling)
-    _check_stages(config, modules)
-    _check_flow(family, config, modules)
-    _check_decode_guidance(family, config, modules)
-    _check_memory(family, config)
+    if problem := next(_problems(family, config, modules), None):
+        raise UserError(problem)
     rollout = _rollout_sampler(family, config.sampling)
     return RunSpec(
         family=family,
@@ -76,10 +74,10 @@ def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
     return tuple(name for name in family.modules if name in asked)
 
 
-def options_of(family: Family, given: dict[str, object]) -> Any:
+def options_of(family: Family, options: dict[str, object]) -> Any:
     """``model.options`` as the family's own class; raises UserError naming each option that does not fit."""
     try:
-        return family.options(**given)
+        return family.options(**options)
     except ValidationError as error:
         known = list(family.options.model_fields)
         lines = [
@@ -125,90 +123,85 @@ def _control_samplers(family: Family, config: Parameters) -> dict[str, SamplerCo
     return samplers
 
 
-def _check_samplers(family: Family, sampling: SamplingConfig) -> None:
-    for name, sampler in (("rollout", sampling.rollout), ("eval", sampling.eval)):
-        for kind, keys in _KEYS.items():
-            given = [key for key in keys if getattr(sampler, key) is not None]
-            if given and kind not in family.kinds():
-                raise UserError(
-                    f"sampling.{name} sets {', '.join(given)}, but {family.name} has no {_GENERATES[kind]}; remove it,"
-                    " or set it to null where conf/base sets it."
-                )
-            missing = [key for key in keys if key not in given]
-            if missing and kind == "flow" and kind in family.kinds():
-                raise UserError(f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps.")
-
-
-def _check_stages(config: Parameters, modules: tuple[str, ...]) -> None:
-    joint, grpo = config.policy.stages == "joint", config.grpo
+def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> Iterator[str]:
+    """Yields a sentence for each parameter that the family or another parameter rules out."""
+    yield from _sampler_problems(family, config.sampling)
+    policy, grpo, offload = config.policy, config.grpo, config.model.offload
+    joint, kinds = policy.stages == "joint", family.kinds()
     if joint and (grpo.max_refills or grpo.rollout_prompts):
-        raise UserError(
+        yield (
             "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
             " nor grpo.rollout_prompts. Leave them out, or set policy.stages=alternating."
         )
     if joint and len(modules) < 2:
-        raise UserError(
+        yield (
             f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
             " leave policy.stages out, or train all modules (policy.train=all)."
         )
+    yield from _flow_problems([name for name in modules if family.modules[name].kind == "flow"], config)
+    scale = policy.decode_guidance_scale
+    decodes = "flow" in kinds and any(family.modules[name].kind == "tokens" for name in modules)
+    # None or 1 as conf/base has it, which configurations of other families are differences from.
+    if scale not in (None, 1.0) and (not decodes or joint):
+        yield (
+            f"policy.decode_guidance_scale is {scale:g}, which changes nothing: it is for the pictures of a token"
+            " module that is trained on its own rollouts. Set it to null; guidance elsewhere is"
+            " sampling.rollout.guidance_scale."
+        )
+    if offload != "none" and "flow" not in kinds:
+        yield (
+            f"model.offload is {offload}, but {family.name} is one network, which is always needed; only a model of"
+            " several networks can keep one on the GPU at a time. Set it to none."
+        )
+    if config.distributed.sharded:
+        for name, value, required, why in (
+            ("model.offload", offload, "none", "no network is whole on a GPU, to be moved off it"),
+            ("model.base_weights", config.model.base_weights, "full", "only weights of full precision are sharded"),
+            ("policy.kv_cache", policy.kv_cache, "growing", "a CUDA graph cannot gather layers for every token"),
+        ):
+            if value != required:
+                yield f"distributed.sharded is true, and {name} is {value}: {why}. Set {name} to {required}."
 
 
-def _check_flow(family: Family, config: Parameters, modules: tuple[str, ...]) -> None:
-    trained = [name for name in modules if family.modules[name].kind == "flow"]
+def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]:
+    for name, sampler in (("rollout", sampling.rollout), ("eval", sampling.eval)):
+        for kind, keys in _KEYS.items():
+            supported = kind in family.kinds()
+            present = [key for key in keys if getattr(sampler, key) is not None]
+            if present and not supported:
+                yield (
+                    f"sampling.{name} sets {', '.join(present)}, but {family.name} has no {_GENERATES[kind]}; remove"
+                    " it, or set it to null where conf/base sets it."
+                )
+            missing = [key for key in keys if key not in present]
+            if missing and kind == "flow" and supported:
+                yield f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps."
+
+
+def _flow_problems(trained: list[str], config: Parameters) -> Iterator[str]:
     for name in trained:
         if config.grpo_of(name).kl_correction:
-            raise UserError(
+            yield (
                 f"kl_correction is for the KL of tokens, which is estimated from the samples; that of {name}'s"
                 f" denoising steps is exact. Set it for another module, or modules.{name}.kl_correction=false."
             )
     flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
-    if not trained or _window_fits(config):
-        return
-    if steps < 2:
-        raise UserError(
+    if trained and steps < 2:
+        yield (
             f"sampling.rollout.steps is {steps}: the last denoising step has no variance and cannot be trained, so a"
             " rollout needs at least 2."
         )
-    raise UserError(
-        f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
-        f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
-        f" at most {steps - 1} steps, 0 to {steps - 2}."
-    )
+    if trained and not _window_fits(config):
+        yield (
+            f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
+            f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
+            f" at most {steps - 1} steps, 0 to {steps - 2}."
+        )
 
 
 def _window_fits(config: Parameters) -> bool:
     flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
     return (flow.window_start or 0) + (flow.window_steps or 1) <= steps - 1
-
-
-def _check_decode_guidance(family: Family, config: Parameters, modules: tuple[str, ...]) -> None:
-    scale = config.policy.decode_guidance_scale
-    decodes = "flow" in family.kinds() and any(family.modules[name].kind == "tokens" for name in modules)
-    # None or 1 as conf/base has it, which configurations of other families are differences from.
-    if scale not in (None, 1.0) and (not decodes or config.policy.stages == "joint"):
-        raise UserError(
-            f"policy.decode_guidance_scale is {scale:g}, which changes nothing: it is for the pictures of a token"
-            " module that is trained on its own rollouts. Set it to null; guidance elsewhere is"
-            " sampling.rollout.guidance_scale."
-        )
-
-
-def _check_memory(family: Family, config: Parameters) -> None:
-    model = config.model
-    if model.offload != "none" and "flow" not in family.kinds():
-        raise UserError(
-            f"model.offload is {model.offload}, but {family.name} is one network, which is always needed; only"
-            " a model of several can have them take turns on the GPU. Set it to none."
-        )
-    if not config.distributed.sharded:
-        return
-    for name, value, fits, why in (
-        ("model.offload", model.offload, "none", "networks that are cut have nothing that could take turns"),
-        ("model.base_weights", model.base_weights, "full", "only weights of full precision are cut"),
-        ("policy.kv_cache", config.policy.kv_cache, "growing", "a CUDA graph cannot gather layers for every token"),
-    ):
-        if value != fits:
-            raise UserError(f"distributed.sharded is true, and {name} is {value}: {why}. Set {name} to {fits}.")
 
 
 def _require_module(family: Family, name: str, where: str) -> None:

@@ -29,7 +29,7 @@ E = TypeVar("E", bound=Encoded)
 
 
 class TokenModel(Protocol[E]):
-    """A transformers model with ``model.language_model``, and how it is asked."""
+    """A transformers model with ``model.language_model``, its prompts and its answers."""
 
     @property
     def network(self) -> Any:
@@ -55,7 +55,7 @@ class TokenModel(Protocol[E]):
         ...
 
     def encode(self, records: Sequence[PromptRecord]) -> E:
-        """N records; T is the length of ``prompts.token_positions``."""
+        """Encodes N records; T is the length of ``prompts.token_positions``."""
         ...
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
@@ -65,7 +65,7 @@ class TokenModel(Protocol[E]):
     def samples(
         self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[E], seeds: Sequence[int]
     ) -> Sequence[Sample]:
-        """[B] what the tokens of B records mean; ``seeds`` decide anything else that is random in it."""
+        """Decodes the tokens of B records into B samples; ``seeds`` decide whatever else is random."""
         ...
 
 
@@ -76,12 +76,12 @@ class SampledGroups(Generic[E]):
     records: Sequence[PromptRecord]
     """[B]."""
     decode_seeds: Sequence[int]
-    """[B], of whatever is random in decoding them."""
+    """[B], seeds of random decoding."""
     sampled: SampledTokens[E]
 
 
 class TokenPolicy(AdapterPolicy, Generic[E]):
-    """Satisfies ``types.Policy[TokenTrajectory[E]]`` for any `TokenModel`."""
+    """Samples, replays and trains any `TokenModel`; a ``Policy[TokenTrajectory[E]]``."""
 
     def __init__(
         self,
@@ -92,12 +92,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         *,
         kl_reference: bool = False,
     ) -> None:
-        """A policy on the ``adapter`` of the model's network.
-
-        Args:
-            sampler: how training samples are drawn; no top-p or top-k.
-            kl_reference: store the reference's log-probs with every rollout, for a KL penalty.
-        """
+        """``sampler`` (without top-p or top-k) draws training samples; ``kl_reference`` stores log-probs for a KL."""
         super().__init__(adapter)
         self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
         self.temperature = model.sampler(sampler).temperature
@@ -106,7 +101,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
     ) -> Rollout[TokenTrajectory[E]]:
-        """G samples of each prompt. All randomness comes from seeds drawn from ``generator``."""
+        """Draws G samples of each prompt. All randomness comes from seeds drawn from ``generator``."""
         started = time.perf_counter()
         groups = self.sample(prompts, group_size, generator)
         seconds = time.perf_counter() - started
@@ -116,7 +111,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> SampledGroups[E]:
-        """The tokens of a rollout, with the reference's log-probs where there is a KL penalty."""
+        """Draws the tokens of a rollout, with the reference's log-probs if there is a KL penalty."""
         records = repeated(prompts, group_size)
         seeds = draw_seeds(len(records), generator)
         decode_seeds = seeds
@@ -151,7 +146,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         )
 
     def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
-        """One chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
+        """Yields one chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
         with on_device(self.model.network):  # Also while the caller goes backward.
             log_probs = self._log_probs(trajectory, rows)
             kl = None
@@ -161,7 +156,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     @torch.no_grad()
     def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
-        """[B, T] float32 with the adapter switched off."""
+        """Returns the log-probs without the adapter, [B, T] float32."""
         with on_device(self.model.network), self.adapter.disabled():
             batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
             return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
@@ -190,10 +185,10 @@ def sample_merged(
 
 
 class TokenGenerator(Generic[E]):
-    """Satisfies ``family.Model`` for any `TokenModel` with one LoRA."""
+    """A `family.Model` of any `TokenModel` with one LoRA."""
 
     def __init__(self, model: TokenModel[E], modules: Mapping[str, Module], settings: ModelSettings) -> None:
-        """``modules``: the family's, of which there is one."""
+        """``modules``: the family's only module."""
         (name,) = modules
         self.model, self.config = model, settings.policy
         self.adapters = AdapterSet(modules, {name: model.network})
@@ -219,7 +214,7 @@ def token_log_probs(
     *,
     checkpointing: bool = False,
 ) -> Tensor:
-    """[b, T] float32 of the stored tokens of ``rows`` ([b]), on the CPU, under the weights as they are now."""
+    """Returns log-probs of the stored tokens of ``rows`` ([b]) under the present weights, [b, T] float32 on the CPU."""
     tokens, prompt_of_row = trajectory.tokens[rows], trajectory.prompt_of_row[rows]
     prompts = trajectory.encoded.prompts
     hidden = hidden_shared(model.network, prompts, prompt_of_row, tokens, checkpointing=checkpointing)

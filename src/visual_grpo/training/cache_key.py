@@ -1,4 +1,4 @@
-"""Which parameters decide what a pipeline of the data flow leaves.
+"""Parameters that decide the results of a pipeline of the data flow.
 
 A new parameter decides everything until it is named here, or a reward declares it as its `transport`: a result that is
 made again for nothing costs time, one that is kept in spite of a change is wrong.
@@ -37,7 +37,7 @@ NOT_READ = {
 
 
 def cache_key(pipeline: str, tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Those parameters of a tree that decide and have a value, by their dotted names."""
+    """Returns the parameters that decide results and have a value, by their dotted names."""
     patterns = [name.split(".") for name in (*NEVER, *NOT_READ[pipeline], *transport_parameters(tree))]
     # A section of which nothing decides may be there or not.
     return {

@@ -22,7 +22,7 @@ from visual_grpo.training import resuming
 
 @dataclass(kw_only=True)
 class Progress:
-    """What a run has to show so far; goes into every checkpoint."""
+    """Results of a run so far, in every checkpoint."""
 
     history: list[dict[str, float]] = field(default_factory=list)
     """One row of metrics a step."""
@@ -67,16 +67,16 @@ class RunCheckpoints:
 
     def resume(self, note: Callable[[str], None]) -> bool:
         """Goes on from the checkpoint that ``resume`` names; False where the run starts at step 1."""
-        found = group.from_first(self._read)
+        loaded = group.from_first(self._read)
         for text in self._notes:
             note(text)
-        if found is None:
+        if loaded is None:
             if self.config.resume == resuming.AUTO:
                 previous = self.folder.with_name(f"{self.folder.name}.previous")
                 earlier = f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
                 note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
             return False
-        origin, tensors, facts = found
+        origin, tensors, facts = loaded
         self._load(origin, tensors, facts)
         note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {origin}")
         self._take_over(origin, note)
@@ -89,7 +89,7 @@ class RunCheckpoints:
         self._saved_step = self.trainer.step
 
     def due(self) -> bool:
-        """Whether one is to be written after the present step."""
+        """Returns True if a checkpoint should follow the present step."""
         every, minutes = self.config.tracking.checkpoint_every, self.config.tracking.checkpoint_minutes
         return self.trainer.step % every == 0 or 0 < 60 * minutes <= time.monotonic() - self._saved_time
 
@@ -126,7 +126,7 @@ class RunCheckpoints:
         self._seconds += self._saved_time - began
 
     def save_if_changed(self) -> None:
-        """Unless the trainer is where it was at the last one."""
+        """Saves unless nothing was trained since the last checkpoint."""
         if self._saved_step != self.trainer.step:
             self.save()
 

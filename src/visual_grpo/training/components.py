@@ -151,9 +151,14 @@ def build_trainer(
 def _module_trainer(
     config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet | FirstScores
 ) -> GRPOTrainer[Any]:
-    own = scorer.weighted(config.weights([module]))
+    module_scorer = scorer.weighted(config.weights([module]))
     return GRPOTrainer(
-        policy, own, config.grpo_of(module), seed=config.training_seed, dtype=config.model.dtype, module=module
+        policy,
+        module_scorer,
+        config.grpo_of(module),
+        seed=config.training_seed,
+        dtype=config.model.dtype,
+        module=module,
     )
 
 
@@ -182,8 +187,8 @@ def load_model(
     config = policy or PolicyConfig()
     found = find_family(family, model)
     settings = ModelSettings(size=size, policy=config, options=options_of(found, options or {}))
-    own = ModelConfig(path=model, dtype=dtype, base_weights=base_weights, device=device)
-    built = found.build(found.load(model, own), settings)
+    model_config = ModelConfig(path=model, dtype=dtype, base_weights=base_weights, device=device)
+    built = found.build(found.load(model, model_config), settings)
     require_quantized(built.adapters.networks, base_weights)
     if adapters is not None:
         built.adapters.load(adapters, train)

@@ -105,10 +105,10 @@ def _is_one(folder: Path) -> bool:
     return (folder / checkpoint.SUMS).is_file()
 
 
-def parameters_of_run(run: Origin, given: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
-    resumed = merged(defaults.pinned(run.parameters), given)
-    if resumed["distributed"]["processes"] == 1 and "sharded" not in given.get("distributed", {}):
+    resumed = merged(defaults.pinned(run.parameters), overrides)
+    if resumed["distributed"]["processes"] == 1 and "sharded" not in overrides.get("distributed", {}):
         resumed["distributed"]["sharded"] = False  # A single process has the whole model.
     return resumed
 
@@ -197,10 +197,10 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
         computed: `runtime_fingerprint` of the pipeline train.
     """
     folder = Path(config.tracking.checkpoints)
-    there = checkpoint.checkpoints(folder)
+    any_checkpoint = bool(checkpoint.checkpoints(folder))
     newest = checkpoint.newest_intact(folder)
     if newest is None:
-        return f"{folder} has {'no intact' if there else 'no'} checkpoint"
+        return f"{folder} has {'no intact' if any_checkpoint else 'no'} checkpoint"
     finished = folder / FINISHED
     if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
         return f"the training of the checkpoints in {folder} is finished"

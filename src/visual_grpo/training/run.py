@@ -48,13 +48,13 @@ class Shown:
 
     @property
     def mean(self) -> float:
-        """Of the totals that could be scored."""
+        """Mean of the scored totals."""
         return float(self.total[~self.total.isnan()].double().mean())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """How the run tells the outside what happens."""
+    """Called with the run's events."""
 
     on_step: Callable[[StepMetrics, dict[str, float]], None]
     """A step's metrics, and the row that goes into the history."""
@@ -168,7 +168,7 @@ class TrainingRun:
         pd.DataFrame(self.progress.history).to_csv(folder / HISTORY, index=False)
 
     def _chosen(self) -> str:
-        """Which adapters are the run's."""
+        """Returns which adapters are the run's: best or last."""
         if not self.progress.alarms or self.config.alarm.action != "rollback":
             return self.config.evaluation.adapter
         if not self.progress.best_step:
@@ -202,8 +202,8 @@ class TrainingRun:
                 callbacks.note(f"Signal check: {module} {text}")
 
             signals[module] = measure_signal(trainer, self.train_prompts, most=most, useful=useful, note=note)
-        found = check_signal(signals, useful, self.advice)
-        callbacks.note(f"Signal check (cosine between policy gradients): {found}")
+        summary = check_signal(signals, useful, self.advice)
+        callbacks.note(f"Signal check (cosine between policy gradients): {summary}")
 
     def _evaluate_if_due(self, callbacks: Callbacks) -> dict[str, float]:
         """Mean total reward on fixed seeds at the eval sampler, what the monitor says, and the best adapter so far."""
@@ -239,20 +239,20 @@ class TrainingRun:
 
     def evaluate(self) -> Shown:
         """One sample of each eval prompt, at the eval sampler and fixed seeds."""
-        samples, found = list[Sample](), list[Scores]()
+        samples, scores = list[Sample](), list[Scores]()
         size = self.config.evaluation.batch_size * self.config.distributed.processes
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
             seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]
             drawn = self.model.generate(records, seeds, self.config.sampling.eval)
             samples += drawn
-            found.append(self.scorer(records, drawn))
-        names = found[0].rewards
+            scores.append(self.scorer(records, drawn))
+        names = scores[0].rewards
         return Shown(
             records=self.eval_prompts,
             samples=samples,
-            total=torch.cat([scores.total for scores in found]),
-            rewards={name: torch.cat([scores.rewards[name] for scores in found]) for name in names},
+            total=torch.cat([batch.total for batch in scores]),
+            rewards={name: torch.cat([batch.rewards[name] for batch in scores]) for name in names},
         )
 
     def is_picture_due(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""What numbers depend on beside parameters and data: the source files, the libraries, the kind of processor."""
+"""Fingerprint of source files, library versions and processor, on which numbers depend beside parameters and data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARIES = (
     *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scipy", "tokenizers", "torch", "torchvision"),
     "transformers",
 )
-"""Those whose other versions may give other numbers."""
+"""Libraries whose versions may change numbers."""
 SOURCES, NUMERICS = "source.digest", "numerics"
 MEANING = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
 

@@ -53,12 +53,12 @@ def roll_out(
             return None
         with group.share(start, size, len(prompts)), torch.no_grad():
             local.extend(draw(prompts[start : start + size]))
-        return [replace(own, trajectory=None) for own in local], generator.get_state()
+        return [replace(rollout, trajectory=None) for rollout in local], generator.get_state()
 
-    answers = [own for own in group.everyone(compute) if own is not None]
+    answers = [answer for answer in group.everyone(compute) if answer is not None]
     generator.set_state(answers[0][1])  # Of a rank without a share, too.
     parts = zip(*(rollouts for rollouts, _ in answers), strict=True)
-    return [_joined(own, local[number] if local else None) for number, own in enumerate(parts)]
+    return [_joined(part, local[number] if local else None) for number, part in enumerate(parts)]
 
 
 def local_part(rollout: Rollout[Any]) -> LocalPart:
@@ -69,7 +69,7 @@ def local_part(rollout: Rollout[Any]) -> LocalPart:
 
 
 class DistributedModel:
-    """Satisfies ``AdaptedModel``: each rank draws its block of the records."""
+    """An ``AdaptedModel`` of which each rank draws its block of the records."""
 
     def __init__(self, local: AdaptedModel) -> None:
         self.local = local
@@ -82,8 +82,8 @@ class DistributedModel:
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
         start, size = group.blocks(len(records), group.count())[group.rank()]
-        own = slice(start, start + size)
-        parts = group.everyone(lambda: list(self.local.generate(records[own], seeds[own], sampler)) if size else [])
+        block = slice(start, start + size)
+        parts = group.everyone(lambda: list(self.local.generate(records[block], seeds[block], sampler)) if size else [])
         return [sample for part in parts for sample in part]
 
 
@@ -109,7 +109,7 @@ def follow(local: AdaptedModel) -> None:
 
 
 class FirstScores:
-    """Satisfies ``Scorer``: rank 0 asks the rewards, the others are told."""
+    """A ``Scorer``: rank 0 runs the rewards and sends the scores to the others."""
 
     def __init__(self, local: Any) -> None:
         """``local``: rank 0's `rewards.combine.RewardSet`; None on the others."""
@@ -127,17 +127,17 @@ class FirstScores:
 
 
 def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollout[LocalPart]:
-    sizes = [len(own.samples) for own in parts]
+    sizes = [len(part.samples) for part in parts]
     start = sum(sizes[: group.rank()])  # Ranks without a share come last.
     rows = 0 if local is None else len(local.samples)
     return Rollout(
-        prompts=[prompt for own in parts for prompt in own.prompts],
-        samples=[sample for own in parts for sample in own.samples],
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        samples=[sample for part in parts for sample in part.samples],
         trajectory=LocalPart(trajectory=local and local.trajectory, start=start, rows=rows),
-        log_probs=torch.cat([own.log_probs for own in parts]),
-        mask=torch.cat([own.mask for own in parts]),
-        stats=_joined_stats([own.stats for own in parts], sizes),
-        rounding=max(own.rounding for own in parts),
+        log_probs=torch.cat([part.log_probs for part in parts]),
+        mask=torch.cat([part.mask for part in parts]),
+        stats=_joined_stats([part.stats for part in parts], sizes),
+        rounding=max(part.rounding for part in parts),
     )
 
 
@@ -145,7 +145,7 @@ def _joined_stats(stats: Sequence[Mapping[str, float]], rows: Sequence[int]) -> 
     """Seconds of the slowest, the sum of speeds, means over rows of the rest."""
     joined = {}
     for name in stats[0]:
-        values = [own[name] for own in stats]
+        values = [part[name] for part in stats]
         if name.startswith("seconds/"):
             joined[name] = max(values)
         elif name.startswith("speed/"):

@@ -37,7 +37,7 @@ VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|imag
 
 
 class Options(Strict):
-    """How Qwen2.5-VL is asked and how long it may answer."""
+    """Prompt and answer length of Qwen2.5-VL."""
 
     instruction: str = Field("{query}", description="what the model reads beside the image; {query} is the record's")
     max_tokens: int = Field(32, ge=1, description="tokens of an answer, its end included, before it is cut off")
@@ -60,7 +60,7 @@ class EncodedQueries:
 
 
 class AnswerModel:
-    """Satisfies ``TokenModel[EncodedQueries]``; an adapter injected into ``network`` takes part."""
+    """A ``TokenModel[EncodedQueries]``; an adapter injected into ``network`` takes part."""
 
     def __init__(
         self, network: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, options: Options

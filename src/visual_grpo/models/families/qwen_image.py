@@ -77,15 +77,15 @@ class QwenImage:
             raise UserError(
                 f"{type(self.pipeline).__name__} takes {int(self.edits)} source images; {records[0].id!r} has {count}"
             )
-        firsts, own = distinct(records)
-        images = [self._source(record) for record in firsts if self.edits]
-        seen: Sequence[Any] = images or [None] * len(firsts)
-        prompts = [self._encode(record.prompt, image) for record, image in zip(firsts, seen, strict=True)]
+        unique, index = distinct(records)
+        images = [self._source(record) for record in unique if self.edits]
+        seen: Sequence[Any] = images or [None] * len(unique)
+        prompts = [self._encode(record.prompt, image) for record, image in zip(unique, seen, strict=True)]
         negatives = [self._encode(self.options.negative_prompt, image) for image in seen if guidance_scale > 1]
         return Conditions(
-            prompts=PaddedText.of(prompts).rows(own),
-            negative=PaddedText.of(negatives).rows(own) if negatives else None,
-            sources=torch.cat([self._source_tokens(image) for image in images])[own] if images else None,
+            prompts=PaddedText.of(prompts).rows(index),
+            negative=PaddedText.of(negatives).rows(index) if negatives else None,
+            sources=torch.cat([self._source_tokens(image) for image in images])[index] if images else None,
             guidance_scale=guidance_scale,
         )
 
@@ -134,8 +134,8 @@ class QwenImage:
 
     def _encode(self, prompt: str, image: Any) -> Tensor:
         """[length, D]. One prompt at a time: the encoder keeps every layer's output."""
-        given, length = ({} if image is None else {"image": image}), self.options.max_sequence_length
-        return self.pipeline.encode_prompt(prompt, max_sequence_length=length, **given)[0][0]
+        image_argument, length = ({} if image is None else {"image": image}), self.options.max_sequence_length
+        return self.pipeline.encode_prompt(prompt, max_sequence_length=length, **image_argument)[0][0]
 
     def _source(self, record: PromptRecord) -> Any:
         image = fit(read_image(record.source_images[0]), *self.size)

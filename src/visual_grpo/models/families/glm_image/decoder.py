@@ -31,7 +31,7 @@ DrawTokens = Callable[[Sequence[PromptRecord], Sequence[int]], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What the DiT is told of N entries; stored with a trajectory, since a replay must be told the same."""
+    """The DiT's inputs for N entries; stored with a trajectory, since the replay needs the same ones."""
 
     glyphs: Sequence[Tensor]
     """Embeddings [1, L, D] of the quoted text, one of each distinct prompt (with its sources)."""
@@ -52,7 +52,7 @@ class Conditions:
 
 
 class GlmImageDecoder:
-    """Satisfies ``FlowModel[Conditions]``; an adapter injected into the DiT takes part."""
+    """A ``FlowModel[Conditions]``; an adapter injected into the DiT takes part."""
 
     def __init__(
         self,

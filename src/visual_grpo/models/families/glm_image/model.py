@@ -51,7 +51,7 @@ MODULES = {
 
 
 class GlmImage:
-    """Satisfies ``family.Model``: a pipeline at one image size."""
+    """A `family.Model`: a pipeline at one image size."""
 
     def __init__(self, pipeline: GlmImagePipeline, settings: ModelSettings) -> None:
         self.pipeline, self.size, self.config = pipeline, settings.size, settings.policy

@@ -43,7 +43,7 @@ class EncodedPrompts:
 
 
 class GlmImageTokens:
-    """Satisfies ``TokenModel[EncodedPrompts]`` at one image size; ``decode`` turns tokens into images."""
+    """A ``TokenModel[EncodedPrompts]`` at one image size; ``decode`` turns tokens into images."""
 
     ends: Sequence[int] = ()
     bias: Tensor | None = None
