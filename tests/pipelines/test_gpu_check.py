@@ -15,7 +15,7 @@ from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.operations.gpu_check import Stopwatch, caught, known_card, measure, single_module
-from visual_grpo.operations.plan.model import planned_model
+from visual_grpo.operations.plan.dry_run import planned_model
 from visual_grpo.pipelines.gpu_check import case_facts, check, phase_rows, require_complete, show
 
 CPU = torch.device("cpu")

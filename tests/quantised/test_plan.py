@@ -11,8 +11,7 @@ import pytest
 from tests.operations.plan.test_against_cpu import FEW, measured, small
 from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
-from visual_grpo.operations.plan.dry_run import DryRunner
-from visual_grpo.operations.plan.model import planned_model
+from visual_grpo.operations.plan.dry_run import DryRunner, planned_model
 from visual_grpo.operations.plan.report import parameters_in
 from visual_grpo.training import components
 

@@ -16,7 +16,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.models import loading
 from visual_grpo.models.quantized import Format, check_base_weights, require_quantized
 from visual_grpo.operations.plan.phases import replaced
-from visual_grpo.operations.preflight.configuration import check
+from visual_grpo.operations.preflight.check import check
 from visual_grpo.training.cache_key import cache_key
 from visual_grpo.training.resuming import MAY_CHANGE
 from visual_grpo.training.runtime_fingerprint import NUMERICS, runtime_fingerprint

@@ -15,7 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import command
 from visual_grpo.config.policy import DistributedConfig
 from visual_grpo.grpo.distributed import group, launch
-from visual_grpo.operations.preflight.configuration import check
+from visual_grpo.operations.preflight.check import check
 from visual_grpo.training.components import require_gpus
 
 SHARDED: dict[str, Any] = {"distributed": {"processes": 2, "sharded": True}}

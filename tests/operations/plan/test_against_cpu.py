@@ -15,9 +15,8 @@ import torch
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
-from visual_grpo.operations.plan.dry_run import DryRunner, planned_trainer, records_for
+from visual_grpo.operations.plan.dry_run import DryRunner, planned_model, planned_trainer, records_for
 from visual_grpo.operations.plan.meter import Meter, as_on_a_device
-from visual_grpo.operations.plan.model import planned_model
 from visual_grpo.operations.plan.phases import fewer_repeats, replaced
 from visual_grpo.training import components
 

@@ -7,9 +7,8 @@ import torch
 
 from tests.operations.plan.configurations import CONFIGURATIONS, parameters_of
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.operations.plan.dry_run import prompt_of
+from visual_grpo.operations.plan.dry_run import planned_model, prompt_of
 from visual_grpo.operations.plan.meter import Meter, as_on_a_device
-from visual_grpo.operations.plan.model import planned_model
 from visual_grpo.operations.plan.phases import fewer_repeats
 from visual_grpo.operations.plan.report import make_plan
 

@@ -12,17 +12,19 @@ from diffusers import SD3Transformer2DModel
 from tests.models.families.sd3 import tiny
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
-from visual_grpo.operations.plan.estimate import (
+from visual_grpo.operations.plan.dry_run import frozen, planned_model, segmenter_of
+from visual_grpo.operations.plan.meter import Meter, Phase
+from visual_grpo.operations.plan.report import (
     BANDWIDTH_SHARE,
     FLOPS_SHARE,
+    changes,
     find_card,
+    largest_batches,
+    make_plan,
     phase_seconds,
     run_seconds,
     smallest_card,
 )
-from visual_grpo.operations.plan.meter import Meter, Phase
-from visual_grpo.operations.plan.model import frozen, planned_model, segmenter_of
-from visual_grpo.operations.plan.report import changes, largest_batches, make_plan
 from visual_grpo.pipelines import plan as nodes
 from visual_grpo.starter.sd3 import build_transformer
 from visual_grpo.training.components import make_run_spec as settings_of
@@ -152,6 +154,8 @@ def test_every_process_needs_memory_of_the_host(model, plan):
     assert 2 * elements < two["host_gb"] < 4 * elements, "pinned in powers of two"
     assert two["copied_from_host_gb"] > 0
     assert two["peak_gb"] < plan["peak_gb"]
+    waiting = "host waits are told by the line that asked, not by the meter"
+    assert not any(line.startswith("operations/plan/") for line in plan["host_waits"]), waiting
 
 
 def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):

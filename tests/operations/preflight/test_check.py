@@ -15,10 +15,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
-from visual_grpo.operations.preflight import configuration
-from visual_grpo.operations.preflight.check import resolve_parameters
-from visual_grpo.operations.preflight.configuration import check
-from visual_grpo.operations.preflight.reward import Traits
+from visual_grpo.operations.preflight.check import _check_gates, check, resolve_parameters
+from visual_grpo.operations.preflight.data import Traits
 
 PLAIN = PromptRecord(id="plain", prompt="a cat")
 QUOTED = PromptRecord(id="quoted", prompt='a sign that says "OPEN"')
@@ -259,9 +257,9 @@ def test_a_gated_reward_has_weights_of_one_sign():
     gated = {"hard": {"function": "x:y"}, "easy": {"function": "x:y", "clip": [0, 1], "only_where": {"hard": 0.5}}}
     for sign in (0.5, 0.0, -0.5):
         config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}})
-        configuration._check_gates(config, ["ar"])
+        _check_gates(config, ["ar"])
         if sign >= 0:
-            configuration._check_gates(config, ["ar", "dit"])
+            _check_gates(config, ["ar", "dit"])
             continue
         with pytest.raises(UserError, match=r"rewards.easy.only_where.*ar 1, dit -0.5. Expected weights of one sign"):
-            configuration._check_gates(config, ["ar", "dit"])
+            _check_gates(config, ["ar", "dit"])

@@ -18,8 +18,7 @@ from visual_grpo.common.processes import OutOfTimeError, ProgramError
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.table import write_manifest
 from visual_grpo.operations.candidates import gate_settings
-from visual_grpo.operations.retraining.job import Retraining
-from visual_grpo.operations.retraining.outcome import Code, DataRefusedError
+from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.registry import Registry
 

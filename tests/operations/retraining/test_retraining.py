@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 
 from tests.operations.reproduction.repositories import commit, git
 from tests.small_project import environment, merged, paste, small_project
-from visual_grpo.operations.retraining.outcome import Code
+from visual_grpo.operations.retraining.job import Code
 
 pytestmark = pytest.mark.slow
 

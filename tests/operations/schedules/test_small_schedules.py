@@ -17,8 +17,7 @@ import pytest
 
 from tests.small_project import ROOT
 from visual_grpo.config.pipelines import FLOW
-from visual_grpo.operations.retraining.job import PATIENCE
-from visual_grpo.operations.retraining.outcome import Code
+from visual_grpo.operations.retraining.job import PATIENCE, Code
 from visual_grpo.pipeline_registry import PIPELINES
 
 SCHEDULES = ROOT / "schedules"

@@ -16,7 +16,7 @@ import yaml
 
 from tests.operations.reproduction.repositories import git
 from tests.small_project import ROOT
-from visual_grpo.operations.retraining.outcome import Code
+from visual_grpo.operations.retraining.job import Code
 
 RETRAIN = ROOT / "schedules/github-actions.yml"
 UPGRADE = ROOT / ".github/workflows/upgrade.yml"

@@ -1,28 +1,154 @@
-"""Runs a step of the trainer and batches of the evaluation on tensors without values."""
+"""Builds any model from its configuration files, without weights, and runs a step and evaluation batches on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
+from visual_grpo.common.device import resolve_device
+from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.types import PromptRecord, Sample
-from visual_grpo.config import Parameters, RewardConfig, SamplerConfig
+from visual_grpo.config import ModelConfig, Parameters, RewardConfig, SamplerConfig
+from visual_grpo.config.command import rerun_command
 from visual_grpo.grpo.distributed.sharding import layers_of
+from visual_grpo.models.family import Family, Model, ModelSettings, find_family
 from visual_grpo.models.offload import copied_bytes, device_tensors, move_to_host
-from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.operations.plan.host_values import HostValues
-from visual_grpo.operations.plan.meter import Meter, as_on_a_device
-from visual_grpo.operations.plan.model import PlannedModel, segmenter_of
+from visual_grpo.models.run_spec import RunSpec, make_run_spec
+from visual_grpo.operations.plan.meter import HostValues, Meter, as_on_a_device
 from visual_grpo.operations.plan.phases import CONDITIONS, fewer_micro_batches, fewer_repeats, phases_of
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
+
+_RELEASED = Path(__file__).with_name("released")
+"""Configuration files of released models by hub id. Their tokenizers only count words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    plan: RunSpec
+    model: Model
+    networks: dict[str, nn.Module]
+    """By the name of the model's part."""
+    source: str
+    """Where weights or sizes are from."""
+
+
+def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel:
+    """Builds the model on the meta device; one that is measured has its weights, or random ones where none are here.
+
+    Raises UserError where the configuration files are not on this machine.
+    """
+    folder, source = configuration_folder(config.model.path or config.starter.model)
+    family, model = find_family(config.model.family, folder), config.model
+    if not measured:
+        loaded = load_without_weights(family, folder, model.model_copy(update={"device": "meta"}), "meta")
+    elif has_weights(folder):
+        loaded, source = family.load(folder, model), f"the weights in {folder}"
+    else:  # Offloaded networks are copied to the GPU from the host.
+        built_on = str(resolve_device(model.device)) if model.offload == "none" else "cpu"
+        loaded, source = load_without_weights(family, folder, model, built_on), f"random weights, sizes from {source}"
+    plan = make_run_spec(family, config)
+    settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
+    parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
+    networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+    return PlannedModel(plan=plan, model=family.build(loaded, settings), networks=networks, source=source)
+
+
+def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
+    """Returns the SAM 2 that a reward keeps on the card, without weights; {} where there is none."""
+    reward = config.rewards.get("negative_points")
+    options: Any = {} if reward is None else reward.options.get("segmenter")
+    if not isinstance(options, dict) or options.get("kind") != "sam2":
+        return {}
+    from transformers import Sam2Model
+
+    folder, _ = configuration_folder(options["path"])
+    dtype = getattr(torch, options.get("dtype", "float32"))
+    return {"segmenter": _of_transformers(Sam2Model, Path(folder), dtype, "meta")}
+
+
+def configuration_folder(path: str) -> tuple[str, str]:
+    """Returns the folder with a model's configuration files, and their origin in words."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    folder, released = Path(path), [f"{each.parent.name}/{each.name}" for each in _RELEASED.glob("*/*")]
+    if not folder.is_dir():
+        with suppress(HFValidationError, LocalEntryNotFoundError):
+            folder = Path(snapshot_download(path, local_files_only=True))
+    # Looking up a model's class downloads a single file of it.
+    if path in released and not has_weights(folder):
+        return str(_RELEASED / path), f"the published configuration of {path}"
+    if folder.is_dir():
+        return str(folder), f"the configuration files in {folder}"
+    raise UserError(
+        f"{path} has no configuration files on this machine.{nearest_hint(path, released)} Name a folder, make the"
+        f" starter's model ({rerun_command('starter')}), or download them without the weights:\n"
+        f"  hf download {path} --exclude '*.safetensors' '*.bin'"
+    )
+
+
+def has_weights(folder: str | Path) -> bool:
+    return any(Path(folder).rglob("*.safetensors"))
+
+
+def load_without_weights(family: Family, folder: str, config: ModelConfig, device: str) -> Any:
+    """Calls ``family.load`` with networks on ``device``: without values on meta, else with random ones."""
+    from diffusers import ModelMixin
+    from transformers import PreTrainedModel
+
+    dtype = getattr(torch, config.dtype)
+
+    def of_diffusers(cls: Any, /, path: Any, **given: Any) -> Any:
+        configuration = cls.load_config(Path(path, given.get("subfolder") or ""))
+        return frozen(lambda: cls.from_config(configuration), dtype, device)
+
+    def of_transformers(cls: Any, /, path: Any, **given: Any) -> Any:
+        return _of_transformers(cls, Path(path, given.get("subfolder") or ""), dtype, device)
+
+    with (
+        patch.object(ModelMixin, "from_pretrained", classmethod(of_diffusers)),
+        patch.object(PreTrainedModel, "from_pretrained", classmethod(of_transformers)),
+    ):
+        return family.load(folder, config)
+
+
+def _of_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:
+    from transformers import GenerationConfig
+
+    model = frozen(lambda: cls(cls.config_class.from_pretrained(folder)), dtype, device)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def frozen(build: Callable[[], Any], dtype: torch.dtype, device: str = "meta") -> Any:
+    """Calls ``build``; gives parameters and buffers the dtypes that ``from_pretrained`` would."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            module = build()
+    finally:
+        torch.set_default_dtype(before)
+    kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else ()
+    for name, part in module.named_modules():
+        for key, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point() and key not in part._non_persistent_buffers_set:
+                part.register_buffer(key, buffer.to(dtype))
+        if any(key in name.split(".") for key in kept):
+            part.float()
+    return module.eval().requires_grad_(False)
+
 
 _WORDS = ("red", "round", "small", "bright", "distant")
 

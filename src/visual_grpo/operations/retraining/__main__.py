@@ -19,8 +19,7 @@ from visual_grpo.common import console, quiet_libraries
 from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, signal_of, terminate_as_interrupt
-from visual_grpo.operations.retraining.job import Retraining
-from visual_grpo.operations.retraining.outcome import Code, DataRefusedError, notify
+from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify
 from visual_grpo.operations.retraining.project import read_project
 
 LOCK, SUMMARY = ".retraining.lock", "08_reporting/retraining.json"

@@ -10,8 +10,7 @@ import pytest
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import MonitorConfig, RetrainConfig
-from visual_grpo.operations.retraining.job import monitored
-from visual_grpo.operations.retraining.outcome import is_due, notify
+from visual_grpo.operations.retraining.job import is_due, monitored, notify
 
 SUMMARY = {"code": 0, "sentence": "promoted", "reason": "data changed"}
 
