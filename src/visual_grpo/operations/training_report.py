@@ -32,7 +32,7 @@ from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, ta
 from visual_grpo.operations.training_inputs import start_facts
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.extra_loggers import Log
-from visual_grpo.tracking.model_card import CARD, model_card
+from visual_grpo.tracking.lineage import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, tracked
 from visual_grpo.training import resuming
 from visual_grpo.training.checkpoints import Progress

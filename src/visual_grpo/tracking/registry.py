@@ -21,7 +21,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import api
-from visual_grpo.tracking.model_card import model_card
+from visual_grpo.tracking.lineage import model_card
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

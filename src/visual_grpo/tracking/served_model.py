@@ -32,7 +32,7 @@ from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.config.defaults import pinned
 from visual_grpo.evaluation.draw import image_seed
-from visual_grpo.tracking.model_card import CARD
+from visual_grpo.tracking.lineage import CARD
 from visual_grpo.training import components
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of, read_facts
 from visual_grpo.evaluation.verdict import lines
 from visual_grpo.tracking import api
-from visual_grpo.tracking.model_card import CARD, model_card
+from visual_grpo.tracking.lineage import CARD, model_card
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
