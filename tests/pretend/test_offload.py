@@ -31,17 +31,17 @@ def offloaded(folder: Path, changes: Any) -> Any:
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """How many networks were on the device whenever one had come."""
+    """Yields the number of networks on the device after each copy to it."""
     together: list[int] = []
 
     def counting(real: Callable[..., None]) -> Callable[..., None]:
-        def come(self: Any) -> None:
+        def to_device(self: Any) -> None:
             real(self)
-            together.append(len(self._there))
+            together.append(len(self._resident))
 
-        return come
+        return to_device
 
-    with replaced(offload._Turn, "come", counting):
+    with replaced(offload._OffloadState, "to_device", counting):
         yield together
 
 

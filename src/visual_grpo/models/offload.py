@@ -1,7 +1,7 @@
-"""Networks of one model that take turns on a GPU: each has its frozen weights there only while it computes.
+"""Keeps one network of a model on the GPU at a time: frozen weights are copied to it only while they compute.
 
-accelerate's hooks say when. Its own `CpuOffload` serves inference only: it would move trained parameters away
-from their gradients. Here pinned weights stay on the host, copies of them come and go, and a LoRA stays on the device.
+accelerate's `CpuOffload` serves inference only, since it moves trained parameters away from their gradients. Here
+pinned weights stay on the host, copies of them come and go, and a LoRA stays on the device.
 """
 
 from __future__ import annotations
@@ -14,56 +14,56 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor, nn
 
-_TURN = "_turn"
+_STATE = "_offload_state"
 
 
 def enable_offload(networks: Mapping[str, nn.Module], device: torch.device) -> None:
-    """Keeps at most one of the frozen ``networks`` on ``device``, and those that a caller needs together (`present`).
+    """Keeps at most one of the frozen ``networks`` on ``device``, and those inside `on_device`. Does nothing on a CPU.
 
-    They are on the host, or on the device called meta, where the copies are made, too. Does nothing on a CPU.
+    The networks are on the host, or on meta, as their copies are then.
     """
     if device.type == "cpu":
         return
 
-    class Come(ModelHook):
-        def __init__(self, turn: _Turn) -> None:
-            self.turn, self.execution_device = turn, turn.device
+    class CopyFirst(ModelHook):
+        def __init__(self, state: _OffloadState) -> None:
+            self.state, self.execution_device = state, state.device
 
         def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-            self.turn.come()
+            self.state.to_device()
             return args, kwargs
 
-    there: list[_Turn] = []
+    resident: list[_OffloadState] = []
     for network in networks.values():
-        vars(network)[_TURN] = turn = _Turn(network, device, there)
-        add_hook_to_module(network, Come(turn))
+        vars(network)[_STATE] = state = _OffloadState(network, device, resident)
+        add_hook_to_module(network, CopyFirst(state))
 
 
 @contextmanager
 def on_device(*networks: nn.Module) -> Iterator[None]:
-    """Keeps them on their device inside the block; they stay until another takes its turn."""
-    turns = [vars(network)[_TURN] for network in networks if _TURN in vars(network)]
-    for turn in turns:
-        turn.needed += 1
+    """Keeps ``networks`` on their device inside the block; they stay until another network needs it."""
+    states = [vars(network)[_STATE] for network in networks if _STATE in vars(network)]
+    for state in states:
+        state.needed += 1
     try:
-        for turn in turns:
-            turn.come()
+        for state in states:
+            state.to_device()
         yield
     finally:
-        for turn in turns:
-            turn.needed -= 1
+        for state in states:
+            state.needed -= 1
 
 
 def move_to_host(*networks: nn.Module) -> None:
-    """Takes those with turns off their device."""
+    """Takes offloaded networks off their device."""
     for network in networks:
-        if _TURN in vars(network):
-            vars(network)[_TURN].leave()
+        if _STATE in vars(network):
+            vars(network)[_STATE].to_host()
 
 
 def copied_bytes(*networks: nn.Module) -> int:
     """Counts the bytes that were copied to the device."""
-    return sum(vars(network)[_TURN].brought for network in networks if _TURN in vars(network))
+    return sum(vars(network)[_STATE].brought for network in networks if _STATE in vars(network))
 
 
 def device_tensors(network: nn.Module) -> Iterator[Tensor]:
@@ -79,16 +79,16 @@ def pinned_bytes(*networks: nn.Module) -> int:
 
 
 def _hosts(network: nn.Module) -> list[Tensor]:
-    turn = vars(network).get(_TURN)
-    return [] if turn is None else list({id(host): host for _, _, host in turn.places}.values())
+    state = vars(network).get(_STATE)
+    return [] if state is None else list({id(host): host for _, _, host in state.places}.values())
 
 
-class _Turn:
-    """The frozen tensors of one network. One that several layers share is copied once."""
+class _OffloadState:
+    """The frozen tensors of one network; a tensor that several layers share is copied once."""
 
-    def __init__(self, network: nn.Module, device: torch.device, there: list[_Turn]) -> None:
-        """``there``: whose turn it is, of all networks."""
-        self.device, self.needed, self.brought, self._there = device, 0, 0, there
+    def __init__(self, network: nn.Module, device: torch.device, resident: list[_OffloadState]) -> None:
+        """``resident``: states of the networks on the device, shared by all."""
+        self.device, self.needed, self.brought, self._resident = device, 0, 0, resident
         self.places: list[tuple[dict[str, Any], str, Tensor]] = []
         """Parameters or buffers of a layer, the name of one, and its tensor on the host."""
         hosts: dict[int, Tensor] = {}
@@ -103,23 +103,23 @@ class _Turn:
                     tensors[name] = hosts[id(tensor)]
                     self.places.append((tensors, name, tensors[name]))
 
-    def come(self) -> None:
-        if self in self._there:
+    def to_device(self) -> None:
+        if self in self._resident:
             return
-        for other in list(self._there):
+        for other in list(self._resident):
             if not other.needed:
-                other.leave()
+                other.to_host()
         copies: dict[int, Tensor] = {}
         for tensors, name, host in self.places:
             if id(host) not in copies:
                 copies[id(host)] = _copied(host, self.device)
                 self.brought += host.nbytes
             tensors[name] = copies[id(host)]
-        self._there.append(self)
+        self._resident.append(self)
 
-    def leave(self) -> None:
-        if self in self._there:
-            self._there.remove(self)
+    def to_host(self) -> None:
+        if self in self._resident:
+            self._resident.remove(self)
             for tensors, name, host in self.places:
                 tensors[name] = host
 
