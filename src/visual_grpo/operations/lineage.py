@@ -23,8 +23,7 @@ from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.table import RecordTable
-from visual_grpo.operations.reproduction.inputs import RECORDS
-from visual_grpo.operations.reproduction.repeat import check_commit, checked_out
+from visual_grpo.operations.reproduction.worktree import RECORDS, check_commit, checked_out
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
 from visual_grpo.tracking.model_ref import find_adapters

@@ -10,7 +10,6 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
 from visual_grpo.operations.reproduction.repeat import Training, repeat
-from visual_grpo.tracking.lineage import dvc_hashes
 from visual_grpo.tracking.model_ref import find_adapters, find_start
 
 
@@ -30,8 +29,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]
         start = find_start(named, facts["start"], latest, facts.get(START_RUN))
-    hashes = dvc_hashes(facts)
-    training = Training(project=Path.cwd(), adapters=adapters, facts=facts, hashes=hashes, start=start)
+    training = Training(project=Path.cwd(), adapters=adapters, facts=facts, start=start)
     report = repeat(training, parameters.reproduce)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]
     console.table("What matched", ["", "run", "here", ""], rows)

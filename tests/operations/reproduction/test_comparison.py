@@ -10,7 +10,7 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.config.adapter_folder import weight_sums
-from visual_grpo.operations.reproduction.comparison import adapter_rows, identity_rows, metric_rows, tolerance_rows
+from visual_grpo.operations.reproduction.repeat import adapter_rows, identity_rows, metric_rows, tolerance_rows
 
 
 def facts(**changes: Any) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from tests.evaluation.defaults import parameters
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.table import RecordTable, write_manifest
-from visual_grpo.operations.reproduction.inputs import bring_inputs
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat
+from visual_grpo.operations.reproduction.worktree import bring_inputs
 
 MODEL = "data/06_models/base/model.safetensors"
 
@@ -53,11 +53,12 @@ def bring(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -
         "model_digest": "m",
         "model_content": content_digest(first / model),
         "parameters": own,
+        **{f"dvc.{path}": digest for path, digest in (hashes or {}).items()},
     }
     if "rewards" in changes:
         facts["file of reward own: words"] = "ca978112ca1b"
     (project.parent / "code").mkdir(exist_ok=True)
-    return bring_inputs(project, project.parent / "code", facts, parameters_to_repeat(own), hashes or {})
+    return bring_inputs(project, project.parent / "code", facts, parameters_to_repeat(own))
 
 
 def test_what_is_still_the_runs_is_used_and_nothing_has_to_run(project: Path) -> None:

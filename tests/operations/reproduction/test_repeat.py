@@ -19,15 +19,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.operations.reproduction.repeat import (
-    Place,
-    Training,
-    checked_out,
-    parameters_to_repeat,
-    python_of,
-    repeat,
-    write_configuration,
-)
+from visual_grpo.operations.reproduction.repeat import Training, parameters_to_repeat, repeat
+from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
 from visual_grpo.tracking import lineage
 
@@ -51,7 +44,7 @@ def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str
     project = tmp_path / "project"
     state = repository(project)
     known = {"parameters": TREE, "git.commit": state, "git.state": "clean"} | facts
-    training = Training(project=project, adapters=tmp_path, facts={k: v for k, v in known.items() if v}, hashes={})
+    training = Training(project=project, adapters=tmp_path, facts={k: v for k, v in known.items() if v})
     with pytest.raises(UserError) as refused:
         repeat(training, ReproduceConfig())
     assert told in str(refused.value)
@@ -77,11 +70,11 @@ def test_the_commit_with_its_changes_is_checked_out_and_the_working_tree_stays(p
     commit(project)
     (project / "src/code.py").write_text("a = 3\n")
     before = git(project, "status", "--porcelain")
-    with checked_out(project, first, patch) as place:
-        assert (place.code / "src/code.py").read_text() == "a = 2\n"
-        assert (place.code / "my_reward.py").read_text() == "b = 1\n"
-        assert git(place.code, "rev-parse", "HEAD") == first
-    assert not place.folder.exists()
+    with checked_out(project, first, patch) as worktree:
+        assert (worktree.code / "src/code.py").read_text() == "a = 2\n"
+        assert (worktree.code / "my_reward.py").read_text() == "b = 1\n"
+        assert git(worktree.code, "rev-parse", "HEAD") == first
+    assert not worktree.folder.exists()
     assert git(project, "worktree", "list").count("\n") == 0
     assert (git(project, "status", "--porcelain"), (project / "src/code.py").read_text()) == (before, "a = 3\n")
 
@@ -94,8 +87,8 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    with checked_out(project / "below", state, "") as place:
-        assert (place.code / "file").read_text() == "x"
+    with checked_out(project / "below", state, "") as worktree:
+        assert (worktree.code / "file").read_text() == "x"
     assert not (tmp_path / "ran").exists()
 
 
@@ -116,40 +109,42 @@ UV = shutil.which("uv") or (ROOT / ".venv-tools/bin/uv").is_file()
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def worktree(tmp_path: Path) -> Worktree:
     """Code of a run with the same lock as the project beside it."""
     for name in ("project", "code"):
         (tmp_path / name).mkdir()
         (tmp_path / name / LOCK).write_text("# nothing\n")
     (tmp_path / "project/.venv-tools").symlink_to(ROOT / ".venv-tools")
-    return Place(tmp_path, tmp_path / "code")
+    return Worktree(tmp_path, tmp_path / "code")
 
 
-def python(place: Place) -> Path:
-    return python_of(place, place.folder / "project", "3.11.7")
+def python(worktree: Worktree) -> Path:
+    return python_of(worktree, worktree.folder / "project", "3.11.7")
 
 
-def test_with_the_same_lock_the_environment_is_the_present_one_and_without_one_it_is_not_known(place: Place) -> None:
-    assert python(place) == Path(sys.executable)
-    (place.code / LOCK).unlink()
+def test_with_the_same_lock_the_environment_is_the_present_one_and_without_one_it_is_not_known(
+    worktree: Worktree,
+) -> None:
+    assert python(worktree) == Path(sys.executable)
+    (worktree.code / LOCK).unlink()
     with pytest.raises(UserError, match=r"has no requirements\.lock"):
-        python(place)
+        python(worktree)
 
 
 @pytest.mark.skipif(not UV, reason="uv is installed by make setup")
 def test_another_lock_is_installed_into_an_environment_of_its_own(
-    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    worktree: Worktree, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place.code / LOCK).write_text("# nothing, too\n")
-    found = python(place)
-    assert found.is_relative_to(place.folder / "environment")
+    (worktree.code / LOCK).write_text("# nothing, too\n")
+    found = python(worktree)
+    assert found.is_relative_to(worktree.folder / "environment")
     assert found.exists()
     assert "is another than the present one" in capsys.readouterr().out
-    shutil.rmtree(place.folder / "environment")
+    shutil.rmtree(worktree.folder / "environment")
     monkeypatch.setenv("UV_OFFLINE", "1")
-    (place.code / LOCK).write_text(f"no-such-package-here==1.0 --hash=sha256:{'0' * 64}\n")
+    (worktree.code / LOCK).write_text(f"no-such-package-here==1.0 --hash=sha256:{'0' * 64}\n")
     with pytest.raises(UserError, match=r"cannot be installed(?s:.)*a network is needed(?s:.)*no-such-package-here"):
-        python(place)
+        python(worktree)
 
 
 def tree(**changes: Any) -> dict[str, Any]:
@@ -184,14 +179,14 @@ def test_kedro_reads_the_tree_as_it_is_and_nothing_else(tmp_path: Path) -> None:
         (conf / environment / "parameters.yml").write_text(text)
     (conf / "mine/catalog.yml").write_text("records: {type: MemoryDataset}\n")
     own = {"seed": 3, "rewards": {"ours": {"options": {"text": "${oc.env:HOME}, ü"}}}}
-    options = write_configuration(Place(tmp_path, tmp_path / "code"), own, "kedro run --env=mine --pipeline=train")
+    options = write_configuration(Worktree(tmp_path, tmp_path / "code"), own, "kedro run --env=mine --pipeline=train")
     assert options == [f"--conf-source={tmp_path / 'conf'}", "--env=mine"]
     loader = OmegaConfigLoader(str(tmp_path / "conf"), env="mine", base_env="base", default_run_env="local")
     assert loader["parameters"] == own
     assert "records" in loader["catalog"]
     assert (conf / "base/parameters.yml").read_text() == "seed: 1\nold: 1\n"
     shutil.rmtree(tmp_path / "conf")
-    options = write_configuration(Place(tmp_path, tmp_path / "code"), {}, "kedro run -e gone")
+    options = write_configuration(Worktree(tmp_path, tmp_path / "code"), {}, "kedro run -e gone")
     assert options == [f"--conf-source={tmp_path / 'conf'}"]
 
 
@@ -242,7 +237,7 @@ def test_the_two_trainings_are_compared(
         "others" if differing == "adapter ar/adapter.safetensors" else "weights"
     )
     (adapters / "training.csv").write_text("step,reward/total\n1,0.5\n")
-    training = Training(project=project, adapters=adapters, facts=facts, hashes={})
+    training = Training(project=project, adapters=adapters, facts=facts)
     found = repeat(training, ReproduceConfig())
     assert (found["matches"], found["difference"]) == (differing is None, differing), found["rows"]
     assert ("bit for bit" in found["sentence"]) is (differing is None)

@@ -1,41 +1,45 @@
-"""Repeats a training in a git worktree of its commit, and compares the two."""
+"""Repeats a training in a git worktree of its commit, and compares the two, row by row."""
 
 from __future__ import annotations
 
 import json
 import os
-import platform
-import re
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import yaml
+import pandas as pd
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.processes import ProgramError, git, output_of, run
-from visual_grpo.config.adapter_folder import CHANGES, read_facts
+from visual_grpo.common.processes import ProgramError, run
+from visual_grpo.config.adapter_folder import CHANGES, CODE, FILE, HISTORY, read_facts, weight_sums
 from visual_grpo.config.defaults import ROOT, is_drawn, pinned, with_output_folders
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.operations.reproduction import comparison
-from visual_grpo.operations.reproduction.comparison import Row
-from visual_grpo.operations.reproduction.inputs import bring_inputs
-from visual_grpo.training.runtime_fingerprint import MEANING, NUMERICS
+from visual_grpo.grpo.metrics import is_timing
+from visual_grpo.operations.reproduction.worktree import (
+    LOCK,
+    Worktree,
+    bring_inputs,
+    checked_out,
+    python_of,
+    write_configuration,
+)
+from visual_grpo.training.cache_key import cache_key
+from visual_grpo.training.runtime_fingerprint import MEANING, NUMERICS, SOURCES
 
-LOCK, GPU = "requirements.lock", "cuda"
+Result = Literal["equal", "differs", "noted", "within tolerance"]
+FINAL = ("reward/total", "eval/total")
+"""Metrics of the last step that has them, compared where bits cannot be."""
 _REPORTS = {
     "starter": ("base model", "model_digest", "06_models/starter.json"),
     "data_preparation": ("data", "data", "08_reporting/data_preparation.json"),
 }
 """What a pipeline makes before the training: its name, its fact, and the report with its digest."""
-_OPTION = re.compile(r"(?:--env[= ]|-e[= ]?)([\w.-]+)")
 _FIXED = {
     "git.commit": "commit",
     "git.state": "uncommitted changes",
@@ -43,6 +47,17 @@ _FIXED = {
     **MEANING,
 }
 """Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
+_IDENTITY = {
+    "data": "data",
+    "base model": "model_digest",
+    "base model's files": "model_content",
+    "adapters at the start": "start",
+    "source files": SOURCES,
+    "seed": "seed",
+}
+"""What is fixed before the first step, by its fact of the training."""
+_PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
+"""Parameters whose content is compared by digests."""
 _PATIENCE = 10.0
 
 
@@ -53,27 +68,22 @@ class Training:
     project: Path
     adapters: Path
     facts: Mapping[str, Any]
-    hashes: Mapping[str, str]
-    """Path -> DVC hash of what it read, as far as it is known."""
     start: Path | None = None
     """The adapters that it started from; None = fresh ones."""
 
-    @property
-    def changes(self) -> str:
-        """Its uncommitted changes, as a patch."""
-        file = self.adapters / CHANGES
-        return file.read_text(encoding="utf-8") if file.is_file() else ""
 
+@dataclass(frozen=True)
+class Row:
+    """One thing, as the run had it and as it is here."""
 
-@dataclass
-class Place:
-    """The temporary folder of one reproduction."""
+    what: str
+    run: str
+    here: str
+    result: Result
 
-    folder: Path
-    code: Path
-    """The project at the run's commit."""
-    kept: bool = False
-    """Whether it stays."""
+    @classmethod
+    def compare(cls, what: str, run: object, here: object) -> Row:
+        return cls(what, _shown(run), _shown(here), "equal" if run == here else "differs")
 
 
 def repeat(training: Training, settings: ReproduceConfig) -> dict[str, Any]:
@@ -84,12 +94,15 @@ def repeat(training: Training, settings: ReproduceConfig) -> dict[str, Any]:
             training fails.
     """
     check_repeatable(training.adapters, training.facts)
-    began, commit = time.monotonic(), str(training.facts["git.commit"])
-    with checked_out(training.project, commit, training.changes) as place:
-        console.note(f"The code of commit {commit[:12]} is in {place.code}")
-        rows = _rows(training, place, settings.tolerance)
+    began, commit, patch = time.monotonic(), str(training.facts["git.commit"]), training.adapters / CHANGES
+    changes = patch.read_text(encoding="utf-8") if patch.is_file() else ""
+    files = counted(changes.count("diff --git "), "file")
+    with checked_out(training.project, commit, changes) as worktree:
+        console.note(f"The code of commit {commit[:12]} is in {worktree.code}")
+        rows = [Row.compare("commit", commit, commit), Row.compare("uncommitted changes", files, files)]
+        rows += _repeat_in(worktree, training, settings.tolerance)
         difference = next((row for row in rows if row.result == "differs"), None)
-        place.kept = settings.keep or difference is not None
+        worktree.kept = settings.keep or difference is not None
     return {
         "adapters": str(training.adapters),
         "mlflow_run_id": training.facts.get("mlflow_run_id"),
@@ -121,58 +134,14 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _on_gpu(facts: Mapping[str, Any]) -> bool:
-    """A GPU does not give the same bits twice."""
-    return str(facts.get(NUMERICS)).rpartition(", ")[2].startswith(GPU)
-
-
-def check_commit(project: Path, commit: str) -> None:
-    """Raises UserError if the repository of ``project`` has no such commit, or there is none."""
-    try:
-        git(project, "cat-file", "-e", f"{commit}^{{commit}}")
-    except ProgramError as error:
-        raise UserError(
-            f"The commit of the run, {commit}, is not in the repository of {project}. Get it: git fetch --all"
-        ) from error
-
-
-@contextmanager
-def checked_out(project: Path, commit: str, changes: str) -> Iterator[Place]:
-    """The code at ``commit`` with the patch ``changes``; removed at the end unless it is marked as kept.
-
-    Raises:
-        UserError: there is no such commit, or the patch does not apply.
-    """
-    check_commit(project, commit)
-    folder = Path(tempfile.mkdtemp(prefix="visual_grpo_reproduce_"))
-    tree = folder / "code"
-    place = Place(folder, tree / git(project, "rev-parse", "--show-prefix"))
-    try:
-        git(project, "worktree", "add", "--quiet", "--detach", tree, commit)
-        if changes.strip():
-            git(tree, "apply", "--whitespace=nowarn", "-", stdin=changes)
-        yield place
-    except ProgramError as error:
-        raise UserError(
-            f"The code of the run, {commit} with {CHANGES} of its adapters, cannot be had again: {error}"
-        ) from error
-    finally:
-        if place.kept:
-            console.note(f"Kept: {folder} (to remove it: rm -r {folder} && git worktree prune)")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(ProgramError):
-                git(project, "worktree", "prune")
-
-
-def parameters_to_repeat(own: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
-    """The parameter tree of a training, to be run in a worktree: from step 1, into ``data``, with no other tracker.
+def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
+    """Returns the parameter tree of a training for a worktree: from step 1, into ``data``, with no other tracker.
 
     ``start`` are the adapters that the training started from, whatever their name means by now.
     """
-    tree = pinned(own)
+    tree = pinned(parameters)
     drawn = is_drawn(tree["data"]["path"], tree["starter"]["dataset"])
-    again = {
+    changed = {
         "output": ROOT,
         "resume": "never",
         "adapter": "latest",
@@ -181,108 +150,139 @@ def parameters_to_repeat(own: Mapping[str, Any], start: Path | None = None) -> d
         "starter": tree["starter"] | {"dataset": None, "model": None},
         "tracking": tree["tracking"] | {"tensorboard": None, "wandb": None, "checkpoints": None},
     }
-    return with_output_folders(tree | again, None)
+    return with_output_folders(tree | changed, None)
 
 
-def write_configuration(place: Place, tree: Mapping[str, Any], command: str) -> list[str]:
-    """Writes the commit's configuration with the parameters ``tree`` alone; returns the options that name it.
-
-    ``command`` is the training's, which may name an environment with another catalog.
-    """
-    made = place.folder / "conf"
-    shutil.copytree(place.code / "conf", made, ignore=shutil.ignore_patterns("parameters*"))
-    (made / "local").mkdir(exist_ok=True)
-    # OmegaConf would look up what ${...} names.
-    text = yaml.safe_dump(dict(tree), allow_unicode=True, sort_keys=False).replace("${", "\\${")
-    (made / "base/parameters.yml").write_text(text, encoding="utf-8")
-    named = _OPTION.search(command)
-    environment = [f"--env={named[1]}"] if named and (made / named[1]).is_dir() else []
-    return [f"--conf-source={made}", *environment]
-
-
-def python_of(place: Place, project: Path, version: str | None) -> Path:
-    """The Python with the packages of the run's lock: the present one, or one of ``version`` in a new environment.
-
-    Raises:
-        UserError: the run's commit has no lock, or it cannot be installed.
-    """
-    lock = place.code / LOCK
-    if not lock.is_file():
-        raise UserError(f"The commit of the run has no {LOCK}, so its environment is not known.")
-    if (project / LOCK).is_file() and lock.read_bytes() == (project / LOCK).read_bytes():
-        return Path(sys.executable)
-    console.note(f"{LOCK} of the run is another than the present one: installing it into a new environment")
-    tools, made = project / ".venv-tools/bin/uv", place.folder / "environment"
-    uv, python = tools if tools.is_file() else "uv", made / "bin/python"
-    minor = ".".join((version or platform.python_version()).split(".")[:2])
-    present = platform.python_version().startswith(f"{minor}.")
-    try:
-        output_of(uv, "venv", "--quiet", "--python", sys.executable if present else minor, made, at=place.folder)
-        output_of(uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, LOCK, at=place.code)
-    except ProgramError as error:
-        raise UserError(
-            f"The packages of the run's {LOCK} cannot be installed; a network is needed where uv's cache (`make setup`"
-            f" installs uv) lacks them.\n{error}"
-        ) from error
-    return python
-
-
-def _rows(training: Training, place: Place, tolerance: float) -> list[Row]:
-    """All rows; it is trained only where the data and the base model are the run's."""
+def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iterator[Row]:
+    """Yields the rows; it is trained only where the data and the base model are the run's."""
     facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
-    python = python_of(place, training.project, facts.get("version.python"))
-    rows = list(_rows_of_code(training, place, python))
-    again = bring_inputs(training.project, place.code, facts, tree, training.hashes)
-    options = write_configuration(place, tree, str(facts.get("command", "")))
-    output, there = place.code / tree["output"], training.adapters
-    if again:
-        _run(place, python, options, again)
-    made = [
-        Row.of(name, facts.get(fact), json.loads((output / report).read_text(encoding="utf-8"))["digest"])
-        for pipeline, (name, fact, report) in _REPORTS.items()
-        if pipeline in again
-    ]
-    if any(row.result == "differs" for row in made):
-        return [*rows, *made]
-    _run(place, python, options, ["baseline", "train"])
-    here = output / "06_models/adapters"
-    repeated = read_facts(here)
-    rows += [comparison.environment_row(facts, repeated), *comparison.identity_rows(facts, repeated)]
-    if _on_gpu(facts) or _on_gpu(repeated):
-        return [*rows, *comparison.tolerance_rows(there, here, tolerance)]
-    return [*rows, *comparison.adapter_rows(facts.get("sums", {}), there, here), *comparison.metric_rows(there, here)]
-
-
-def _rows_of_code(training: Training, place: Place, python: Path) -> Iterator[Row]:
-    facts, changed = training.facts, counted(training.changes.count("diff --git "), "file")
-    environment = "this environment" if python == Path(sys.executable) else "a new environment"
-    yield Row.of("commit", facts["git.commit"], git(place.code, "rev-parse", "HEAD"))
-    yield Row("uncommitted changes", changed, changed, "equal")
-    yield Row(LOCK, "of the commit", environment, "equal")
+    python = python_of(worktree, training.project, facts.get("version.python"))
+    yield Row(LOCK, "of the commit", f"{'this' if python == Path(sys.executable) else 'a new'} environment", "equal")
     if "resumed.command" in facts:
         yield Row("trained in", f"{facts['resumed.command'].count(chr(10)) + 2} parts", "one go", "noted")
+    pipelines = bring_inputs(training.project, worktree.code, facts, tree)
+    options = write_configuration(worktree, tree, str(facts.get("command", "")))
+    output = worktree.code / tree["output"]
+    if pipelines:
+        _run(worktree, python, options, pipelines)
+    made = [
+        Row.compare(name, facts.get(fact), json.loads((output / report).read_text(encoding="utf-8"))["digest"])
+        for pipeline, (name, fact, report) in _REPORTS.items()
+        if pipeline in pipelines
+    ]
+    if any(row.result == "differs" for row in made):
+        yield from made
+        return
+    _run(worktree, python, options, ["baseline", "train"])
+    adapters = output / "06_models/adapters"
+    repeated = read_facts(adapters)
+    yield from (environment_row(facts, repeated), *identity_rows(facts, repeated))
+    # A GPU does not give the same bits twice.
+    if any(str(known.get(NUMERICS)).rpartition(", ")[2].startswith("cuda") for known in (facts, repeated)):
+        yield from tolerance_rows(training.adapters, adapters, tolerance)
+    else:
+        yield from adapter_rows(facts.get("sums", {}), training.adapters, adapters)
+        yield from metric_rows(training.adapters, adapters)
 
 
-def _run(place: Place, python: Path, options: list[str], pipelines: list[str]) -> None:
+def _run(worktree: Worktree, python: Path, options: list[str], pipelines: list[str]) -> None:
     """Runs pipelines of the worktree's code, which logs to no MLflow of the user's."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
-    path = [str(place.code / "src"), *filter(None, [variables.get("PYTHONPATH")])]
-    variables |= {"PYTHONPATH": os.pathsep.join(path), "MLFLOW_TRACKING_URI": f"sqlite:///{place.code / 'mlflow.db'}"}
+    path = [str(worktree.code / "src"), *filter(None, [variables.get("PYTHONPATH")])]
+    variables["PYTHONPATH"] = os.pathsep.join(path)
+    variables["MLFLOW_TRACKING_URI"] = f"sqlite:///{worktree.code / 'mlflow.db'}"
     words = ["-m", "kedro", "run", *options, f"--pipelines={','.join(pipelines)}"]
     try:
-        run(python, *words, at=place.code, patience=_PATIENCE, environment=variables)
+        run(python, *words, at=worktree.code, patience=_PATIENCE, environment=variables)
     except ProgramError as error:
-        place.kept = True
+        worktree.kept = True
         raise UserError(
-            f"The training could not be repeated: {', '.join(pipelines)} failed in {place.code}: {error}"
+            f"The training could not be repeated: {', '.join(pipelines)} failed in {worktree.code}: {error}"
         ) from error
+
+
+def environment_row(run: Mapping[str, Any], here: Mapping[str, Any]) -> Row:
+    """Compares libraries and processor: another one may change bits, which the adapters then show."""
+    before, now = (str(facts.get(NUMERICS)).split(", ") for facts in (run, here))
+    if before == now:
+        return Row("libraries and processor", before[-1], now[-1], "equal")
+    lost, new = (", ".join(part for part in one if part not in other) for one, other in ((before, now), (now, before)))
+    return Row("libraries and processor", lost, new, "noted")
+
+
+def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Row]:
+    """Compares data, base model, parameters and reward code, from the facts of the two trainings."""
+    for name, fact in _IDENTITY.items():
+        if run.get(fact) is not None:
+            yield Row.compare(name, run[fact], here.get(fact))
+    before, now = (cache_key("train", facts.get("parameters", {})) for facts in (run, here))
+    names = sorted((before.keys() | now.keys()) - set(_PATHS))
+    changed = [name for name in names if before.get(name) != now.get(name)]
+    if not changed:
+        yield Row.compare("parameters", f"{len(names)} values", f"{len(names)} values")
+    for name in changed:
+        yield Row.compare(f"parameter {name}", before.get(name), now.get(name))
+    for name in sorted(key for key in run if key.startswith((CODE, FILE))):
+        yield Row.compare(name, run[name], here.get(name))
+
+
+def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:
+    """Compares each file of weights by its sha256.
+
+    Args:
+        sums: path -> sha256 when the training ended; a file that is gone since is compared by it.
+        run, here: the folders of the two trainings.
+    """
+    before, now = weight_sums(run), weight_sums(here)
+    for name in sorted(sums.keys() | before.keys() | now.keys()):
+        present = before.get(name, sums.get(name))
+        row = Row.compare(f"adapter {name}", present, now.get(name))
+        if present != sums.get(name, present):
+            row = replace(row, run=f"{row.run} (not what the training left: {_shown(sums[name])})")
+        yield row
+
+
+def metric_rows(run: Path, here: Path) -> Iterator[Row]:
+    """Compares the metrics of every step in every digit, but those of time and memory; only the first that differs."""
+    before, now = (pd.read_csv(folder / HISTORY, dtype=str, keep_default_na=False) for folder in (run, here))
+    before, now = (table[[name for name in table if not is_timing(str(name))]] for table in (before, now))
+    shown = [f"{len(table)} steps of {', '.join(map(str, table))}" for table in (before, now)]
+    if shown[0] != shown[1]:
+        yield Row.compare("metrics", *shown)
+        return
+    for step, name in product(before.index, before):
+        if before[name][step] != now[name][step]:
+            yield Row.compare(f"metric {name} at step {step + 1}", before[name][step], now[name][step])
+            return
+    size = f"{len(before.columns)} of {len(before)} steps"
+    yield Row.compare("metrics", size, size)
+
+
+def tolerance_rows(run: Path, here: Path, tolerance: float) -> Iterator[Row]:
+    """Compares the final metrics, which may differ by ``tolerance`` x the run's value (x 1, if that is smaller)."""
+    before, now = (pd.read_csv(folder / HISTORY) for folder in (run, here))
+    for name in FINAL:
+        if name in before:
+            first, second = (table.get(name, pd.Series(dtype=float)).dropna().tolist() for table in (before, now))
+            a, b = first[-1], second[-1] if second else float("nan")
+            within = abs(a - b) <= tolerance * max(abs(a), 1.0)
+            result: Result = "equal" if a == b else "within tolerance" if within else "differs"
+            yield Row(f"final {name}", f"{a:.4f}", f"{b:.4f}", result)
+
+
+def _shown(value: object) -> str:
+    """Returns the beginning of a digest, anything else in full."""
+    if value is None:
+        return "-"
+    text = str(value)
+    return text[:12] if len(text) in (40, 64) and set(text) <= set("0123456789abcdef") else text
 
 
 def _sentence(rows: list[Row], difference: Row | None, tolerance: float) -> str:
     noted = ", ".join(row.what for row in rows if row.result == "noted")
-    beside = f" Not as in the run: {noted}." if noted else ""
+    suffix = f" Not as in the run: {noted}." if noted else ""
     if difference is not None:
-        return f"Not reproduced: {difference.what} was {difference.run} in the run, and is {difference.here}.{beside}"
+        return f"Not reproduced: {difference.what} was {difference.run} in the run, and is {difference.here}.{suffix}"
     if any(row.what.startswith("adapter ") for row in rows):
-        return f"Reproduced: every file of the adapters and every metric is the run's, bit for bit.{beside}"
-    return f"Reproduced: the final metrics are those of the run within the tolerance of {tolerance:g}.{beside}"
+        return f"Reproduced: every file of the adapters and every metric is the run's, bit for bit.{suffix}"
+    return f"Reproduced: the final metrics are those of the run within the tolerance of {tolerance:g}.{suffix}"

@@ -1,0 +1,247 @@
+"""The git worktree that repeats a training: its commit, configuration, packages, data and base model."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+
+from visual_grpo.common import console
+from visual_grpo.common.digests import content_digest, file_digest, named_paths, option_files
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import write_atomically
+from visual_grpo.common.processes import ProgramError, git, output_of
+from visual_grpo.config.adapter_folder import CHANGES, FILE
+from visual_grpo.data.table import RecordTable
+from visual_grpo.data.tables import HUB
+from visual_grpo.tracking.lineage import dvc_hashes, recorded
+
+LOCK = "requirements.lock"
+RECORDS, IMAGES = "05_model_input/records.parquet", "05_model_input/images"
+BASELINE = "07_model_output/baseline"
+_ENVIRONMENT = re.compile(r"(?:--env[= ]|-e[= ]?)([\w.-]+)")
+
+
+@dataclass
+class Worktree:
+    """The temporary folder of one reproduction; ``kept``: it stays at the end."""
+
+    folder: Path
+    code: Path
+    """The project at the run's commit."""
+    kept: bool = False
+
+
+def check_commit(project: Path, commit: str) -> None:
+    """Raises UserError if the repository of ``project`` has no such commit, or there is none."""
+    try:
+        git(project, "cat-file", "-e", f"{commit}^{{commit}}")
+    except ProgramError as error:
+        raise UserError(
+            f"The commit of the run, {commit}, is not in the repository of {project}. Get it: git fetch --all"
+        ) from error
+
+
+@contextmanager
+def checked_out(project: Path, commit: str, changes: str) -> Iterator[Worktree]:
+    """Checks out ``commit`` with the patch ``changes``; removes the folder at the end unless it is kept.
+
+    Raises:
+        UserError: there is no such commit, or the patch does not apply.
+    """
+    check_commit(project, commit)
+    folder = Path(tempfile.mkdtemp(prefix="visual_grpo_reproduce_"))
+    root = folder / "code"
+    worktree = Worktree(folder, root / git(project, "rev-parse", "--show-prefix"))
+    try:
+        git(project, "worktree", "add", "--quiet", "--detach", root, commit)
+        if changes.strip():
+            git(root, "apply", "--whitespace=nowarn", "-", stdin=changes)
+        yield worktree
+    except ProgramError as error:
+        raise UserError(
+            f"The code of the run, {commit} with {CHANGES} of its adapters, cannot be had again: {error}"
+        ) from error
+    finally:
+        if worktree.kept:
+            console.note(f"Kept: {folder} (to remove it: rm -r {folder} && git worktree prune)")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(ProgramError):
+                git(project, "worktree", "prune")
+
+
+def write_configuration(worktree: Worktree, tree: Mapping[str, Any], command: str) -> list[str]:
+    """Writes the commit's configuration with the parameters ``tree`` alone; returns the options that name it.
+
+    ``command`` is the training's, which may name an environment with another catalog.
+    """
+    conf = worktree.folder / "conf"
+    shutil.copytree(worktree.code / "conf", conf, ignore=shutil.ignore_patterns("parameters*"))
+    (conf / "local").mkdir(exist_ok=True)
+    # OmegaConf would look up what ${...} names.
+    text = yaml.safe_dump(dict(tree), allow_unicode=True, sort_keys=False).replace("${", "\\${")
+    (conf / "base/parameters.yml").write_text(text, encoding="utf-8")
+    named = _ENVIRONMENT.search(command)
+    environment = [f"--env={named[1]}"] if named and (conf / named[1]).is_dir() else []
+    return [f"--conf-source={conf}", *environment]
+
+
+def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
+    """Returns the Python with the packages of the run's lock: the present one, or ``version`` in a new environment.
+
+    Raises:
+        UserError: the run's commit has no lock, or it cannot be installed.
+    """
+    lock = worktree.code / LOCK
+    if not lock.is_file():
+        raise UserError(f"The commit of the run has no {LOCK}, so its environment is not known.")
+    if (project / LOCK).is_file() and lock.read_bytes() == (project / LOCK).read_bytes():
+        return Path(sys.executable)
+    console.note(f"{LOCK} of the run is another than the present one: installing it into a new environment")
+    tools, environment = project / ".venv-tools/bin/uv", worktree.folder / "environment"
+    uv, python = tools if tools.is_file() else "uv", environment / "bin/python"
+    minor = ".".join((version or platform.python_version()).split(".")[:2])
+    base = sys.executable if platform.python_version().startswith(f"{minor}.") else minor
+    try:
+        output_of(uv, "venv", "--quiet", "--python", base, environment, at=worktree.folder)
+        output_of(uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, LOCK, at=worktree.code)
+    except ProgramError as error:
+        raise UserError(
+            f"The packages of the run's {LOCK} cannot be installed; a network is needed where uv's cache (`make setup`"
+            f" installs uv) lacks them.\n{error}"
+        ) from error
+    return python
+
+
+def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
+    """Brings what the run read into ``code``, and returns the pipelines that make the rest again.
+
+    Prepared records and a base model that are still the run's are used as they are: they may have been made with other
+    parameters than the training's, such as another seed.
+
+    Args:
+        facts: of the training.
+        tree: parameters that it is repeated with.
+
+    Raises:
+        UserError: something is nowhere, or is not what it was.
+    """
+    before, output, model = facts["parameters"], code / tree["output"], tree["model"]["path"]
+    content = facts.get("model_content")  # None: it is on a hub.
+    has_base = content_digest(project / Path(facts["model"]).expanduser()) == content
+    records, images = (project / before["output"] / name for name in (RECORDS, IMAGES))
+    has_data = _are_prepared(records, images, facts["data"])
+    copies = {f"{before['output']}/{BASELINE}": f"{tree['output']}/{BASELINE}"}
+    if has_base and model is None:
+        copies[before["starter"]["model"]] = tree["starter"]["model"]
+    for path, copy in copies.items():  # Their pipelines keep them where they are what they would make.
+        if (project / path).is_dir():
+            shutil.copytree(project / path, code / copy, dirs_exist_ok=True)
+    _bring_reward_files(project, code, facts, tree)
+    if model is not None and content is not None:
+        _bring(project, code, model, facts)
+    if has_data:
+        _link(records, output / RECORDS)
+        if images.exists():
+            _link(images, output / IMAGES)
+    elif tree["data"]["path"] != tree["starter"]["dataset"]:
+        _bring(project, code, tree["data"]["path"], facts)
+    if not has_data:
+        return ["starter", "data_preparation"]
+    if not has_base:
+        return ["starter"]
+    report = {
+        "dataset": tree["starter"]["dataset"] if model is None else tree["data"]["path"],
+        "model": model or tree["starter"]["model"],
+        "digest": facts["model_digest"],
+        "content": content,
+    }
+    write_atomically(output / "06_models/starter.json", json.dumps(report))
+    return []
+
+
+def _are_prepared(records: Path, images: Path, digest: str) -> bool:
+    """Returns whether these are the prepared records with this digest and their images."""
+    if not records.is_file() or RecordTable(records).digest != digest:
+        return False
+    columns = ["target_image", "target_sha256", "source_images", "source_sha256"]
+    for row in pq.read_table(records, columns=columns).to_pylist():
+        expected = dict(zip(row["source_images"] or [], row["source_sha256"] or [], strict=True))
+        if row["target_image"] is not None:
+            expected[row["target_image"]] = row["target_sha256"]
+        for name, sha256 in expected.items():
+            image = images.parent / name
+            if not image.is_file() or file_digest(image) != sha256:
+                return False
+    return True
+
+
+def _bring(project: Path, code: Path, path: str, facts: Mapping[str, Any]) -> None:
+    """Links the user's data or model, or pulls them where DVC records another state now."""
+    if Path(path).expanduser().is_absolute() or (code / path).exists():
+        return
+    name = Path(path).as_posix()
+    digest = dvc_hashes(facts).get(name)
+    if digest is not None and recorded(project).get(name) != digest:
+        _pull(project, code / path, code, digest)
+    elif (project / path).exists():
+        _link(project / path, code / path)
+    elif not path.startswith(HUB):
+        raise UserError(f"{path}, which the run read, does not exist. Put it back, or try: dvc pull")
+
+
+def _pull(project: Path, target: Path, code: Path, digest: str) -> None:
+    """Pulls data by their DVC hash, whatever the project tracks today, with its settings."""
+    dvc = partial(output_of, sys.executable, "-m", "dvc")
+    file = target.with_name(f"{target.name}.dvc")
+    entry = {"outs": [{"md5": digest, "hash": "md5", "path": target.name}]}
+    write_atomically(file, json.dumps(entry))  # YAML contains JSON.
+    try:
+        dvc("init", "--quiet", "--no-scm", "--force", at=code)
+        settings = dvc("config", "--list", at=project).splitlines()  # With absolute paths.
+        for line in [*settings, f"cache.dir={dvc('cache', 'dir', at=project).strip()}"]:
+            dvc("config", *line.split("=", 1), at=code)
+        dvc("pull", "--quiet", str(file), at=code)
+    except ProgramError as error:
+        raise UserError(
+            f"{target.relative_to(code)} of the run (DVC hash {digest}) is neither in DVC's cache nor in its remote"
+            f" (try `dvc push` in another copy of the project): {error}"
+        ) from error
+
+
+def _bring_reward_files(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
+    """Links the files and folders that options of rewards name, where the commit has none with the run's digest."""
+    for fact in filter(lambda name: name.startswith(FILE), facts):
+        reward, _, option = fact.removeprefix(FILE).partition(": ")
+        options, wanted = tree["rewards"][reward]["options"], facts[fact]
+        committed, present = (option_files(options, tree["output"], root).get(option) for root in (code, project))
+        if wanted not in (committed, present):
+            raise UserError(
+                f"The option {option} of reward {reward} named a file or folder with the digest {wanted} in the"
+                f" run. Present: {present or 'gone'}; at its commit: {committed or 'none'}. Put it back as it was."
+            )
+        if committed != wanted:
+            path = dict(named_paths(options, tree["output"], project))[option]
+            _link(path, code / path.relative_to(project))
+
+
+def _link(source: Path, target: Path) -> None:
+    """Replaces ``target`` by a link to ``source``, which is only read."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.is_dir() and not target.is_symlink():
+        shutil.rmtree(target)
+    target.unlink(missing_ok=True)
+    target.symlink_to(source.resolve())
