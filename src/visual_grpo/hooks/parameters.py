@@ -19,7 +19,6 @@ from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.defaults import with_output_folders
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.schema import validate
-from visual_grpo.operations.preflight.check import resolve_parameters
 from visual_grpo.tracking.extra_loggers import check_packages
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.tracking.registry import Registry
@@ -57,6 +56,8 @@ class ParameterHooks:
 
         A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
         """
+        from visual_grpo.operations.preflight.check import resolve_parameters  # It imports torch.
+
         before: Parameters = catalog.load("parameters")
         parameters = resolve_parameters(
             before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.from_run_params(run_params)

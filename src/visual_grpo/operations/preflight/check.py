@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from visual_grpo.common.device import require_bitsandbytes, resolve_device
+from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import Problems, UserError, counted
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
 from visual_grpo.config.defaults import AUTO, pinned
 from visual_grpo.config.schema import validate
+from visual_grpo.models.loading import saved_class
+from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
+from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.starter.build import check_starter
+from visual_grpo.training import components
 
-if TYPE_CHECKING:
-    from visual_grpo.common.types import PromptRecord
-    from visual_grpo.operations.preflight.data import Findings
+SCORED = {"baseline", "adapters", "trained", "reward_report"}
+"""Datasets that the rewards make."""
+OF_THE_MODEL = SCORED | {"starter_report"}
+DRAWN_WITH_IT = {"generated", "comparison", "promotion", "votes"}
+"""Datasets that need the model, but no reward."""
 
 
 def check(config: Parameters, *, scores: bool = True) -> None:
@@ -23,9 +33,6 @@ def check(config: Parameters, *, scores: bool = True) -> None:
     Args:
         scores: anything will be scored, so that what the rewards need must be on this machine.
     """
-    from visual_grpo.common.device import require_bitsandbytes, resolve_device
-    from visual_grpo.training import components
-
     problems = Problems()
     modules: tuple[str, ...] = ()
     with problems.collect():
@@ -45,20 +52,11 @@ def check(config: Parameters, *, scores: bool = True) -> None:
 def check_model(config: Parameters) -> None:
     """Raises UserError where the starter cannot make the model, or its folder holds none, or the library for
     ``model.base_weights`` is missing; loads no model."""
-    from visual_grpo.training import components
-
     if config.model.base_weights != "full":
-        from visual_grpo.common.device import require_bitsandbytes
-
         require_bitsandbytes("model.base_weights", config.model.base_weights)
     if config.model.path is None:
-        from visual_grpo.starter.build import check_starter
-
         check_starter(config.starter.world, components.family_of(config).name)
         return
-    from visual_grpo.common.digests import may_be_hub_id
-    from visual_grpo.models.loading import saved_class
-
     # A hub id of a named family is not looked up: that would need the network before it is used.
     if not may_be_hub_id(config.model.path):
         saved_class(config.model.path)
@@ -77,9 +75,6 @@ def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
 
 def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems, scores: bool) -> None:
     """Notes every reward that cannot be made; for each module there must be one to optimise."""
-    from visual_grpo.rewards.catalogue import build_reward
-    from visual_grpo.training import components
-
     before = len(problems.texts)
     for name, reward in config.rewards.items():
         with problems.collect():
@@ -105,13 +100,6 @@ def _check_gates(config: Parameters, modules: Sequence[str]) -> None:
                 f" is another one by the weights of each module: {', '.join(f'{m} {w:g}' for m, w in weights.items())}."
                 " Expected weights of one sign; or name the function twice, as two rewards"
             )
-
-
-SCORED = {"baseline", "adapters", "trained", "reward_report"}
-"""Datasets that the rewards make."""
-OF_THE_MODEL = SCORED | {"starter_report"}
-DRAWN_WITH_IT = {"generated", "comparison", "promotion", "votes"}
-"""Datasets that need the model, but of the rewards nothing."""
 
 
 def resolve_parameters(
@@ -153,12 +141,8 @@ def _look(
     config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]], command: Command
 ) -> Findings | None:
     """Looks at the user's own data; what the starter draws is known."""
-    from visual_grpo.training import components
-
     if config.data_is_drawn or not outputs & {"records", *SCORED}:
         return None
-    from visual_grpo.operations.preflight.data import OF_A_RECORD, look_at_folder, look_at_table
-
     if "records" not in outputs:
         return look_at_table(prepared(), config.data.task, every=config.reward == AUTO)
     tasks = OF_A_RECORD
@@ -169,9 +153,6 @@ def _look(
 
 def _check_records(config: Parameters, findings: Findings) -> None:
     """Raises UserError for records that lack what a reward compares with."""
-    from visual_grpo.rewards.catalogue import build_reward
-    from visual_grpo.rewards.combine import RewardSet
-
     made = {}
     for name, reward in config.rewards.items():
         with suppress(UserError):  # `check` has told it.
