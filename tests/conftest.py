@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from visual_grpo.common.types import Policy
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from visual_grpo.models.tokens import TokenPolicy
 
 SIZE = (64, 96)
+# The same examples in every run, on machines of any speed; nothing is kept between runs.
+settings.register_profile("same examples", derandomize=True, deadline=None, database=None, max_examples=100)
+settings.load_profile("same examples")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what runs in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -10,17 +10,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kedro.config import OmegaConfigLoader
+from kedro.framework.cli.project import run
+from torch.distributed.run import get_args_parser
 
 from tests.markdown import ROOT
 from visual_grpo.config import Parameters
 from visual_grpo.config.defaults import AUTO, with_output_folders
-from visual_grpo.config.schema import validate
+from visual_grpo.config.schema import _section, validate
 from visual_grpo.pipeline_registry import PIPELINES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.training.components import build_scorer, make_run_spec
@@ -54,6 +55,17 @@ def check_parameters(config: Parameters) -> None:
         build_scorer(config.model_copy(update={"rewards": rewards}), [module])
 
 
+def is_parameter(name: str) -> bool:
+    """Whether ``grpo.steps`` is in the schema; modules, rewards, options and weights have names of one's own."""
+    if re.fullmatch(r"(modules|rewards)\.\w+", name):
+        return True
+    *section, last = name.split(".")
+    model = _section(section)
+    if model is None:
+        return "options" in section or section[-1:] == ["rewards"]
+    return last in model.model_fields
+
+
 def _on_cpu(options: Any) -> Any:
     if isinstance(options, dict):
         return {name: _on_cpu(value) for name, value in options.items()}
@@ -61,21 +73,16 @@ def _on_cpu(options: Any) -> Any:
 
 
 def _kedro(words: list[str], project: Path) -> None:
-    from kedro.framework.cli.project import run
-
     assert words[1] == "run", f"only kedro run is checked, got {words}"
-    given = run.make_context("kedro run", words[2:]).params
-    names = [name for name in (given["pipeline"], *(given["pipelines"] or ())) if name]
-    assert set(names) <= set(PIPELINES)
-    check_parameters(parameters_of(project, given["env"], given["params"]))
+    params = run.make_context("kedro run", words[2:]).params
+    assert {name for name in (params["pipeline"], *(params["pipelines"] or ())) if name} <= set(PIPELINES)
+    check_parameters(parameters_of(project, params["env"], params["params"]))
 
 
 def _torchrun(words: list[str], project: Path) -> None:
-    from torch.distributed.run import get_args_parser
-
-    given = get_args_parser().parse_args(words[1:])
-    assert (given.module, given.training_script) == (True, "visual_grpo.grpo.distributed"), words
-    _kedro(["kedro", *given.training_script_args], project)
+    args = get_args_parser().parse_args(words[1:])
+    assert (args.module, args.training_script) == (True, "visual_grpo.grpo.distributed"), words
+    _kedro(["kedro", *args.training_script_args], project)
 
 
 def _make(words: list[str], project: Path) -> None:
@@ -85,26 +92,16 @@ def _make(words: list[str], project: Path) -> None:
 
 def _python(words: list[str], project: Path) -> None:
     """A benchmark or module takes these arguments: its parser is called, its work is not."""
-    if words[1] == "-m":
-        _module(words[2:])
-        return
-    script = ROOT / words[1]
-    assert script.parent == ROOT / "benchmarks"
+    is_module = words[1] == "-m"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", words[1:])
-        patch.syspath_prepend(script.parent)
-        parse = runpy.run_path(str(script), run_name="not main").get("_arguments")
-        assert parse is not None, f"{words[1]} has no _arguments()"
+        patch.setattr(sys, "argv", words[2:] if is_module else words[1:])
+        if is_module:
+            parse = getattr(import_module(words[2]), "_arguments", lambda: None)
+        else:
+            assert words[1].startswith("benchmarks/")
+            patch.syspath_prepend(ROOT / "benchmarks")
+            parse = runpy.run_path(str(ROOT / words[1]), run_name="not main")["_arguments"]
         parse()
-
-
-def _module(words: list[str]) -> None:
-    assert find_spec(words[0]) is not None, f"there is no module {words[0]}"
-    parse = getattr(import_module(words[0]), "_arguments", None)
-    if parse is not None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", words)
-            parse()
 
 
 def _cp(words: list[str], project: Path) -> None:
@@ -113,27 +110,28 @@ def _cp(words: list[str], project: Path) -> None:
     shutil.copytree(project / words[2], project / words[3])
 
 
-def _tool(*allowed: str) -> Callable[[list[str], Path], None]:
-    def check(words: list[str], project: Path) -> None:
-        assert words[1] in allowed, f"{words[0]} {words[1]} is not checked"
-        for path in words[2:]:
-            assert path.startswith("-") or (ROOT / path).exists(), path
-
-    return check
-
-
 def _dvc(words: list[str], project: Path) -> None:
-    verbs = {"repro": (), "exp": ("run", "show"), "metrics": ("show",), "plots": ("show",)}
-    allowed = verbs[words[1]]
-    if not allowed:
+    verbs = {"exp": ("run", "show"), "metrics": ("show",), "plots": ("show",)}
+    if words[1] not in verbs:
         _tool("repro")(words, project)
         return
-    assert words[2] in allowed, words[2]
+    assert words[2] in verbs[words[1]], words[2]
     for option, value in itertools.pairwise(words):
         if option == "-S":
             file, _, setting = value.partition(":")
             assert (ROOT / file).is_file(), file
             assert is_parameter(setting.partition("=")[0]), setting
+
+
+def _tool(*allowed: str, paths: bool = True) -> Callable[[list[str], Path], None]:
+    """Only these subcommands; what follows are options and paths of this project."""
+
+    def check(words: list[str], project: Path) -> None:
+        assert not allowed or words[1] in allowed, f"{words[0]} {words[1]} is not checked"
+        for word in words[2 if allowed else 1 :] if paths else ():
+            assert word.startswith("-") or (ROOT / word.partition("::")[0]).exists(), word
+
+    return check
 
 
 CHECKERS: dict[str, Callable[[list[str], Path], None]] = {
@@ -145,32 +143,8 @@ CHECKERS: dict[str, Callable[[list[str], Path], None]] = {
     "jupyter": _tool("lab"),
     "mlflow": _tool("ui"),
     "dvc": _dvc,
-    "pytest": lambda words, project: _exist([w.partition("::")[0] for w in words[1:] if not w.startswith("-")]),
+    "pytest": _tool(),
     "pre-commit": _tool("install", "run"),
-    "openssl": lambda words, project: _is_in(words[1], ("ecparam", "ec")),
+    "openssl": _tool("ecparam", "ec", paths=False),
     "git": _tool("clone", "status", "switch"),
 }
-
-
-def _is_in(word: str, known: tuple[str, ...]) -> None:
-    assert word in known, word
-
-
-def _exist(paths: list[str]) -> None:
-    assert all((ROOT / path).exists() for path in paths), paths
-
-
-def is_parameter(name: str) -> bool:
-    """Whether ``grpo.steps`` is in the schema; modules and rewards have names of one's own."""
-    from visual_grpo.config.schema import _section
-
-    if re.fullmatch(r"(modules|rewards)\.\w+", name):
-        return True
-    *section, last = name.split(".")
-    model = _section(section)
-    return last in model.model_fields if model is not None else _holds_anything(section)
-
-
-def _holds_anything(path: list[str]) -> bool:
-    """Options and the weights of rewards are dictionaries with keys of one's own."""
-    return "options" in path or path[-1:] == ["rewards"]

@@ -30,6 +30,7 @@ from visual_grpo.evaluation.verdict import TASK_MEASURES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
 from visual_grpo.tracking.sync import result_metrics
+from visual_grpo.training.components import load_model
 
 DOCS = ROOT / "docs"
 TABLES = ("| layout | files |", "| key | meaning |")
@@ -117,17 +118,12 @@ def test_links_of_the_readme_resolve() -> None:
 
 
 def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(ROOT / "src"), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": path, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    site, path = tmp_path / "site", os.pathsep.join([str(ROOT / "src"), *sys.path])
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    env = os.environ | {"PYTHONPATH": path, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr  # --quiet would not count warnings.
-    pages = {page.relative_to(tmp_path / "site").as_posix(): page.read_text("utf-8") for page in site_pages(tmp_path)}
+    pages = {page.relative_to(site).as_posix(): page.read_text("utf-8") for page in site.rglob("*.html")}
     for name, html in pages.items():
         assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="?(?:https?:)?//[^>]*', html), name
     assert "grpo.advantage_scale" not in pages["reference/parameters.html"], "in its section's table, by its own name"
@@ -138,22 +134,12 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
     assert formulas.count("<math") > 60
     assert not re.search(r"\\(frac|text|sum|log|left)", formulas)
     assert "source/src/visual_grpo/grpo/losses.py.txt" in formulas
-    assert (tmp_path / "site/source/src/visual_grpo/grpo/losses.py.txt").is_file()
+    assert (site / "source/src/visual_grpo/grpo/losses.py.txt").is_file()
     if BROWSER is not None:
         profile = ("--virtual-time-budget=15000", f"--user-data-dir={tmp_path / 'profile'}")
-        address = f"{(tmp_path / 'site/index.html').as_uri()}?q=alarm"
-        searched = subprocess.run(
-            [BROWSER, *SETTINGS, *profile, "--dump-dom", address],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-        )
-        assert re.search(r"[1-9]\d* matching documents", searched.stdout), "the search needs no server"
-
-
-def site_pages(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "site").rglob("*.html"))
+        words = [BROWSER, *SETTINGS, *profile, "--dump-dom", f"{(site / 'index.html').as_uri()}?q=alarm"]
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+        assert re.search(r"[1-9]\d* matching documents", shown), "the search needs no server"
 
 
 def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
@@ -162,20 +148,17 @@ def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
     of_the_run = {"eval/total", "part/NAME/PART", "seconds/checkpoint", "updates_skipped", "advantage_share/NAME"}
     of_the_run |= {"sampler_gap/mean", "sampler_gap/max"}  # Where the ratio compares with the replay.
     of_the_run |= {"watch/NAME", "watch_low/NAME", "watch_high/NAME"}
-    assert {general(name) for name in logged()} | from_the_policies() | of_the_run == explained
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/visual_grpo/models").rglob("*.py"))
+    of_policies = set(re.findall(r'"((?:seconds|speed)/\w+|entropy|tokens_per_sample)"', source))
+    assert {general(name) for name in logged()} | of_policies | of_the_run == explained
 
 
 def test_the_page_of_metrics_names_the_results_of_a_run() -> None:
     text = (DOCS / "metrics.md").read_text(encoding="utf-8")
     task = next(iter(TASK_MEASURES.values()))
     numbers = dict.fromkeys(("baseline", "trained", "difference", "ci_low", "ci_high"), 1.0)
-    found = {
-        **numbers,
-        "unscored": {"trained": 0, "baseline": 0},
-        "control": numbers,
-        "task": {**numbers, "name": task},
-    }
-    names = {name.replace(task, "TASK") for name in result_metrics(found)}
+    verdict = {"unscored": {"trained": 0, "baseline": 0}, "control": numbers, "task": {**numbers, "name": task}}
+    names = {name.replace(task, "TASK") for name in result_metrics({**numbers, **verdict})}
     assert names == explained_in(text.split("## Result", 1)[1].split("## The verdict", 1)[0])
     assert all(f"`{name}`" in text for name in TASK_MEASURES.values())
 
@@ -204,12 +187,6 @@ def logged() -> set[str]:
     return {name for t in (trainer(ToyTokenPolicy()), both) for step in t.fit(records(4)) for name in step.values}
 
 
-def from_the_policies() -> set[str]:
-    """What the policies themselves measure: the keys of the stats of their rollouts."""
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/visual_grpo/models").rglob("*.py"))
-    return set(re.findall(r'"((?:seconds|speed)/\w+|entropy|tokens_per_sample)"', source))
-
-
 def test_the_page_of_own_data_lists_the_layouts_and_keys() -> None:
     text = (DOCS / "own_data.md").read_text(encoding="utf-8")
     layouts, keys = (re.findall(r"^\| `(\w+)` \|", text.split(head, 1)[1].split("\n\n", 1)[0], re.M) for head in TABLES)
@@ -233,16 +210,14 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def code_after(heading: str, model: Path, steps: int = 2) -> str:
+def code_after(heading: str, model: Path) -> str:
     """The first Python block of a section, with the trained model's folder replaced and less work."""
-    section = README.split(f"## {heading}\n", 1)[1]
-    match = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    match = re.search(r"```python\n(.*?)```", README.split(f"## {heading}\n", 1)[1], re.DOTALL)
     assert match is not None
-    code = match.group(1).replace("data/06_models/base", str(model))
-    return re.sub(r"steps=20", f"steps={steps}", code)
+    return match[1].replace("data/06_models/base", str(model)).replace("steps=20", "steps=2")
 
 
 def test_the_core_without_kedro(
@@ -256,8 +231,6 @@ def test_the_core_without_kedro(
 
 
 def test_the_adapters_load_as_shown(pipeline_folder: Path, tmp_path: Path) -> None:
-    from visual_grpo.training.components import load_model
-
     load_model(str(pipeline_folder), train=["ar", "dit"]).adapters.save(tmp_path)
     shown = code_after("Use the adapters", pipeline_folder).replace("data/06_models/adapters", str(tmp_path))
     names: dict[str, Any] = {}
@@ -269,3 +242,15 @@ def test_it_is_for_the_first_ten_minutes() -> None:
     assert len(README.split()) <= 1350
     headings = re.findall(r"^## (.*)$", README, re.M)
     assert headings[:6] == ["Demo", "What it does", "Your data", "Your reward", "Your model", "Your GPU"]
+
+
+def test_every_promise_of_security_md_is_held_by_tests_that_exist() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    promises = re.findall(r"^\|.*\| (`tests/.*) \|$", text, re.M)
+    assert len(promises) >= 10
+    for promise in promises:
+        file = ""
+        for name in re.findall(r"`([^`]+)`", promise):  # A test without a file is in the one before it.
+            before, _, test = name.rpartition("::")
+            file = before or file
+            assert re.search(rf"\bdef {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.M), f"{file}::{test}"

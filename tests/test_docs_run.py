@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,10 @@ import pytest
 from PIL import Image
 
 from tests.markdown import Block, blocks, files_before
-from tests.small_project import environment, paste, small_project
+from tests.models.families.sd3 import tiny
+from tests.rewards.segmentation.small_sam2 import save_sam2
+from tests.small_project import paste, small_project
+from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 
 NOT_RUN = {
     "make": "its targets' commands are checked, and `make setup` would change the environment",
@@ -77,34 +78,30 @@ def test_a_block_of_commands_runs_alone(block: Block, project: Path) -> None:
             write_records(project, edits="task=i2i" in command, queries="env=qwen2_5_vl" in command)
         before = time.time()
         shown = shell(command, project)
-        for made in results_of(command):
-            if made == "scores.parquet" and "Kept the baseline" in shown:
+        for result in results_of(command):
+            if result == "scores.parquet" and "Kept the baseline" in shown:
                 continue
-            newest = max((file.stat().st_mtime for file in project.glob(f"data/**/{made}")), default=0)
-            assert newest > before - 1, f"{command} left no {made}"
+            newest = max((file.stat().st_mtime for file in project.glob(f"data/**/{result}")), default=0)
+            assert newest > before - 1, f"{command} left no {result}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", PYTHON, ids=[block.where for block in PYTHON])
 def test_a_block_of_python_runs_alone(block: Block, project: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", block.text], cwd=project, env=environment(project), capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    (project / "block.py").write_text(block.text, encoding="utf-8")
+    shell(".venv/bin/python block.py", project)
 
 
 def results_of(command: str) -> list[str]:
     """Files that the command must have written."""
-    if "kedro run" not in command:
-        return []
-    made = {
-        "data_preparation": ["records.parquet"],
-        "baseline": ["scores.parquet"],
-        "train": ["training.csv"],
-        "evaluate": ["evaluation.html"],
+    results = {
+        "data_preparation": "records.parquet",
+        "baseline": "scores.parquet",
+        "train": "training.csv",
+        "evaluate": "evaluation.html",
     }
-    named = [name for name in made if f"--pipeline={name}" in command]
-    return [file for name in named or made for file in made[name]] if named or "--pipeline" not in command else []
+    whole = "kedro run" in command and "--pipeline" not in command
+    return [file for name, file in results.items() if whole or f"kedro run --pipeline={name}" in command]
 
 
 def shell(command: str, project: Path) -> str:
@@ -141,10 +138,6 @@ def query_of(row: dict[str, Any], folder: Path) -> dict[str, str]:
 
 def save_small_models(project: Path) -> None:
     """Those that the small configurations of the released models name."""
-    from tests.models.families.sd3 import tiny
-    from tests.rewards.segmentation.small_sam2 import save_sam2
-    from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
-
     tiny.pipeline().save_pretrained(project / "small_sd3")
     processor = build_processor(64, 64)
     build_model(processor, seed=1).save_pretrained(project / "small_qwen2_5_vl")
@@ -156,7 +149,6 @@ def test_what_is_not_run_is_little_and_said() -> None:
     lines = [" ".join(words) for block in blocks("console") for words in block.commands]
     assert all(any(line.startswith(prefix) for line in lines) for prefix in NOT_RUN), "all reasons are in use"
     assert len([line for line in lines if "kedro run" in line]) >= 20
-    others = ("rewards.votes.options.head=", "--pipeline=plan --env=qwen_image", "model.base_weights=4bit")
-    left_out = ("--pipeline=reproduce", "--pipeline=rollback", "--pipeline=vote", *others)
-    of_kedro = [line for line in lines if "kedro run" in line]
-    assert all(is_run(line) or any(name in line for name in left_out) for line in of_kedro)
+    left_out = ["--pipeline=reproduce", "--pipeline=rollback", "--pipeline=vote", "rewards.votes.options.head="]
+    left_out += ["--pipeline=plan --env=qwen_image", "model.base_weights=4bit"]
+    assert all(is_run(line) or any(name in line for name in left_out) for line in lines if "kedro run" in line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -36,8 +37,6 @@ TRAIN = "--pipeline=train --params=grpo.steps=3"
 RESUME = "--pipeline=train --params=resume=auto,grpo.steps=3"
 EVALUATE = "--pipeline=evaluate"
 PREPARE = "--pipeline=data_preparation --params=data.path=mine"
-
-
 Edit = Callable[[Path], object]
 
 
@@ -54,9 +53,7 @@ def flip(pattern: str) -> Edit:
 
 
 def halve(name: str) -> Edit:
-    return lambda project: (project / name).write_bytes(
-        (project / name).read_bytes()[: (project / name).stat().st_size // 2]
-    )
+    return lambda project: os.truncate(project / name, (project / name).stat().st_size // 2)
 
 
 def remove(name: str) -> Edit:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -54,62 +53,49 @@ def moments(kills: int, generator: random.Random) -> list[str]:
     others within a named function and at random moments in turn."""
     between = []
     for number in range(kills - 1 - len(LAST)):
-        function = WITHIN[number // 2 % len(WITHIN)] if number % 2 else TRAINING
-        longest = 0.03 if number % 2 else 2.0
+        function, longest = (WITHIN[number // 2 % len(WITHIN)], 0.03) if number % 2 else (TRAINING, 2.0)
         between.append(f"{function}:{generator.uniform(0, longest):.4f}")
     return [FIRST, *between, *LAST]
 
 
-@pytest.fixture
-def prepared(tmp_path: Path, kind: str) -> Path:
-    """A project with the base model, the data and the baseline of a kind of training."""
-    project = small_project(tmp_path / "prepared")
-    for pipeline in ("starter", "data_preparation", "baseline"):
-        done = paste(command(kind, pipeline), project)
-        assert done.returncode == 0, done.stderr[-2000:]
-    return project
-
-
-@pytest.mark.kill
-@pytest.mark.parametrize("kind", KINDS)
-def test_ten_kills_change_no_bit(prepared: Path, kind: str) -> None:
-    check(prepared, kind, 10)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["alternating"])
-def test_six_kills_change_no_bit(prepared: Path, kind: str) -> None:
-    check(prepared, kind, 6)
-
-
-def check(prepared: Path, kind: str, kills: int) -> None:
-    whole, killed = (prepared.with_name(name) for name in ("whole", "killed"))
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        *(pytest.param(kind, 10, marks=pytest.mark.kill) for kind in KINDS),
+        pytest.param("alternating", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_kills_change_no_bit(tmp_path: Path, kind: str, kills: int) -> None:
+    prepared, whole, killed = (tmp_path / name for name in ("prepared", "whole", "killed"))
+    succeed(command(kind, "starter,data_preparation,baseline"), small_project(prepared))
     for copy in (whole, killed):  # Without the database, which names the folder it was made in.
         shutil.copytree(prepared, copy, symlinks=True, ignore=shutil.ignore_patterns("mlflow.db*"))
-    done = paste(command(kind, "train"), whole)
-    assert done.returncode == 0, done.stderr[-2000:]
+    succeed(command(kind, "train"), whole)
     for number, moment in enumerate(moments(kills, random.Random(kind))):
         done = run(command(kind, "train", resume=number > 0), killed, moment)
         said = (done.stdout + done.stderr)[-3000:]
         assert done.returncode == -signal.SIGKILL, f"{moment} was not reached: exit code {done.returncode}\n{said}"
-    done = paste(command(kind, "train", resume=True), killed)
-    assert done.returncode == 0, done.stderr[-2000:]
+    succeed(command(kind, "train", resume=True), killed)
     assert adapters(killed) == adapters(whole)
     pd.testing.assert_frame_equal(history(killed), history(whole), check_exact=True)
     assert metrics(killed) == metrics(whole)
 
 
-def command(kind: str, pipeline: str, *, resume: bool = False) -> str:
+def command(kind: str, pipelines: str, *, resume: bool = False) -> str:
     env, params = KINDS[kind]
-    given = ",".join(filter(None, [COMMON, params, "resume=auto" if resume else ""]))
-    return f".venv/bin/kedro run{f' --env={env}' if env else ''} --pipeline={pipeline} --params={given}"
+    params = ",".join(filter(None, [COMMON, params, "resume=auto" if resume else ""]))
+    return f".venv/bin/kedro run{f' --env={env}' if env else ''} --pipelines={pipelines} --params={params}"
+
+
+def succeed(line: str, project: Path) -> None:
+    done = paste(line, project)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def run(line: str, project: Path, moment: str) -> subprocess.CompletedProcess[str]:
-    killer = str(Path(__file__).parent / "killer")
-    own = environment(project)
-    own |= {"KILL_AT": moment, "PYTHONPATH": f"{killer}:{own['PYTHONPATH']}"}
-    return subprocess.run(line.split(), cwd=project, env=own, capture_output=True, text=True, check=False)
+    path = f"{Path(__file__).parent / 'killer'}:{environment(project)['PYTHONPATH']}"
+    variables = environment(project) | {"KILL_AT": moment, "PYTHONPATH": path}
+    return subprocess.run(line.split(), cwd=project, env=variables, capture_output=True, text=True, check=False)
 
 
 def adapters(project: Path) -> dict[str, bytes]:
@@ -128,14 +114,10 @@ def history(project: Path) -> pd.DataFrame:
 def metrics(project: Path) -> dict[str, list[tuple[int, float]]]:
     """Name -> (step, value) of every row in MLflow of the one run that was finished."""
     client = MlflowClient(f"sqlite:///{project / 'mlflow.db'}")
-    trained: list[Any] = [
-        found
-        for experiment in client.search_experiments()
-        for found in client.search_runs([experiment.experiment_id])
-        if "eval/total" in found.data.metrics
-    ]
-    [finished] = [found for found in trained if found.info.status == "FINISHED"]
-    assert {found.info.status for found in trained} <= {"FINISHED", "KILLED"}
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    trained = [run for run in client.search_runs(experiments) if "eval/total" in run.data.metrics]
+    [finished] = [run for run in trained if run.info.status == "FINISHED"]
+    assert {run.info.status for run in trained} <= {"FINISHED", "KILLED"}
     names = sorted(name for name in finished.data.metrics if not OF_TIME_AND_MEMORY.fullmatch(name))
     rows = {name: client.get_metric_history(finished.info.run_id, name) for name in names}
     return {name: sorted((row.step, row.value) for row in own) for name, own in rows.items()}

@@ -27,17 +27,13 @@ NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 def history() -> pd.DataFrame:
     """As training.csv has it, of real trainers on toy policies."""
-    steps = 8
-    config = GRPOConfig(
-        steps=steps, prompts_per_step=3, group_size=6, learning_rate=0.05, updates_per_rollout=2, kl_weight=0.01
-    )
-    trainers: dict[str, Any] = {
-        name: GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config, module=name) for name in ("ar", "dit")
-    }
-    trainer = AlternatingTrainer(trainers, steps, 0)
-    evaluated = {4: {"eval/total": 0.5}, 8: {"eval/total": 0.5}}
-    rows = [{"step": float(t.step)} | dict(t.values) | evaluated.get(t.step, {}) for t in trainer.fit(records(6))]
-    return pd.DataFrame(rows)
+    batch: dict[str, Any] = {"prompts_per_step": 3, "group_size": 6, "updates_per_rollout": 2}
+    config = GRPOConfig(steps=8, learning_rate=0.05, kl_weight=0.01, **batch)
+    policies = {name: ToyTokenPolicy() for name in ("ar", "dit")}
+    trainers = {name: GRPOTrainer(policy, CountingScorer(), config, module=name) for name, policy in policies.items()}
+    steps = AlternatingTrainer(trainers, 8, 0).fit(records(6))
+    table = pd.DataFrame([{"step": float(step.step), **step.values} for step in steps])
+    return table.assign(**{"eval/total": table["step"].map({4: 0.5, 8: 0.5})})
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +45,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         painted.run(create_pipeline("baseline"))
         painted.train()
         painted.run(create_pipeline("evaluate"))
-    places = {
-        "records.parquet": "05_model_input",
-        "baseline": "07_model_output",
-        "trained": "07_model_output",
-        "evaluation_report": "08_reporting",
-    }
-    for name, folder in places.items():
+    places = {"05_model_input": ["records.parquet"], "07_model_output": ["baseline", "trained"]}
+    places["08_reporting"] = ["evaluation_report"]
+    for folder, name in ((folder, name) for folder, names in places.items() for name in names):
         (project / "data" / folder).mkdir(parents=True, exist_ok=True)
         (project / name).rename(project / "data" / folder / name)
     history().to_csv(project / "data/08_reporting/training.csv", index=False)
@@ -116,14 +108,12 @@ def test_explore(project: Path) -> None:
 def test_inspect_training(project: Path) -> None:
     file = project / "data/08_reporting/training.csv"
     table = pd.read_csv(file)
-    column = "dit/clip_fraction"
-    table[column] = 0.5
+    table[column := "dit/clip_fraction"] = 0.5
     table.to_csv(file, index=False)
     shown = executed("inspect_training", project)
     assert "8 steps" in shown
-    findings = [line for line in shown.splitlines() if "much is clipped" in line]
-    assert len(findings) == 1
-    assert column in findings[0]
+    [finding] = [line for line in shown.splitlines() if "much is clipped" in line]
+    assert column in finding
     assert "eval/total" not in shown, "it did not fall"
     assert "reward/count" in shown
     assert "1 pictures" in shown

@@ -13,21 +13,14 @@ from typing import Any
 import pytest
 from kedro.config import OmegaConfigLoader
 
+from visual_grpo.config.schema import validate
+from visual_grpo.settings import CONFIG_LOADER_ARGS
+from visual_grpo.training.components import make_run_spec
+
 ROOT = Path(__file__).parents[1]
 PIPELINES = {"starter", "data_preparation", "baseline", "train", "evaluate"}
-ON_DEMAND = {
-    "compare",
-    "generate",
-    "labels",
-    "gpu_check",
-    "plan",
-    "promote",
-    "reproduce",
-    "reward_report",
-    "rollback",
-    "score",
-    "vote",
-}
+ON_DEMAND = {"compare", "generate", "labels", "gpu_check", "plan", "promote", "reproduce", "reward_report"}
+ON_DEMAND |= {"rollback", "score", "vote"}
 TRACKED = subprocess.run(
     ["git", "ls-files", "conf"], cwd=ROOT, capture_output=True, text=True, check=True
 ).stdout.split()
@@ -52,33 +45,19 @@ def call(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(scope="module")
-def registry() -> dict[str, Any]:
+def loader(environment: str, **parameters: Any) -> OmegaConfigLoader:
+    return OmegaConfigLoader(str(ROOT / "conf"), env=environment, runtime_params=parameters, **CONFIG_LOADER_ARGS)
+
+
+def test_the_registry_lists_every_pipeline_and_imports_no_heavy_library():
     done = call(sys.executable, "-c", REGISTRY_LIST)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def loader(environment: str) -> OmegaConfigLoader:
-    from visual_grpo.settings import CONFIG_LOADER_ARGS
-
-    return OmegaConfigLoader(str(ROOT / "conf"), env=environment, **CONFIG_LOADER_ARGS)
-
-
-def test_the_registry_lists_every_pipeline(registry):
+    assert (done.returncode, done.stderr) == (0, "")
+    registry = json.loads(done.stdout.splitlines()[-1])
     assert set(re.findall(r"^- (\w+)$", registry["listed"], re.MULTILINE)) == PIPELINES | ON_DEMAND | {"__default__"}
-
-
-def test_the_default_leaves_out_what_is_run_on_demand(registry):
+    assert registry["heavy"] == []
     default = set(registry["nodes"]["__default__"])
     assert {name for name, nodes in registry["nodes"].items() if default.isdisjoint(nodes)} == ON_DEMAND
     assert default == {node for name in PIPELINES for node in registry["nodes"][name]}
-
-
-def test_the_registry_imports_no_heavy_library(registry):
-    assert registry["heavy"] == []
 
 
 def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
@@ -92,9 +71,6 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_environment_is_valid(environment):
-    from visual_grpo.config.schema import validate
-    from visual_grpo.training.components import make_run_spec
-
     conf = loader(environment)
     config = validate(conf["parameters"])
     assert config.seed == 0
@@ -103,12 +79,8 @@ def test_every_environment_is_valid(environment):
 
 
 def test_params_change_one_key_and_leave_its_neighbours():
-    from visual_grpo.settings import CONFIG_LOADER_ARGS
-
-    runtime = {"seed": 5, "grpo": {"steps": 3}}
-    changed = OmegaConfigLoader(str(ROOT / "conf"), env="base", runtime_params=runtime, **CONFIG_LOADER_ARGS)
-    before = loader("base")["parameters"]
-    assert changed["parameters"] == {**before, "seed": 5, "grpo": {**before["grpo"], "steps": 3}}
+    before, changed = loader("base")["parameters"], loader("base", seed=5, grpo={"steps": 3})["parameters"]
+    assert changed == {**before, "seed": 5, "grpo": {**before["grpo"], "steps": 3}}
 
 
 def test_signed_adapters_are_verified_file_by_file(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from tests.operations.reproduction.repositories import commit, git
 from tests.small_project import ROOT, environment, paste, small_project
 
+pytestmark = pytest.mark.slow
 KILLER = ROOT / "tests/killer"
 REPRODUCE = ".venv/bin/kedro run --pipeline=reproduce --params=run=latest"
 TRAIN = ".venv/bin/kedro run --pipelines=starter,data_preparation,baseline,train --params=seed=3,policy.train=ar"
@@ -51,7 +53,6 @@ def temporary() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("visual_grpo_reproduce_*"))
 
 
-@pytest.mark.slow
 def test_a_training_is_made_again_bit_for_bit(project: Path) -> None:
     before, state = temporary(), git(project, "status", "--porcelain")
     database = (project / "mlflow.db").read_bytes()
@@ -70,7 +71,6 @@ def test_a_training_is_made_again_bit_for_bit(project: Path) -> None:
     assert (project / "mlflow.db").read_bytes() == database, "nothing is logged where the user's runs are"
 
 
-@pytest.mark.slow
 def test_a_training_from_other_adapters_that_was_killed_and_resumed_is_made_again(project: Path) -> None:
     """What it started from is where it then left its own, so that only MLflow has it."""
     adapters, training = project / "data/06_models/adapters", project / "src/visual_grpo/training/run.py"
@@ -97,17 +97,10 @@ def test_a_training_from_other_adapters_that_was_killed_and_resumed_is_made_agai
     assert {result for name, result in results.items() if name.startswith("adapter ")} == {"equal"}
 
 
-@pytest.mark.slow
 def test_a_signal_leaves_neither_process_nor_worktree(project: Path) -> None:
     before, number = temporary(), signal.SIGTERM
-    with subprocess.Popen(
-        REPRODUCE.split(),
-        cwd=project,
-        env=environment(project),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(REPRODUCE.split(), cwd=project, env=environment(project), **pipes) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "draw_baseline" in line:
@@ -117,22 +110,18 @@ def test_a_signal_leaves_neither_process_nor_worktree(project: Path) -> None:
         process.send_signal(number)
         process.stdout.read()
     assert process.returncode == 128 + number
-    for _ in range(100):
-        if not _working_in(place):
-            break
+    deadline = time.monotonic() + 10
+    while _working_in(place) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not _working_in(place)
     assert temporary() == before
     assert git(project, "worktree", "list").count("\n") == 0
 
 
-def _working_in(folder: Path) -> list[int]:
-    """Processes whose working folder is below ``folder``."""
-    found = []
+def _working_in(folder: Path) -> bool:
+    """Whether a process has its working folder below ``folder``."""
     for entry in Path("/proc").glob("[0-9]*/cwd"):
-        try:
+        with contextlib.suppress(OSError):
             if entry.readlink().is_relative_to(folder):
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
+                return True
+    return False

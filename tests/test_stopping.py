@@ -35,8 +35,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def stopped(project: Path, arguments: str, begun: str, number: signal.Signals) -> tuple[int, str]:
-    """The exit code of a command that gets a signal once it has printed ``begun``, and all that it has printed."""
+def started(project: Path, arguments: str, begun: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A command that has printed ``begun``, and the file with all that it prints."""
     log = project / "log.txt"
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -49,6 +49,12 @@ def stopped(project: Path, arguments: str, begun: str, number: signal.Signals) -
     deadline = time.monotonic() + 300
     while begun not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
+    return process, log
+
+
+def stopped(project: Path, arguments: str, begun: str, number: signal.Signals) -> tuple[int, str]:
+    """The exit code of a command that gets a signal once it has printed ``begun``, and all that it has printed."""
+    process, log = started(project, arguments, begun)
     process.send_signal(number)
     return process.wait(timeout=300), log.read_text()
 
@@ -92,19 +98,8 @@ def contents(project: Path) -> dict[str, object]:
 
 
 def test_a_second_command_in_the_folder_is_refused_before_anything_is_touched(project: Path) -> None:
-    log = project / "first.txt"
-    with log.open("w") as output:
-        first = subprocess.Popen(
-            [".venv/bin/kedro", "run", "--pipeline=train", f"--params={ENDLESS}"],
-            cwd=project,
-            env=environment(project),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    first, _ = started(project, f"--pipeline=train --params={ENDLESS}", "train ")
     try:
-        deadline = time.monotonic() + 300
-        while "train " not in log.read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
         untouched = {path: path.stat().st_mtime_ns for path in (project / "data/07_model_output").rglob("*")}
         second = paste(".venv/bin/kedro run --pipeline=baseline", project)
         assert second.returncode == 1

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.markdown import ROOT, blocks
+from tests.markdown import ROOT, Block, blocks
+from visual_grpo.training.components import load_model
 
+pytestmark = pytest.mark.slow
 SNIPPETS = [block for block in blocks("python", page=ROOT / "README.md") if block.file is None]
 
 
@@ -46,7 +48,6 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_it_holds_every_file_of_the_package(wheel: Path) -> None:
     listed = run("git", "ls-files", "src/visual_grpo", cwd=ROOT).split()
     held = set(zipfile.ZipFile(wheel).namelist())
@@ -54,20 +55,16 @@ def test_it_holds_every_file_of_the_package(wheel: Path) -> None:
     assert {name.split("/")[0] for name in held} == {"visual_grpo", f"{wheel.name.rsplit('-', 3)[0]}.dist-info"}
 
 
-@pytest.mark.slow
 def test_it_is_the_wheel_that_is_imported(python: Path, tmp_path: Path) -> None:
     place = run(str(python), "-c", "import visual_grpo; print(visual_grpo.__file__)", cwd=tmp_path)
     assert Path(place.strip()).is_relative_to(python.parents[1])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(SNIPPETS)), ids=[block.heading for block in SNIPPETS])
+@pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: block.heading)
 def test_the_readmes_python_runs_outside_of_the_repository(
-    number: int, python: Path, pipeline_folder: Path, tmp_path: Path
+    block: Block, python: Path, pipeline_folder: Path, tmp_path: Path
 ) -> None:
     """Literally, in a folder that holds a model and its adapters where a run would have left them."""
-    from visual_grpo.training.components import load_model
-
     shutil.copytree(pipeline_folder, tmp_path / "data/06_models/base")
     load_model(str(pipeline_folder), train=["ar", "dit"]).adapters.save(tmp_path / "data/06_models/adapters")
-    run(str(python), "-W", "error::DeprecationWarning:__main__", "-c", SNIPPETS[number].text, cwd=tmp_path)
+    run(str(python), "-W", "error::DeprecationWarning:__main__", "-c", block.text, cwd=tmp_path)

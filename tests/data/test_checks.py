@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tests.same_examples  # noqa: F401
 from tests.data.making import data_config, picture
 from visual_grpo.data.checks import checked, parse_solution, record_from_row
 from visual_grpo.data.preparation import with_ids

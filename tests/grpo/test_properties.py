@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-import tests.same_examples  # noqa: F401
 from visual_grpo.grpo import losses
 from visual_grpo.grpo.losses import Scale, group_advantages, zero_variance_groups
 

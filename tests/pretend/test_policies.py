@@ -33,7 +33,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen_image": ("qwen_image_folder", FLOW),
     "qwen2_5_vl": ("vl_folder", VL),
 }
-SLOW = ("ar", "alternating", "checkpointed")
+SLOW = ("ar", "dit", "alternating", "checkpointed")
 """What joint runs covers most of these."""
 
 
