@@ -131,7 +131,7 @@ def _vote(config: Parameters, records: RecordTable, seed: int, file: Path, argum
     unseen = find_pairs(other, records, file)
 
     def agreed(head: Any) -> float:
-        from visual_grpo.rewards.votes.features import pixel_features
+        from visual_grpo.rewards.votes.head import pixel_features
 
         right = []
         for pair in unseen:

@@ -28,7 +28,7 @@ from visual_grpo.evaluation.pictures import BETTER, GAP, WIDTH, WORSE
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.labels import COUNT, SHOWN, label
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+from visual_grpo.rewards.segmentation import PointPrompt
 from visual_grpo.rewards.segmentation.watershed import Linkage, WatershedSegmenter
 
 ENVIRONMENT = yaml.safe_load((FILE.parents[1] / "negative_points" / "parameters.yml").read_text(encoding="utf-8"))

@@ -26,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.votes.choices import read_choices
-from visual_grpo.rewards.votes.features import pixel_features
+from visual_grpo.rewards.votes.head import pixel_features
 from visual_grpo.rewards.votes.reward import read_head
 
 

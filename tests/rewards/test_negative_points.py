@@ -15,8 +15,14 @@ from PIL import Image
 from tests.rewards.segmentation.small_sam2 import save_sam2
 from visual_grpo.common.images import read_image, read_mask, to_tensor
 from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample
-from visual_grpo.rewards.negative_points import NegativePointsReward
-from visual_grpo.rewards.point_terms import box_term, number, placement, points_term, spaced
+from visual_grpo.rewards.negative_points import (
+    NegativePointsReward,
+    box_term,
+    number_term,
+    placement_term,
+    points_term,
+    spaced,
+)
 from visual_grpo.rewards.segmentation.sam2 import Sam2Segmenter
 
 SIDE = 40
@@ -173,16 +179,16 @@ TRUTH[:, :4] = True
     ],
 )
 def test_placement(negatives: list[tuple[float, float]], expected: float, without_confusion: float) -> None:
-    assert placement(negatives, CONFUSED, TRUTH) == expected
-    assert placement(negatives, NOTHING, TRUTH) == without_confusion
+    assert placement_term(negatives, CONFUSED, TRUTH) == expected
+    assert placement_term(negatives, NOTHING, TRUTH) == without_confusion
 
 
 def test_negatives_are_spaced_and_capped() -> None:
     points = [(0.0, 0.0), (3.0, 0.0), (5.0, 0.0), (9.0, 0.0), (5.0, 5.0)]
     assert spaced(points, 9, 4.0) == ((0.0, 0.0), (5.0, 0.0), (9.0, 0.0), (5.0, 5.0))
     assert spaced(points, 2, 4.0) == ((0.0, 0.0), (5.0, 0.0))
-    assert number(points, spaced(points, 2, 4.0)) == -0.6
-    assert number([], ()) == 0 == number(points, points)
+    assert number_term(points, spaced(points, 2, 4.0)) == -0.6
+    assert number_term([], ()) == 0 == number_term(points, points)
 
 
 def test_the_box_term_has_two_halves() -> None:

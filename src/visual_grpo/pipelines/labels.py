@@ -22,7 +22,7 @@ from visual_grpo.config.command import Command
 from visual_grpo.data.table import OPEN, RecordTable
 from visual_grpo.evaluation.draw import image_seed
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
-from visual_grpo.rewards.segmentation.segmenter import (
+from visual_grpo.rewards.segmentation import (
     DEFAULT,
     MultimaskSegmenter,
     PointPrompt,

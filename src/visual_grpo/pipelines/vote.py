@@ -39,10 +39,8 @@ from visual_grpo.evaluation.draw import SCORES, Request, distinct_prompts, draw,
 from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
-from visual_grpo.rewards.votes.ballot import Ballot
-from visual_grpo.rewards.votes.choices import AB, Choice, Pair, append_line, read_choices
-from visual_grpo.rewards.votes.features import PIXELS
-from visual_grpo.rewards.votes.head import family_scores
+from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
+from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.rewards.votes.server import served
 from visual_grpo.tracking.model_ref import adapters_of, model_of

@@ -11,7 +11,7 @@ from visual_grpo.common.importing import code_digests
 from visual_grpo.config import RewardConfig
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.rewards.combine import Counting, RewardSet
-from visual_grpo.rewards.failures import FailureBudget
+from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
 
 BUILT_IN = {
@@ -33,7 +33,7 @@ BUILT_IN = {
     "hps": "visual_grpo.rewards.learned.clip:Hps",
     "dino_identity": "visual_grpo.rewards.learned.dino:DinoIdentity",
     "dino_structure": "visual_grpo.rewards.learned.dino:DinoStructure",
-    "group_diversity": "visual_grpo.rewards.learned.diversity:GroupDiversity",
+    "group_diversity": "visual_grpo.rewards.learned.dino:GroupDiversity",
     "kept_region": "visual_grpo.rewards.target:KeptRegion",
     "object_layout": "visual_grpo.rewards.object_layout:ObjectLayout",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",

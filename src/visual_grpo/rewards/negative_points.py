@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +19,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.geometry import Box, Point
 from visual_grpo.common.images import read_image, read_mask, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
-from visual_grpo.rewards import point_terms
-from visual_grpo.rewards.point_pictures import draw_answer
-from visual_grpo.rewards.segmentation.answer import FAULTS, Answer, AnswerError, parse_answer
-from visual_grpo.rewards.segmentation.segmenter import DEFAULT, PointPrompt, build_segmenter, true_box_and_points
+from visual_grpo.rewards.segmentation import DEFAULT, PointPrompt, build_segmenter, true_box_and_points
+from visual_grpo.rewards.segmentation.answer import FAULTS, Answer, AnswerError, draw_answer, parse_answer
 
 TERMS = ("iou", "contrast", "placement", "number", "format", "box", "points")
 
@@ -209,19 +208,19 @@ class NegativePointsReward:
         return answer
 
     def _used_negatives(self, answer: Answer, size: tuple[int, int]) -> tuple[Point, ...]:
-        return point_terms.spaced(answer.negatives, self.cap, self.spacing * min(size))
+        return spaced(answer.negatives, self.cap, self.spacing * min(size))
 
     def _judgement(self, query: Query, answer: Answer, used: tuple[Point, ...], masks: Tensor) -> Judgement:
         """``masks``: bool [3, H, W] of the answer without and with its negatives, and of the true points with them."""
         without, with_ = _counts(masks[0], query.truth), _counts(masks[1], query.truth)
         terms = {
-            "iou": _share(with_),
-            "contrast": _share(_counts(masks[2], query.truth)) - _share(_counts(query.positive_mask, query.truth)),
-            "placement": point_terms.placement(answer.negatives, query.confused, query.truth),
-            "number": point_terms.number(answer.negatives, used),
+            "iou": _iou(with_),
+            "contrast": _iou(_counts(masks[2], query.truth)) - _iou(_counts(query.positive_mask, query.truth)),
+            "placement": placement_term(answer.negatives, query.confused, query.truth),
+            "number": number_term(answer.negatives, used),
             "format": 1.0,
-            "box": point_terms.box_term(answer.box, query.box, query.size),
-            "points": point_terms.points_term(answer.points, query.points, query.box, query.size),
+            "box": box_term(answer.box, query.box, query.size),
+            "points": points_term(answer.points, query.points, query.box, query.size),
         }
         return Judgement(answer=answer, fault=None, masks=masks[:2], counts=(without, with_), terms=terms)
 
@@ -235,8 +234,8 @@ class NegativePointsReward:
         return RewardOutput(
             values=_column(totals),
             parts={
-                "gIoU": _column(map(_share, with_)),
-                "gIoU_without": _column(map(_share, without)),
+                "gIoU": _column(map(_iou, with_)),
+                "gIoU_without": _column(map(_iou, without)),
                 **terms,
                 "truncated": _column(j.fault == "truncated" for j in judged),
                 "malformed": _column(j.fault in FAULTS[1:] for j in judged),
@@ -266,7 +265,7 @@ def _counts(mask: Tensor, truth: Tensor) -> tuple[int, int]:
     return int((mask & truth).sum()), int((mask | truth).sum())
 
 
-def _share(counts: tuple[int, int]) -> float:
+def _iou(counts: tuple[int, int]) -> float:
     return counts[0] / counts[1]
 
 
@@ -282,3 +281,69 @@ def _checked_weights(weights: Mapping[str, float]) -> Weights:
         raise UserError(
             f"reward negative_points: weights has {problems}. Its terms are {', '.join(TERMS)}, each a number"
         ) from error
+
+
+_CANVAS = 840
+"""Side in pixels of Seg-Zero's images, to which its thresholds refer."""
+_BOX_IOU, _BOX_L1, _POINT_L1 = 0.5, 10 / _CANVAS, 100 / _CANVAS
+"""Seg-Zero's thresholds (arXiv 2503.06520), distances as shares of an image's side."""
+
+
+def placement_term(negatives: Sequence[Point], confused: Tensor, truth: Tensor) -> float:
+    """Share of the negatives inside ``confused`` minus share inside ``truth`` (bool [H, W]), -1..1.
+
+    If ``confused`` is empty, no negative is needed: no negatives score 1, and any score minus their share in the truth.
+    """
+    if not confused.any() and not negatives:
+        return 1.0
+    if not negatives:
+        return 0.0
+    return _share_inside(negatives, confused) - _share_inside(negatives, truth)
+
+
+def spaced(negatives: Sequence[Point], cap: int, spacing: float) -> tuple[Point, ...]:
+    """The first ``cap`` negatives, skipping those closer than ``spacing`` pixels to one that was kept before."""
+    kept: list[Point] = []
+    for point in negatives:
+        if len(kept) < cap and all(math.dist(point, other) >= spacing for other in kept):
+            kept.append(point)
+    return tuple(kept)
+
+
+def number_term(negatives: Sequence[Point], kept: Sequence[Point]) -> float:
+    """Minus the share of the negatives that were dropped as too many or too close, -1..0."""
+    return (len(kept) - len(negatives)) / max(len(negatives), 1)
+
+
+def box_term(box: Box, truth: Box, size: tuple[int, int]) -> float:
+    """Seg-Zero's box term: 0.5 for an IoU above 0.5, plus 0.5 for a mean L1 distance below 10 of 840 pixels."""
+    sides = (size[1], size[0]) * 2
+    distance = sum(abs(a - b) / side for a, b, side in zip(box, truth, sides, strict=True)) / len(sides)
+    return (int(_box_iou(box, truth) > _BOX_IOU) + int(distance < _BOX_L1)) / 2
+
+
+def points_term(points: Sequence[Point], truth_points: Sequence[Point], truth: Box, size: tuple[int, int]) -> float:
+    """Seg-Zero's point term: 1 if all points are in the true box and their mean distance to the nearest true point is
+    below 100 of 840 pixels, else 0."""
+    inside = all(truth[0] <= x <= truth[2] and truth[1] <= y <= truth[3] for x, y in points)
+    scaled = [(x / size[1], y / size[0]) for x, y in truth_points]
+    distances = [min(math.dist((x / size[1], y / size[0]), other) for other in scaled) for x, y in points]
+    return float(inside and sum(distances) / len(distances) < _POINT_L1)
+
+
+def _share_inside(points: Sequence[Point], mask: Tensor) -> float:
+    return sum(bool(mask[_pixel(y, mask.shape[0]), _pixel(x, mask.shape[1])]) for x, y in points) / len(points)
+
+
+def _pixel(value: float, side: int) -> int:
+    return min(max(round(value), 0), side - 1)
+
+
+def _box_iou(a: Box, b: Box) -> float:
+    """IoU of boxes with inclusive corners."""
+    overlap = _area(max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3]))
+    return overlap / (_area(*a) + _area(*b) - overlap)
+
+
+def _area(x1: float, y1: float, x2: float, y2: float) -> float:
+    return max(x2 - x1 + 1, 0.0) * max(y2 - y1 + 1, 0.0)

@@ -1,15 +1,17 @@
-"""Strict checks of what a reward returns."""
+"""Validates what a reward returns, and limits how often its own code may fail."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+import logging
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, Ratio, RewardOutput
+from visual_grpo.common.types import PromptRecord, Ratio, RewardOutput, Sample
 
 
 def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
@@ -95,3 +97,97 @@ def _where(row: int, prompts: Sequence[PromptRecord]) -> str:
 def some_ids(prompts: Sequence[PromptRecord], limit: int = 3) -> str:
     ids = list(dict.fromkeys(record.id for record in prompts))  # A prompt has several samples.
     return ", ".join(map(repr, ids[:limit])) + (f" and {len(ids) - limit} more" if len(ids) > limit else "")
+
+
+log = logging.getLogger(__name__)
+
+Score = Callable[[Sequence[PromptRecord], Sequence[Sample]], RewardOutput]
+
+
+class RewardCodeError(UserError):
+    """The reward's own code raised an error."""
+
+
+@dataclass
+class FailureBudget:
+    """Counts the samples that a reward's code failed on.
+
+    An error before anything was scored is taken for a mistake in the code and is never forgiven.
+    """
+
+    share: float = 0.0
+    """Of the samples of the run so far, which the failed ones may reach; a single unit may always fail, unless 0."""
+    scored: int = 0
+    failed: int = 0
+
+    def score(
+        self,
+        name: str,
+        score: Score,
+        prompts: Sequence[PromptRecord],
+        samples: Sequence[Sample],
+        units: Sequence[Sequence[int]],
+    ) -> RewardOutput:
+        """``score(prompts, samples)``; where that fails, unit by unit, so that one does not take the others along.
+
+        Args:
+            units: the rows that can be scored by themselves: single samples or groups, in order.
+
+        Raises RewardCodeError, naming the share, where too many failed.
+        """
+        try:
+            output = score(prompts, samples)
+        except RewardCodeError:
+            if not self.share or not self.scored:
+                raise
+        else:
+            self._count(name, output, prompts, 1)
+            return output
+        outputs = []
+        for rows in units:
+            own = [prompts[row] for row in rows]
+            try:
+                output = score(own, [samples[row] for row in rows])
+            except RewardCodeError as error:
+                nothing = torch.full((len(rows),), torch.nan)
+                output = RewardOutput(values=nothing, failed=dict.fromkeys(range(len(rows)), str(error)))
+            self._count(name, output, own, len(rows))
+            outputs.append(output)
+        return _joined(outputs)
+
+    def _count(self, name: str, output: RewardOutput, prompts: Sequence[PromptRecord], at_once: int) -> None:
+        """Raises RewardCodeError where more failed than the share and than ``at_once``."""
+        self.scored += len(prompts) - len(output.failed)
+        if not output.failed:
+            return
+        reason = list(output.failed.values())[-1]
+        if not self.share or not self.scored:
+            raise RewardCodeError(f"reward {name!r} failed on {len(output.failed)} of {len(prompts)} samples: {reason}")
+        self.failed += len(output.failed)
+        asked = self.scored + self.failed
+        if self.failed > max(float(at_once), self.share * asked):
+            raise RewardCodeError(
+                f"reward {name!r} failed on {self.failed} of {asked} samples, more than the share {self.share:g} that"
+                f" rewards.{name}.max_failed_share allows. The last error: {reason}"
+            )
+        ids = some_ids([prompts[row] for row in output.failed], 5)
+        log.warning("reward %r failed on %s, left unscored: %s", name, ids, reason.strip().splitlines()[-1])
+
+
+def _joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
+    """What an output lacks, since its code failed, is NaN."""
+
+    def nothing(output: RewardOutput) -> Tensor:
+        return torch.full_like(output.values, torch.nan)
+
+    def side(name: str, number: int) -> Tensor:
+        pairs = [output.ratios.get(name, (nothing(output),) * 2) for output in outputs]
+        return torch.cat([pair[number] for pair in pairs])
+
+    parts = dict.fromkeys(name for output in outputs for name in output.parts)
+    ratios = dict.fromkeys(name for output in outputs for name in output.ratios)
+    return RewardOutput(
+        values=torch.cat([output.values for output in outputs]),
+        parts={name: torch.cat([output.parts.get(name, nothing(output)) for output in outputs]) for name in parts},
+        ratios={name: (side(name, 0), side(name, 1)) for name in ratios},
+    )

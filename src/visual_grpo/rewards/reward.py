@@ -18,8 +18,7 @@ from visual_grpo.common.images import described, is_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample
 from visual_grpo.config.training import with_variables
-from visual_grpo.rewards.failures import FailureBudget, RewardCodeError
-from visual_grpo.rewards.outputs import checked_output, some_ids
+from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy

@@ -14,8 +14,7 @@ from transformers import AutoImageProcessor, Dinov2Model
 
 from tests.rewards.learned.tiny import picture, record
 from visual_grpo.rewards.learned.clip import ClipScore
-from visual_grpo.rewards.learned.dino import DinoIdentity, DinoStructure
-from visual_grpo.rewards.learned.diversity import GroupDiversity
+from visual_grpo.rewards.learned.dino import DinoIdentity, DinoStructure, GroupDiversity
 from visual_grpo.rewards.reward import FunctionReward
 
 SOURCES = [picture(0), picture(1, 60, 40)]

@@ -19,7 +19,7 @@ from tests.rewards.remote.processes import Running, running
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.rewards.failures import RewardCodeError
+from visual_grpo.rewards.outputs import RewardCodeError
 from visual_grpo.rewards.remote import client
 from visual_grpo.rewards.remote.client import RefusedError
 from visual_grpo.rewards.remote.http_reward import HttpReward

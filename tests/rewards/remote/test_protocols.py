@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.rewards.remote.client import Lost, RequestError
-from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch, Scored
+from visual_grpo.rewards.remote.client import Lost, RequestError, Scored
+from visual_grpo.rewards.remote.http_reward import PROTOCOLS, Batch
 
 BATCH = Batch(
     images=["AA", "BB"],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.geometry import Point
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt, Segmenter
+from visual_grpo.rewards.segmentation import PointPrompt, Segmenter
 
 
 class Case(NamedTuple):

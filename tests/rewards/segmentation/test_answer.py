@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from visual_grpo.common.types import TextSample
+from visual_grpo.rewards.segmentation import PointPrompt
 from visual_grpo.rewards.segmentation.answer import Answer, AnswerError, parse_answer
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt
 
 SIZE = (64, 64)
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 from tests.rewards.segmentation.small_sam2 import SIDE, save_sam2
 from visual_grpo.common.errors import UserError
+from visual_grpo.rewards.segmentation import PointPrompt
 from visual_grpo.rewards.segmentation.sam2 import Sam2Embedding, Sam2Segmenter
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt
 
 HEIGHT, WIDTH = 48, 80
 POINTS = PointPrompt(positives=((10, 20), (60.5, 7)), negatives=((33, 41),))

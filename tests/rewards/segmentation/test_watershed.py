@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.rewards.segmentation.ordering import Case, assert_ordered
 from tests.rewards.segmentation.scenes import draw_scene, minimax
 from visual_grpo.common.geometry import Point, inner_points
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+from visual_grpo.rewards.segmentation import PointPrompt
 from visual_grpo.rewards.segmentation.watershed import WatershedSegmenter
 
 

@@ -13,8 +13,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.votes.choices import FIRST, append_line, read_choices
-from visual_grpo.rewards.votes.features import load_features, pixel_features
-from visual_grpo.rewards.votes.head import family_scores
+from visual_grpo.rewards.votes.head import family_scores, load_features, pixel_features
 from visual_grpo.rewards.votes.reward import VotesReward, choices_digest, fitted_head, read_head
 
 PROMPTS = [PromptRecord(id=f"r{number}", prompt="x") for number in range(40)]

@@ -16,8 +16,7 @@ import pytest
 
 from tests.rewards.votes.voting import Browser, ballot
 from visual_grpo.common.errors import UserError
-from visual_grpo.rewards.votes.ballot import Ballot
-from visual_grpo.rewards.votes.choices import read_choices
+from visual_grpo.rewards.votes.choices import Ballot, read_choices
 from visual_grpo.rewards.votes.server import served
 
 JSON = {"Content-Type": "application/json"}

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from tests.rewards.votes.voters import pair, picture
 from visual_grpo.common.images import to_pil
-from visual_grpo.rewards.votes.ballot import Ballot
+from visual_grpo.rewards.votes.choices import Ballot
 
 
 def ballot(folder: Path, count: int = 4, seed: int = 0) -> Ballot:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import torch
 from aiohttp import (
     ClientConnectorError,
     ClientError,
@@ -20,9 +24,11 @@ from aiohttp import (
     DummyCookieJar,
     TCPConnector,
 )
+from PIL import Image
 
 from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import UserError, sanitize
+from visual_grpo.common.types import RewardOutput
 
 Body = Callable[[Sequence[int]], bytes]
 """JSON that asks about the samples of these indices."""
@@ -34,6 +40,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 _CHECK_SECONDS = 5.0
 _SHOWN = 200
 """Characters of an answer that are shown in an error."""
+JPEG_QUALITY = 95
 _CHUNK, _MOST_BYTES = 65_536, 8_000_000
 
 _NO_KEY = "set the option api_key, or headers"
@@ -297,3 +304,60 @@ def _check_status(response: ClientResponse, url: str, said: str) -> None:
             by_sample=status <= 500 and status not in (408, 429),
             after=float(after) if after.isdecimal() else None,
         )
+
+
+class ImageEncoder:
+    """Encodes images as base64 of PNG or JPEG files.
+
+    Args:
+        image_format: ``png`` (exact) or ``jpeg`` (quality 95, no colour subsampling): smaller and sooner encoded.
+        image_size: pixels of the longer side, to which larger images are scaled down (Lanczos); None = as they are.
+    """
+
+    def __init__(self, image_format: str, image_size: int | None) -> None:
+        if image_format not in ("png", "jpeg"):
+            raise UserError(f"image_format must be png or jpeg, got {image_format!r}")
+        if image_size is not None and (not isinstance(image_size, int) or image_size < 1):
+            raise UserError(f"image_size must be a number of pixels of at least 1, or null, got {image_size!r}")
+        self.image_format = image_format
+        self.image_size = image_size
+
+    def base64(self, image: Image.Image) -> str:
+        """Encodes an RGB image."""
+        if self.image_size is not None and max(image.size) > self.image_size:
+            scale = self.image_size / max(image.size)
+            width, height = (max(1, round(side * scale)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.LANCZOS)
+        buffer = io.BytesIO()
+        if self.image_format == "jpeg":
+            image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        else:
+            image.save(buffer, "PNG", compress_level=1)
+        return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+    def data_url(self, image: Image.Image) -> str:
+        return f"data:image/{self.image_format};base64,{self.base64(image)}"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The judgement of one sample."""
+
+    value: float
+    """NaN = the server cannot judge it."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+def reward_output(answers: Sequence[Scored | Lost], names: Sequence[str] | None = None) -> RewardOutput:
+    """Collects B answers into [B] tensors; ``names`` of the parts, None = all that occur."""
+    judged = [answer if isinstance(answer, Scored) else Scored(math.nan) for answer in answers]
+    if names is None:
+        names = list(dict.fromkeys(name for answer in judged for name in answer.parts))
+    return RewardOutput(
+        values=torch.tensor([answer.value for answer in judged], dtype=torch.float32),
+        parts={
+            name: torch.tensor([answer.parts.get(name, math.nan) for answer in judged], dtype=torch.float32)
+            for name in names
+        },
+        failed={row: answer.reason for row, answer in enumerate(answers) if isinstance(answer, Lost)},
+    )

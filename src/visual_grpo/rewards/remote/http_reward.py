@@ -3,18 +3,172 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.errors import UserError, nearest_hint, sanitize
 from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
-from visual_grpo.rewards.remote.client import Lost, RefusedError, RequestError, ServerReward, check_whole_number, shown
-from visual_grpo.rewards.remote.protocols import PROTOCOLS, Batch, Encoder, Scored, reward_output
+from visual_grpo.rewards.remote.client import (
+    ImageEncoder,
+    Lost,
+    RefusedError,
+    RequestError,
+    Scored,
+    ServerReward,
+    check_whole_number,
+    reward_output,
+    shown,
+)
+
+_PART = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MOST_PARTS = 64
+_LARGEST = 3.4e38
+"""Rewards are float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The content of one request."""
+
+    images: Sequence[str]
+    """Base64 of image files."""
+    prompts: Sequence[str]
+    metadata: Sequence[Any]
+    sources: Sequence[Sequence[str]] | None
+    """The images to edit, per sample; None if they are not sent."""
+    model: str | None
+    """The weights, or the reward, that are asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    path: str
+    body: Callable[[Batch], dict[str, Any]]
+    answers: Callable[[dict[str, Any], Batch], list[Scored | Lost]]
+    models: Callable[[dict[str, Any]], Sequence[str] | None]
+    """The models that GET /health names; None if it names none."""
+
+
+def _worker_body(batch: Batch) -> dict[str, Any]:
+    body = {"images": batch.images, "prompts": batch.prompts, "metadata": batch.metadata}
+    return body if batch.sources is None else {**body, "sources": batch.sources}
+
+
+def _worker_models(health: dict[str, Any]) -> Sequence[str] | None:
+    return [str(health["model"])] if health.get("model") is not None else None
+
+
+def _flow_factory_body(batch: Batch) -> dict[str, Any]:
+    body: dict[str, Any] = {"images": batch.images, "prompts": batch.prompts}
+    return body if batch.sources is None else {**body, "condition_images": batch.sources}
+
+
+def _unirl_body(batch: Batch) -> dict[str, Any]:
+    requests = []
+    for row, (image, prompt) in enumerate(zip(batch.images, batch.prompts, strict=True)):
+        # A history of turns: the images that are edited come before the result.
+        sources = [] if batch.sources is None else [{"text": "", "image_b64": source} for source in batch.sources[row]]
+        turns = [*sources, {"text": prompt, "image_b64": image}]
+        requests.append({"history": turns, "required_rewards": [batch.model], "metadata": batch.metadata[row]})
+    return {"requests": requests}
+
+
+def _unirl_answers(answer: dict[str, Any], batch: Batch) -> list[Scored | Lost]:
+    count, errors = len(batch.images), answer.get("errors")
+    results = _checked_list("results", answer.get("results"), count)
+    reasons = errors if isinstance(errors, list) and len(errors) == count else [None] * count
+    return [_unirl_scored(*pair, batch.model) for pair in zip(results, reasons, strict=True)]
+
+
+def _unirl_scored(result: Any, errors: Any, reward: str | None) -> Scored | Lost:
+    """The score is the metric named as the reward, else ``overall``, else the only one; NaN means unscored."""
+    metrics = result.get(reward) if isinstance(result, dict) else None
+    if not isinstance(metrics, dict) or not metrics:
+        why = errors.get(reward) if isinstance(errors, dict) else None
+        return Lost(f"no score of {reward!r}: {sanitize(str(why or 'the service does not say why'))[:200]}")
+    names = [name for name in (reward, "overall") if name in metrics] or list(metrics)
+    if names[0] not in (reward, "overall") and len(metrics) > 1:
+        return Lost(f"neither {reward!r} nor 'overall' is among its metrics {', '.join(metrics)}"[:200])
+    score = metrics[names[0]]
+    parts = {re.sub(r"[^A-Za-z0-9_.-]", "_", name): part for name, part in metrics.items() if name != names[0]}
+    return _judged(None if isinstance(score, float) and math.isnan(score) else score, parts)
+
+
+def _unirl_models(health: dict[str, Any]) -> Sequence[str] | None:
+    rewards = health.get("rewards")
+    return list(rewards) if isinstance(rewards, dict) else None
+
+
+PROTOCOLS = {
+    "worker": Protocol(
+        path="/score",
+        body=_worker_body,
+        answers=lambda answer, batch: _scored(answer.get("scores"), answer.get("parts"), len(batch.images)),
+        models=_worker_models,
+    ),
+    "flow_factory": Protocol(
+        path="/compute",
+        body=_flow_factory_body,
+        answers=lambda answer, batch: _scored(answer.get("rewards"), None, len(batch.images)),
+        models=lambda health: None,
+    ),
+    "unirl": Protocol(path="/score", body=_unirl_body, answers=_unirl_answers, models=_unirl_models),
+}
+"""``flow_factory`` and ``unirl``: as their documentation describes them in 2026."""
+
+
+def _scored(scores: Any, parts: Any, count: int) -> list[Scored | Lost]:
+    """Checks ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list or None.
+
+    Raises:
+        RequestError: not one entry per sample.
+    """
+    _checked_list("scores", scores, count)
+    parts = {} if parts is None else parts
+    if not isinstance(parts, dict) or len(parts) > _MOST_PARTS or not all(map(_PART.fullmatch, parts)):
+        raise RequestError(
+            f"its parts must be an object of at most {_MOST_PARTS} lists with names of letters, digits and _.-,"
+            f" got {_short(parts)}",
+            by_sample=True,
+        )
+    columns = {name: _checked_list(f"parts.{name}", column, count) for name, column in parts.items()}
+    return [_judged(score, {name: column[row] for name, column in columns.items()}) for row, score in enumerate(scores)]
+
+
+def _judged(score: Any, parts: Mapping[str, Any]) -> Scored | Lost:
+    """Null is unscored, anything but a finite number is lost; a part that is no number is NaN."""
+    value = math.nan if score is None else _number(score)
+    if score is not None and math.isnan(value):
+        return Lost(f"its score is {_short(score)}, not a finite number or null")
+    return Scored(value, {name: _number(part) for name, part in parts.items()})
+
+
+def _checked_list(what: str, values: Any, count: int) -> list[Any]:
+    if not isinstance(values, list):
+        raise RequestError(f"its {what} must be a list, got {_short(values)}", by_sample=True)
+    if len(values) != count:
+        raise RequestError(f"its {what} are {len(values)} for {count} images", by_sample=True)
+    return values
+
+
+def _number(value: Any) -> float:
+    """NaN for anything but a finite number of float32; ``true`` is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
+        return math.nan
+    return float(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a very large number"
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
 
 HEALTH = "/health"
 
@@ -53,7 +207,7 @@ class HttpReward(ServerReward):
             raise UserError("http: with protocol unirl, model must name the reward of the service")
         check_whole_number("http: batch_size", self.batch_size, 1)
         self._protocol = PROTOCOLS[self.protocol]
-        self.encoder = Encoder(self.image_format, self.image_size)
+        self.encoder = ImageEncoder(self.image_format, self.image_size)
         self.needs = Needs(source=self.sources)
 
     def check_machine(self) -> None:

@@ -10,17 +10,178 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from string import Formatter
 from typing import Any, cast
 
 from torch import Tensor
 
-from visual_grpo.common.errors import UserError, sanitize
+from visual_grpo.common.errors import UserError, nearest_hint, sanitize
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
-from visual_grpo.rewards.remote.client import Lost, RefusedError, ServerReward, shown
-from visual_grpo.rewards.remote.protocols import Encoder, Scored, reward_output
-from visual_grpo.rewards.remote.replies import YES_OR_NO, Reply, find_rubric, reply_of, score_in, yes_probability
+from visual_grpo.rewards.ocr import asked_text
+from visual_grpo.rewards.remote.client import (
+    ImageEncoder,
+    Lost,
+    RefusedError,
+    RequestError,
+    Scored,
+    ServerReward,
+    reward_output,
+    shown,
+)
+
+YES_OR_NO = "Answer with one word, Yes or No."
+LEAST_MASS = 0.1
+"""Of the probability, which yes and no must have together: below it the model did not answer the question."""
+_AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
+"""What may stand around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
+_LABELLED = re.compile(r"(?:score|rating)\b[^\d\n-]{0,12}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rubric:
+    """A question with what it needs of a record."""
+
+    question: str
+    """With ``{prompt}``, the record's prompt, and ``{text}``, the text that its image is to show."""
+    source: bool = False
+    """The model sees the image that was edited first."""
+
+    @property
+    def fields(self) -> set[str]:
+        return {name for _, name, _, _ in Formatter().parse(self.question) if name is not None}
+
+    def asked(self, record: PromptRecord) -> str | None:
+        """The question about a record; None if the record asks for no text and the question is about it."""
+        text = asked_text(record) if "text" in self.fields else ""
+        return None if text is None else self.question.format(prompt=record.prompt, text=text)
+
+
+RUBRICS = {
+    "alignment": Rubric(
+        question="Does this image show everything that the following description asks for, and as it is described?\n"
+        "Description: {prompt}"
+    ),
+    "instruction": Rubric(
+        question="The second image was made from the first by this instruction: {prompt}\n"
+        "Does the second image show what the instruction asks for?",
+        source=True,
+    ),
+    "text": Rubric(
+        question='Is the text "{text}" written in this image, completely legible and without a spelling mistake?'
+    ),
+    "identity": Rubric(
+        question="The second image was made from the first by an edit. Is the person, animal or object that both are"
+        " about still recognisably the same one?",
+        source=True,
+    ),
+}
+
+
+def find_rubric(given: str, source: bool | None) -> Rubric:
+    """The rubric of that name, or the user's question.
+
+    Args:
+        source: whether the edited image is sent too; None = as the rubric has it.
+
+    Raises:
+        UserError: neither a name nor a question with known fields.
+    """
+    if given in RUBRICS:
+        found = RUBRICS[given]
+        return found if source is None else Rubric(question=found.question, source=source)
+    if " " not in given.strip():
+        raise UserError(
+            f"rubric must be {', '.join(RUBRICS)} or a question, got {given!r}.{nearest_hint(given, RUBRICS)}"
+        )
+    try:
+        own = Rubric(question=given, source=bool(source))
+        unknown = own.fields - {"prompt", "text"}
+    except ValueError as error:
+        raise UserError(f"the rubric's braces do not match ({error}); write {{{{ for a brace itself") from error
+    if unknown:
+        raise UserError(f"a rubric may contain {{prompt}} and {{text}}, got {{{sorted(unknown)[0]}}}")
+    return own
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What is kept of a reply."""
+
+    text: str
+    top: Sequence[tuple[str, float]]
+    """(token, log-probability) of the most likely first tokens that are not only white space."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "top": [list(pair) for pair in self.top]}
+
+    @classmethod
+    def from_json(cls, stored: Any) -> Reply:
+        """Raises KeyError, TypeError or ValueError for anything but what `to_json` gave."""
+        return cls(str(stored["text"]), [(str(token), float(logprob)) for token, logprob in stored["top"]])
+
+
+def reply_of(completion: Any) -> Reply:
+    """The first choice of a chat completion.
+
+    Raises:
+        RequestError: it has none.
+    """
+    try:
+        choice = completion["choices"][0]
+        text = choice["message"]["content"]
+        positions = (choice.get("logprobs") or {}).get("content") or []
+        top = next((_top(position) for position in positions if str(position["token"]).strip(_AROUND)), [])
+        if text is not None and not isinstance(text, str):
+            raise TypeError("content is no text")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(f"the answer is no chat completion: {str(completion)[:200]}", by_sample=True) from error
+    return Reply(text or "", top)
+
+
+def _top(position: Mapping[str, Any]) -> list[tuple[str, float]]:
+    listed = position.get("top_logprobs") or [position]
+    return [(str(entry["token"]), float(entry["logprob"])) for entry in listed]
+
+
+def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
+    """(P(yes) / (P(yes) + P(no)), P(yes) + P(no)), each summed over spellings (case, spaces, punctuation).
+
+    NaN, and what they have, where both together are less than `LEAST_MASS`: the model answered something else.
+    """
+    mass = {"yes": 0.0, "no": 0.0}
+    for token, logprob in top:
+        word = token.strip(_AROUND).casefold()
+        if word in mass and logprob <= 0.001:  # Log-probabilities; nothing else, nor NaN, counts.
+            mass[word] += math.exp(logprob)
+    total = mass["yes"] + mass["no"]
+    return (mass["yes"] / total if total >= LEAST_MASS else math.nan), total
+
+
+def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
+    """The score that a reply states, from ``low`` to ``high``; NaN if it states none, several or another.
+
+    The number that the group of ``pattern`` finds last; without one that after the last "Score" or "Rating", or without
+    these words the only number. "7/10" is 7 if ``high`` is 10.
+    """
+    if pattern is not None:
+        return _within(pattern.findall(text)[-1:], low, high)
+    text = re.sub(r"\(\s*-?[\d.]+\s*(?:-|–|to)\s*-?[\d.]+\s*\)", "", text)  # The range itself, as in "Score (1-5): 4".
+    text = re.sub(rf"\s*/\s*{high:g}\b", "", text)
+    labelled = _LABELLED.findall(text)
+    numbers = labelled[-1:] or _NUMBER.findall(text)
+    return math.nan if re.search(r"\d\s*/\s*\d", text) else _within(numbers, low, high)
+
+
+def _within(numbers: Sequence[str], low: float, high: float) -> float:
+    try:
+        (score,) = map(float, numbers)
+    except ValueError:
+        return math.nan
+    return score if low <= score <= high else math.nan
+
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +241,7 @@ class VlmJudge(ServerReward):
         self._rubric = find_rubric(self.rubric, self.source)
         self.low, self.high = _range(self.score_range)
         self._pattern = None if self.pattern is None else _compiled(self.pattern)
-        self.encoder = Encoder(self.image_format, self.image_size)
+        self.encoder = ImageEncoder(self.image_format, self.image_size)
         self.needs = Needs(source=self._rubric.source)
         settings: dict[str, Any] = {"temperature": self.temperature, "seed": self.seed}
         if self.mode == "yes_probability":

@@ -1,4 +1,4 @@
-"""Parses a language policy's answer: a box, positive and negative points, as JSON between ``<answer>`` tags.
+"""Parses and draws a language policy's answer: a box, positive and negative points, as JSON between ``<answer>`` tags.
 
 ``<answer>{"bbox":[x1,y1,x2,y2],"points":[[x,y],...],"negative_points":[[x,y],...]}</answer>``, optionally after
 reasoning (Seg-Zero's format, arXiv 2503.06520, with negative points). Coordinates are absolute pixels of the image at
@@ -12,16 +12,20 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
 from visual_grpo.common.geometry import Box, Point
+from visual_grpo.common.images import to_pil, to_tensor
 from visual_grpo.common.types import TextSample
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+from visual_grpo.rewards.segmentation import PointPrompt
 
 KEYS = ("bbox", "points", "negative_points")
 Fault = Literal["truncated", "no_answer", "not_json", "wrong_keys", "wrong_numbers", "outside"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _THOUGHT = re.compile(r"\s*<think>.+?</think>\s*", re.DOTALL)
-_POINT, _BOX = 2, 4
 
 
 class AnswerError(ValueError):
@@ -60,9 +64,9 @@ def parse_answer(sample: TextSample, size: tuple[int, int]) -> Answer:
     if len(found) != 1:
         raise AnswerError("no_answer", f"{len(found)} <answer>...</answer>, expected one")
     content = _object(found[0])
-    (box,) = _rows([content["bbox"]], _BOX, "bbox")
-    points = _rows(content["points"], _POINT, "points")
-    negatives = _rows(content["negative_points"], _POINT, "negative_points")
+    (box,) = _rows([content["bbox"]], 4, "bbox")
+    points = _rows(content["points"], 2, "points")
+    negatives = _rows(content["negative_points"], 2, "negative_points")
     if not points or box[0] > box[2] or box[1] > box[3]:
         raise AnswerError("wrong_numbers", f"needs a point, and x1 <= x2, y1 <= y2 in bbox {box}")
     height, width = sample.frame
@@ -109,3 +113,63 @@ def _is_row(row: Any, length: int) -> bool:
 def _rescaled(point: tuple[float, ...], scale: tuple[float, float]) -> Point:
     """Maps a point between two resolutions of the same image; pixel centres have integer coordinates in both."""
     return ((point[0] + 0.5) * scale[0] - 0.5, (point[1] + 0.5) * scale[1] - 0.5)
+
+
+_SIDE = 192
+"""Approximate pixels of a panel's longer side; images are enlarged by a whole factor, never shrunk."""
+_TRUTH_COLOUR, _POSITIVE_COLOUR = (255, 255, 255), (60, 220, 90)
+_NEGATIVE_COLOUR, _BOX_COLOUR = (255, 70, 70), (250, 200, 60)
+_TINT = (70, 150, 255)
+_OPACITY = 0.6
+_GAP = 4
+
+
+def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str | None, masks: Tensor) -> Tensor:
+    """uint8 [3, h, w]: three panels, one below the other.
+
+    The panels show the image with the outline of the truth (white), the mask without the negatives, and the mask with
+    them, each with the box (yellow), positive (green) and negative points (red crosses). If the answer cannot be
+    parsed, its fault is written into the first panel instead.
+
+    Args:
+        image: uint8 [3, H, W].
+        truth: bool [H, W].
+        masks: bool [2, H, W], without and with the negatives.
+    """
+    scale = max(1, round(_SIDE / max(truth.shape)))
+    outline = (torch.nn.functional.max_pool2d(truth[None].float(), 3, 1, 1)[0] > 0) & ~truth
+    panels = [_painted(image, outline, scale, _TRUTH_COLOUR), *(_painted(image, mask, scale, _TINT) for mask in masks)]
+    if answer is None:
+        text = f"no answer: {(fault or '').replace('_', ' ')}"
+        ImageDraw.Draw(panels[0]).text((4, 4), text, fill=_NEGATIVE_COLOUR)
+    else:
+        for panel in panels:
+            _draw_points(panel, answer, scale)
+    canvas = Image.new("RGB", (panels[0].width, sum(p.height for p in panels) + _GAP * (len(panels) - 1)), "white")
+    for number, panel in enumerate(panels):
+        canvas.paste(panel, (0, number * (panel.height + _GAP)))
+    return to_tensor(canvas)
+
+
+def _painted(image: Tensor, mask: Tensor, scale: int, colour: tuple[int, int, int]) -> Image.Image:
+    """The image, enlarged, with the mask in a colour."""
+    picture = to_pil(image)
+    picture = picture.resize((picture.width * scale, picture.height * scale), Image.Resampling.NEAREST)
+    alpha = (mask.float() * _OPACITY * 255).round().to(torch.uint8)
+    stencil = Image.fromarray(alpha.numpy()).resize(picture.size, Image.Resampling.NEAREST)
+    picture.paste(Image.new("RGB", picture.size, colour), (0, 0), stencil)
+    return picture
+
+
+def _draw_points(picture: Image.Image, answer: Answer, scale: int) -> None:
+    brush, radius = ImageDraw.Draw(picture), max(3, _SIDE // 40)
+
+    def middle(*values: float) -> tuple[float, ...]:
+        return tuple((value + 0.5) * scale for value in values)
+
+    brush.rectangle(middle(*answer.box), outline=_BOX_COLOUR)
+    for x, y in (middle(*point) for point in answer.points):
+        brush.ellipse((x - radius, y - radius, x + radius, y + radius), fill=_POSITIVE_COLOUR, outline="black")
+    for x, y in (middle(*point) for point in answer.negatives):
+        for sign in (1, -1):
+            brush.line((x - radius, y - sign * radius, x + radius, y + sign * radius), fill=_NEGATIVE_COLOUR, width=3)

@@ -20,7 +20,7 @@ from visual_grpo.common.geometry import Point
 from visual_grpo.common.images import require_image
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Dtype
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+from visual_grpo.rewards.segmentation import PointPrompt
 
 if TYPE_CHECKING:
     from transformers import Sam2Model, Sam2Processor

@@ -22,7 +22,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.geometry import Point
 from visual_grpo.common.images import require_image
-from visual_grpo.rewards.segmentation.segmenter import PointPrompt
+from visual_grpo.rewards.segmentation import PointPrompt
 
 Integers = NDArray[np.int64]
 _CACHED_POINTS = 128

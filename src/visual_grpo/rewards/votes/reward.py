@@ -23,8 +23,7 @@ from visual_grpo.common.files import write_atomically
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.votes.choices import AB, TIE, Choice, read_choices
-from visual_grpo.rewards.votes.features import PIXELS, load_features
-from visual_grpo.rewards.votes.head import FOLDS, Head, fit_head
+from visual_grpo.rewards.votes.head import FOLDS, PIXELS, Head, fit_head, load_features
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.rewards.votes.ballot import Ballot, RefusedError
+from visual_grpo.rewards.votes.choices import Ballot, RefusedError
 
 HOST = "127.0.0.1"
 Said = Annotated[str, Body(embed=True)]
