@@ -16,8 +16,8 @@ from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.evaluation.draw import read_scores
-from visual_grpo.operations.candidates import ComparedModel, differences
-from visual_grpo.pipelines.compare import compare_adapters
+from visual_grpo.operations.candidates import ComparedModel
+from visual_grpo.pipelines.compare import compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts
 from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.training import components

@@ -28,9 +28,9 @@ from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.hooks.parameters import parameter_entries
-from visual_grpo.operations.training_inputs import identity
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.tracking import Tracker
+from visual_grpo.training import resuming
 from visual_grpo.training.components import make_run_spec
 from visual_grpo.training.evaluation_samples import conditions
 
@@ -281,6 +281,6 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     records = RecordsDataset(filepath=str(project.folder / "records.parquet")).load()
     options = {"model": "someone/clip", "revision": "c" * 40}
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
-    assert identity(config, starter, records)["commit of reward clip_score: model"] == "c" * 40
+    assert resuming.training_identity(config, starter, records, None)["commit of reward clip_score: model"] == "c" * 40
     judged = conditions(config, make_run_spec(config, starter["model"]), starter, records)["rewards"]
     assert judged["clip_score"]["commits"] == {"model": "c" * 40}

@@ -20,7 +20,7 @@ from visual_grpo.config.defaults import with_output_folders
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.schema import validate
 from visual_grpo.tracking.extra_loggers import check_packages
-from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.model_ref import find_adapters, start_of
 from visual_grpo.tracking.registry import Registry
 
 SAME = "same"
@@ -119,7 +119,6 @@ def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str,
 
 def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
     """Resolves ``resume=same``: ``auto`` if the newest checkpoint is of this very training, else ``never``."""
-    from visual_grpo.operations.training_inputs import identity
     from visual_grpo.training import resuming
     from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
@@ -128,7 +127,8 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             "resume=same asks whether model and data are those of the checkpoint, but this command makes them. Train"
             f" alone: {Command.current().for_pipeline('train')}"
         )
-    known = identity(parameters, catalog.load("starter_report"), catalog.load("records"))
+    starter_report, records = catalog.load("starter_report"), catalog.load("records")
+    known = resuming.training_identity(parameters, starter_report, records, start_of(parameters))
     why = resuming.why_another(parameters, known, runtime_fingerprint(parameters))
     if why is not None:
         console.note(f"Starting at step 1: {why}")

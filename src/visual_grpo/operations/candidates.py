@@ -14,7 +14,7 @@ import pandas as pd
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import Parameters, flatten
+from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.config.defaults import pinned
 from visual_grpo.data.table import RecordTable, SeenPrompts
@@ -27,11 +27,6 @@ from visual_grpo.training import components
 
 _NOT_SCORED = ("weight", "max_failed_share")
 """Parameters of a reward that change nothing in a score; weights are compared as the modules have them."""
-_UNCOMPARED = (
-    *("output", "resume", "adapter", "run", "model.device"),
-    *("evaluation.", "tracking.", "generate.", "score.", "compare.", "promotion.", "reproduce.", "starter."),
-)
-"""Beginnings of the names of parameters that change nothing in a training."""
 
 
 @dataclass(frozen=True)
@@ -131,29 +126,6 @@ def draw_model(
         )
 
 
-def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
-    """Lists what differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
-
-    Empty where one model is the base model.
-    """
-    if first.folder is None or second.folder is None:
-        return {}
-    trees = [flatten(model.facts["parameters"]) for model in (first, second)]
-    before, after = ({name: value for name, value in tree.items() if value != {}} for tree in trees)
-    trained = {*modules_of(first.folder), *modules_of(second.folder)}
-    changed = {
-        name: [before.get(name), after.get(name)]
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not name.startswith(_UNCOMPARED) and _is_trained(name, trained)
-    }
-    names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
-    return changed | {
-        shown: [first.facts.get(key), second.facts.get(key)]
-        for key, shown in names.items()
-        if first.facts.get(key) != second.facts.get(key)
-    }
-
-
 def gate_settings(parameters: Parameters) -> str:
     """Returns a digest (64 hex digits) of the parameters that decide a gate."""
     promotion = parameters.promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
@@ -179,7 +151,7 @@ def _rewards_of_training(model: ComparedModel) -> dict[str, Any]:
 
 
 def _rewards(config: Parameters, model: ComparedModel) -> dict[str, Any]:
-    """What each reward's value and its share in the total depend on, bemodel code and files."""
+    """Returns what each reward's value and its share in the total depend on, beside code and files."""
     weights = config.weights(modules_of(model.adapters))
     parts: dict[str, Any] = {f"weight of {name}": weight for name, weight in weights.items()}
     for name, reward in config.public()["rewards"].items():
@@ -197,12 +169,6 @@ def _shown(value: Any) -> str:
         return f"{value:g}"
     text = "none" if value is None else str(value)
     return text if len(text) <= 40 else f"{text[:12]}..."
-
-
-def _is_trained(name: str, modules: set[str]) -> bool:
-    """Leaves out the settings of a module that nobody trained."""
-    section, _, rest = name.partition(".")
-    return section != "modules" or rest.partition(".")[0] in modules
 
 
 def _sampled_alike(parameters: Parameters, facts: dict[str, Any]) -> Parameters:

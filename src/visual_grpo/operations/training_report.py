@@ -23,13 +23,13 @@ from visual_grpo.config.adapter_folder import (
     CHANGES,
     FACTS,
     HELD_OUT,
+    START_RUN,
     read_facts,
 )
 from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.data.table import SEALED, RecordTable, SeenPrompts
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
-from visual_grpo.operations.training_inputs import start_facts
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.extra_loggers import Log
 from visual_grpo.tracking.lineage import CARD, model_card
@@ -133,8 +133,8 @@ def training_lineage(
     now |= lineage.git_tags(project) | lineage.version_tags() | runtime_fingerprint(config)
     inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
     now |= lineage.dvc_tags(project, inputs)
-    if start is not None:
-        now |= start_facts(start)
+    if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
+        now[START_RUN] = run_id
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     if origin is None:
         return lineage.resumed({}, now)

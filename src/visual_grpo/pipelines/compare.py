@@ -8,13 +8,19 @@ from typing import Any
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.importing import code_digests
-from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import judged_by_other_code
+from visual_grpo.config import Parameters, flatten
+from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.draw import distinct_prompts
 from visual_grpo.evaluation.verdict import lines, summarise
-from visual_grpo.operations.candidates import differences, draw_model, find_model, shared_scorer, unseen
+from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
+
+_UNCOMPARED = (
+    *("output", "resume", "adapter", "run", "model.device"),
+    *("evaluation.", "tracking.", "generate.", "score.", "compare.", "promotion.", "reproduce.", "starter."),
+)
+"""Beginnings of the names of parameters that change nothing in a training."""
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable, comparison_draft: Path) -> Path:
@@ -53,6 +59,35 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     for line in lines(headline):
         console.note(line)
     return comparison_draft
+
+
+def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
+    """Lists what differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
+
+    Empty where one model is the base model.
+    """
+    if first.folder is None or second.folder is None:
+        return {}
+    trees = [flatten(model.facts["parameters"]) for model in (first, second)]
+    before, after = ({name: value for name, value in tree.items() if value != {}} for tree in trees)
+    trained = {*modules_of(first.folder), *modules_of(second.folder)}
+    changed = {
+        name: [before.get(name), after.get(name)]
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name) and not name.startswith(_UNCOMPARED) and _is_trained(name, trained)
+    }
+    names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
+    return changed | {
+        shown: [first.facts.get(key), second.facts.get(key)]
+        for key, shown in names.items()
+        if first.facts.get(key) != second.facts.get(key)
+    }
+
+
+def _is_trained(name: str, modules: set[str]) -> bool:
+    """Leaves out the settings of a module that nobody trained."""
+    section, _, rest = name.partition(".")
+    return section != "modules" or rest.partition(".")[0] in modules
 
 
 def _short(value: Any) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from visual_grpo.common import console
+from visual_grpo.common.digests import content_digest
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters, flatten
+from visual_grpo.config.adapter_folder import check_base, check_weights, modules_of, read_facts
+from visual_grpo.config.defaults import pinned
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
@@ -19,11 +24,11 @@ from visual_grpo.grpo.distributed import group, launch
 from visual_grpo.grpo.distributed.policy import DistributedModel, FirstScores
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.family import Model
-from visual_grpo.operations.training_inputs import check_start, find_start, identity
 from visual_grpo.operations.training_report import TrainingReport, complete_adapters, show_training, training_lineage
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import Tracker, lineage
 from visual_grpo.tracking.extra_loggers import open_logs
+from visual_grpo.tracking.model_ref import start_of
 from visual_grpo.training import components, resuming
 from visual_grpo.training.evaluation_samples import conditions
 from visual_grpo.training.run import Callbacks, TrainingRun
@@ -39,10 +44,10 @@ def train(
     tracker, project, model = Tracker.active(), Path.cwd(), starter_report["model"]
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(parameters, model)
-    start = find_start(parameters)
+    start = start_of(parameters)
     if start is not None:
-        check_start(parameters, list(spec.modules), start, model)
-    known = identity(parameters, starter_report, records)
+        _check_start(parameters, list(spec.modules), start, model)
+    known = resuming.training_identity(parameters, starter_report, records, start)
     origin = resuming.origin(parameters.resume, Path(parameters.tracking.checkpoints))
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_another_origin(origin.checkpoint, origin.facts, known)
@@ -77,6 +82,25 @@ def train(
     write_profile(profile, adapters_draft)
     show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)
+
+
+def _check_start(config: Parameters, modules: Sequence[str], start: Path, model: str) -> None:
+    """Raises UserError where ``modules`` of ``model`` cannot start from the adapters in the folder ``start``: they are
+    damaged, of another base model, or lack a module or have another LoRA on it."""
+    check_weights(start)
+    check_base(start, model, content_digest(model))
+    trained, before = modules_of(start), Parameters.model_validate(pinned(read_facts(start)["parameters"]))
+    for module in modules:
+        if module not in trained:
+            raise UserError(
+                f"train.start: {start} has adapters of {', '.join(trained)}, but {module} is to be trained."
+            )
+        was, now = before.lora_of(module), config.lora_of(module)
+        if was != now:
+            raise UserError(
+                f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
+                f" policy.lora (or modules.{module}.lora), or start from the base model: train.start=base"
+            )
 
 
 def train_on_rank(config: Parameters, model: str, start: Path | None, arguments: dict[str, Any]) -> None:

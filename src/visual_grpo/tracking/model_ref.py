@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _SHORTEST_ID = 6
+BASE = "base"
+"""``train.start`` of a training with fresh adapters."""
 
 
 def find_adapters(named: str, latest: Path) -> Path:
@@ -66,6 +68,11 @@ def adapters_of(config: Parameters) -> Path | None:
             f" with the base model: {Command.current().with_parameters({'adapter': NONE})}"
         )
     return find_adapters(config.adapter, latest)
+
+
+def start_of(config: Parameters) -> Path | None:
+    """The folder of the adapters that ``train.start`` names; None for fresh ones."""
+    return None if config.train.start == BASE else find_adapters(config.train.start, Path(config.adapters_folder))
 
 
 def model_of(config: Parameters, adapters: Path | None) -> str:

@@ -11,9 +11,12 @@ from typing import Any
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import write_atomically
 from visual_grpo.config import Parameters, defaults, flatten, merged
+from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.schema import validate
+from visual_grpo.data.table import RecordTable
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import Note
+from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.training.cache_key import cache_key
 from visual_grpo.training.runtime_fingerprint import MEANING
 
@@ -155,6 +158,20 @@ def _fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in cache_key("train", tree).items()
         if not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
     }
+
+
+def training_identity(
+    config: Parameters, starter_report: Mapping[str, Any], records: RecordTable, start: Path | None
+) -> dict[str, str]:
+    """Returns digests of what a training depends on beside its parameters: model, data, own reward code, files and
+    weights, and the adapters in ``start``."""
+    digests = {
+        "model": starter_report["model"],
+        "model_digest": starter_report["digest"],
+        "data": records.digest,
+        **reward_digests(config.rewards, config.output),
+    }
+    return digests if start is None else digests | {"start": adapter_digest(start)}
 
 
 def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mapping[str, str]) -> None:
