@@ -21,13 +21,7 @@ TINY: dict[str, Any] = {
     "starter": {"records_per_prompt": 1, "vae_steps": 2, "dit_steps": 2, "ar_steps": 2, "vl_steps": 2},
     "policy": {"signal_check": {"rollouts": 0}, "gradient_checkpointing": False},
     "grpo": {"steps": 2, "prompts_per_step": 2, "group_size": 2, "warmup_steps": 0},
-    "evaluation": {
-        "every": 1,
-        "prompts": 2,
-        "images_per_prompt": 1,
-        "max_prompts": 2,
-        "bootstrap_samples": 100,
-    },
+    "evaluation": {"every": 1, "prompts": 2, "images_per_prompt": 1, "max_prompts": 2, "bootstrap_samples": 100},
     "tracking": {"checkpoint_every": 1, "images_every": 1},
 }
 SMALL = {"device": "cpu", "dtype": "float32", "options": {}}
@@ -38,11 +32,7 @@ RELEASED: dict[str, dict[str, Any]] = {
         "data": {"height": 128, "width": 128},
         "sampling": FEW_STEPS,
     },
-    "sd3": {
-        "model": SMALL | {"path": "small_sd3"},
-        "data": {"height": 64, "width": 96},
-        "sampling": FEW_STEPS,
-    },
+    "sd3": {"model": SMALL | {"path": "small_sd3"}, "data": {"height": 64, "width": 96}, "sampling": FEW_STEPS},
     "qwen2_5_vl": {
         "model": {"path": "small_qwen2_5_vl", "device": "cpu", "options": {"max_tokens": 6}},
         "data": {"height": 64, "width": 64},

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from transformers import CLIPTextModel
 
 from tests.conftest import stir
 from tests.evaluation.painter import brightness
@@ -61,8 +63,6 @@ def test_it_is_the_pipeline_and_its_replay_is_the_sampler(folder: Path) -> None:
 
 
 def test_it_trains_and_the_stock_pipeline_loads_the_adapter(folder: Path, tmp_path: Path) -> None:
-    from diffusers import FluxPipeline
-
     policy = policy_of(folder)
     noise = flow_checks.noise_of(policy.model, 3)
     base = stock(policy.model.pipeline, noise)
@@ -119,9 +119,6 @@ def stock(pipeline: Any, noise: torch.Tensor, output_type: str = "latent") -> An
 
 
 def tiny_flux(*, guidance_embeds: bool) -> Any:
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
-    from transformers import CLIPTextModel
-
     torch.set_num_threads(1)
     text_encoder = CLIPTextModel(tiny.clip(1, 32).config)
     torch.manual_seed(0)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.small_project import paste, small_project
-from tests.toys import CountingScorer
-from tests.training.test_run import execute
-from tests.training.test_run_toys import TokenModel, token_run
 
 LIVE = '''
 
@@ -44,20 +39,6 @@ class LiveTensors:
 KINDS = (torch.Tensor, torch.nn.Parameter)
 HOOKS += (LiveTensors(),)
 '''
-
-
-def test_a_finished_run_keeps_neither_its_model_nor_its_optimiser_alive(tmp_path: Path) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        run = token_run(tmp_path, TokenModel(), CountingScorer())
-        execute(run, tmp_path / "out")
-        model, trainer = weakref.ref(run.model), weakref.ref(run.trainer)
-        del run
-        assert model() is None
-        assert trainer() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.slow

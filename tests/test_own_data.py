@@ -15,7 +15,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from tests.own_data import FOLDERS
+from tests.data.folders import FOLDERS
 from tests.small_project import paste, small_project
 
 GUARDS = {"edge_density": 0.0, "colour_entropy": 0.0}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict, Image
 
+from tests.data.folders import FOLDERS
 from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
-from tests.own_data import FOLDERS
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, read_mask
 from visual_grpo.config import command

@@ -19,12 +19,14 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
+from visual_grpo.evaluation import report
 from visual_grpo.pipelines.promote import judge, promote, roll_back
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.training import components
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 NAME = "visual_grpo"
+WRITE_REPORT = report.write_report
 
 
 class Gate:
@@ -40,7 +42,10 @@ class Gate:
         write_manifest(folder / "records.parquet", rows)
         self.records = RecordTable(folder / "records.parquet")
         self.drawn: list[str] = []
+        self.reports = False
+        """Whether real reports are written, which take half of a gate's time."""
         monkeypatch.setattr(components, "build_model", self._model)
+        monkeypatch.setattr(report, "write_report", self._write_report)
         mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
         self.client = MlflowClient()
 
@@ -65,8 +70,14 @@ class Gate:
         out = self.folder / f"out{len(list(self.folder.glob('out*')))}"
         out.mkdir()
         self.drawn.clear()
-        report, judgement = judge(config, self.records, out)
-        return promote(config, report, judgement) | {"report": report}
+        folder, judgement = judge(config, self.records, out)
+        return promote(config, folder, judgement) | {"report": folder}
+
+    def _write_report(self, folder: Path, *arguments: Any) -> None:
+        if self.reports:
+            WRITE_REPORT(folder, *arguments)
+        else:
+            (folder / "evaluation.html").write_text("")
 
     def champion(self) -> int | None:
         alias = self.client.get_registered_model(NAME).aliases.get("champion")
@@ -101,7 +112,9 @@ def test_what_is_better_than_champion_and_base_becomes_champion(gate: Gate) -> N
     first, worse, better = (gate.train(name, gain) for name, gain in (("first", 0.1), ("worse", 0.05), ("better", 0.2)))
     assert gate.ask(first)["version"] == 1
     assert gate.champion() == 1
+    gate.reports = True
     refused = gate.ask(worse)
+    gate.reports = False
     assert (refused["promoted"], refused["version"], gate.champion()) == (False, None, 1)
     assert [c["against"] for c in refused["stages"]["held_out"]["conditions"] if not c["holds"]] == ["champion"]
     assert gate.ask(better)["version"] == 2

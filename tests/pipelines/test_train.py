@@ -200,7 +200,7 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
 
 
 def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_base(project: Project) -> None:
-    on_policy = {"updates_per_rollout": 1}
+    on_policy = {"updates_per_rollout": 1, "steps": 3, "warmup_steps": 0}
     first = project.run(grpo=on_policy).load("training_history")
     adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
     started = project.run(grpo=on_policy, train={"start": str(adapters), "seed": 8}).load("training_history")
@@ -220,15 +220,16 @@ def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_bas
 
 
 def test_other_adapters_to_start_from_are_another_training(project: Project) -> None:
-    project.run()
+    few = {"steps": 2, "warmup_steps": 0}
+    project.run(grpo=few)
     adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
-    project.run(train={"start": str(adapters)})
+    project.run(grpo=few, train={"start": str(adapters)})
     made_by = json.loads((adapters / "training.json").read_text())["mlflow_run_id"]
     assert json.loads((project.folder / "adapters/training.json").read_text()).get("start.run") == made_by
     again = shutil.copytree(project.folder / "adapters", project.folder / "after")
     shutil.copytree(again, adapters, dirs_exist_ok=True)
     with pytest.raises(UserError, match=r"made with another start \(was [0-9a-f]{64}, is [0-9a-f]{64}\)"):
-        project.run(train={"start": str(adapters)}, resume="auto")
+        project.run(grpo=few, train={"start": str(adapters)}, resume="auto")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,7 @@ def test_other_adapters_to_start_from_are_another_training(project: Project) -> 
     ],
 )
 def test_adapters_of_another_shape_are_refused(project: Project, change: dict[str, Any], said: str) -> None:
-    project.run()
+    project.run(grpo={"steps": 1, "warmup_steps": 0})
     adapters = shutil.copytree(project.folder / "adapters", project.folder / "before")
     with pytest.raises(UserError, match=f"train.start: .*{said}"):
         project.run(train={"start": str(adapters)}, **change)

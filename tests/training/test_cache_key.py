@@ -14,10 +14,12 @@ from tests.evaluation.painter import brightness
 from tests.pipelines.painted import Project
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.importing import load_attribute
+from visual_grpo.config import Parameters
+from visual_grpo.config.training import EvaluationConfig, ModuleConfig
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
 from visual_grpo.training import resuming
-from visual_grpo.training.cache_key import NOT_READ, cache_key
+from visual_grpo.training.cache_key import NEVER, NOT_READ, cache_key
 
 HERE = "tests.training.test_cache_key"
 
@@ -110,3 +112,18 @@ def test_a_baseline_stays(
     before = len(project.policies)
     project.run(create_pipeline("baseline"), rewards_used=rewards_of(options)["rewards"], **pinned)
     assert (len(project.policies) > before) is drawn
+
+
+def test_what_decides_nothing_are_names_of_parameters() -> None:
+    known = set(Parameters.model_fields) | {f"evaluation.{name}" for name in EvaluationConfig.model_fields}
+    known |= {f"modules.*.{name}" for name in ModuleConfig.model_fields}
+    assert {*NEVER, *(name for names in NOT_READ.values() for name in names)} <= known
+
+
+def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated() -> None:
+    training = {name: 1 for name in ModuleConfig.model_fields if name not in ("rewards", "lora")}
+    tree = {"modules": {"dit": {**training, "rewards": {"ocr": 1.0}, "lora": {"rank": 4}}, "ar": training}}
+    for pipeline in ("baseline", "evaluate"):
+        assert cache_key(pipeline, tree) == {"modules.dit.rewards.ocr": 1.0, "modules.dit.lora.rank": 4}
+        assert cache_key(pipeline, {"modules": {}}) == cache_key(pipeline, {"modules": {"ar": training}})
+    assert len(cache_key("train", tree)) == 2 * len(training) + 2

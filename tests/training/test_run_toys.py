@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -344,3 +346,17 @@ def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
     run.scorer.evaluations = 1
     with pytest.raises(UserError, match=r"at the first evaluation, after step 1: the reward rose.*Evaluate earlier"):
         execute(run, tmp_path / "out")
+
+
+def test_a_finished_run_keeps_neither_its_model_nor_its_optimiser_alive(tmp_path: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        run = token_run(tmp_path, TokenModel(), CountingScorer())
+        execute(run, tmp_path / "out")
+        model, trainer = weakref.ref(run.model), weakref.ref(run.trainer)
+        del run
+        assert model() is None
+        assert trainer() is None
+    finally:
+        gc.enable()

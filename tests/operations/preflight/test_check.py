@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.data.folders import FOLDERS, photo
 from tests.data.making import jsonl
 from tests.evaluation.defaults import parameters
-from tests.own_data import FOLDERS, photo
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters

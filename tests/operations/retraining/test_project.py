@@ -13,17 +13,13 @@ import yaml
 from kedro.framework.project import configure_project, pipelines
 
 from tests.evaluation.defaults import FILE
-from tests.small_project import merged
+from tests.small_project import ROOT, merged
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.defaults import with_output_folders
 from visual_grpo.config.pipelines import FLOW
-from visual_grpo.config.training import EvaluationConfig, ModuleConfig
 from visual_grpo.operations.retraining.__main__ import main
 from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
-from visual_grpo.training.cache_key import NEVER, NOT_READ, cache_key
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -141,21 +137,6 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         (folder / file).write_text("# another\ndef score(a, b): ...\n")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
-
-
-def test_what_decides_nothing_are_names_of_parameters() -> None:
-    known = set(Parameters.model_fields) | {f"evaluation.{name}" for name in EvaluationConfig.model_fields}
-    known |= {f"modules.*.{name}" for name in ModuleConfig.model_fields}
-    assert {*NEVER, *(name for names in NOT_READ.values() for name in names)} <= known
-
-
-def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated() -> None:
-    training = {name: 1 for name in ModuleConfig.model_fields if name not in ("rewards", "lora")}
-    tree = {"modules": {"dit": {**training, "rewards": {"ocr": 1.0}, "lora": {"rank": 4}}, "ar": training}}
-    for pipeline in ("baseline", "evaluate"):
-        assert cache_key(pipeline, tree) == {"modules.dit.rewards.ocr": 1.0, "modules.dit.lora.rank": 4}
-        assert cache_key(pipeline, {"modules": {}}) == cache_key(pipeline, {"modules": {"ar": training}})
-    assert len(cache_key("train", tree)) == 2 * len(training) + 2
 
 
 def test_a_folder_without_a_project_and_an_unknown_environment_are_told(
