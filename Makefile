@@ -6,16 +6,16 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# uv has its own environment: the project's contains exactly the packages of requirements.lock.
+# uv is in a separate environment, so that the project's has exactly the packages of requirements.lock.
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
-# Packages of your own, which `make setup` installs beside the locked ones; not in git.
+# Your packages, which `make setup` installs in addition to the locked ones; not in git.
 LOCAL := requirements-local.txt
-# So has every reward worker, in workers/NAME with a lock.
+# Each reward worker has a lock file in workers/NAME and a separate environment.
 NAME ?= template
 PORT ?= 8765
 WORKER := .venv-workers/$(NAME)
-# And the peers that benchmarks compare with.
+# The libraries that benchmarks compare with.
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui sync viz clean
@@ -51,24 +51,24 @@ ui: setup  ## Show the runs in MLflow, best result first
 	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db \
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
-clean:  ## Remove outputs of runs, but not your own data
+clean:  ## Remove outputs of runs, keep your data
 	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes
 	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
 	@rm -rf mlflow.db* mlflow-ui.log mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 
 ##@ Run
 
-repro: setup  ## Run the stages that changed, with DVC; ENV=NAME
+repro: setup  ## Run the DVC stages that changed; ENV=NAME
 	@$(BIN)/python -m visual_grpo.operations.retraining.project $(if $(ENV),--env=$(ENV))
 	@$(BIN)/dvc repro $(if $(ENV),conf/$(ENV)/dvc.yaml,dvc.yaml)
 
-retrain: setup  ## Retrain if there is a reason, promote if better; ENV=NAME
+retrain: setup  ## Retrain if inputs changed, promote if better; ENV=NAME
 	@$(BIN)/python -m visual_grpo.operations.retraining $(if $(ENV),--env=$(ENV))
 
-sync: setup  ## Add to MLflow what it lacks of the results in data
+sync: setup  ## Add missing results in data/ to MLflow
 	@$(BIN)/python -m visual_grpo.tracking.sync
 
-gpu-check: setup  ## Compare steps on the GPU with the plan; ENV=NAME
+gpu-check: setup  ## Run steps on the GPU, compare with the plan; ENV=NAME
 	@$(BIN)/kedro run --pipeline=gpu_check $(if $(ENV),--env=$(ENV))
 
 worker: $(WORKER)/.installed  ## Start a reward worker; NAME=hpsv3, PORT=8765
@@ -124,7 +124,7 @@ lock: setup  ## Update the locks after a change of pyproject.toml
 	    --python-version 3.11 --output-file $${folder}requirements.lock --quiet --no-header $(UPGRADE); done
 	@touch $(STAMP)
 
-upgrade: setup  ## Raise the locked versions, and list what changed
+upgrade: setup  ## Raise the locked versions and list the changes
 	@$(MAKE) --no-print-directory lock UPGRADE=--upgrade
 	@rm $(STAMP)
 	@$(MAKE) --no-print-directory setup
@@ -158,7 +158,7 @@ test-quantised: quantised  ## Run the tests that need bitsandbytes
 test-slow: setup  ## Run only the slow tests
 	@$(BIN)/pytest -m slow
 
-test-kill: setup  ## Kill trainings of every kind, and compare (an hour)
+test-kill: setup  ## Kill trainings, resume and compare (an hour)
 	@$(BIN)/pytest -m kill
 
 house: setup  ## Measure the repository: files, lines, floors, start-up

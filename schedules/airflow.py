@@ -1,4 +1,4 @@
-"""For Airflow's folder of DAGs: a task per pipeline, run in the project's own environment, and the gate last.
+"""A DAG for Airflow: one task per pipeline, run in the project's environment; the last task is the gate.
 
 Set VISUAL_GRPO_PROJECT to the project's path. All tasks of a DAG run log to one MLflow run.
 """
@@ -9,7 +9,7 @@ from datetime import datetime
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, chain
 
-OPTIONS = {"train": " --params=resume=same"}  # A second attempt goes on from the checkpoint of the first.
+OPTIONS = {"train": " --params=resume=same"}  # A retry resumes from the checkpoint.
 KEY = "{{ macros.uuid.uuid5(macros.uuid.NAMESPACE_URL, dag.dag_id ~ run_id).hex }}"
 
 with DAG(
@@ -17,7 +17,7 @@ with DAG(
     schedule="0 3 * * 0",
     start_date=datetime(2026, 1, 1),
     catchup=False,
-    max_active_tasks=1,  # All write into one folder of outputs.
+    max_active_tasks=1,  # All tasks write into the same output folder.
     max_active_runs=1,
     default_args={"retries": 1},
 ):

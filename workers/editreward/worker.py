@@ -1,12 +1,12 @@
-"""EditReward (arXiv 2509.26346): how people would judge an edit; without bounds, higher is better.
+"""EditReward (arXiv 2509.26346): human preference among edits; unbounded, higher is better.
 
-The score is the mean of two, which are parts: ``following``, how the instruction was followed, and ``quality``, how
-the edit looks. The part ``log_spread`` is the logarithm of how unsure the model is, the mean of both. It needs the
-image that was edited (the reward's option ``sources: true``); without one, or with several, an edit is unscored.
+The score is the mean of two parts: ``following``, how well the edit follows the instruction, and ``quality``, how good
+it looks. The part ``log_spread`` is the log of the model's uncertainty, averaged over both. An edit needs exactly one
+source image (the reward's option ``sources: true``); otherwise it is unscored.
 
-The weights are TIGER-Lab/EditReward-Qwen2.5-VL-7B (a GPU with 24 GB); ``EDITREWARD`` names others or a local folder,
-``EDITREWARD_BASE`` the model that they were made of, and ``EDITREWARD_CODE`` a copy of the repository
-TIGER-AI-Lab/EditReward, from which the wording is read.
+Weights: TIGER-Lab/EditReward-Qwen2.5-VL-7B (a GPU with 24 GB). Variables: ``EDITREWARD`` names other weights or a local
+folder, ``EDITREWARD_BASE`` the base model's configuration and tokenizer, and ``EDITREWARD_CODE`` a copy of the
+repository TIGER-AI-Lab/EditReward, from which the wording is read.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""GenEval (arXiv 2310.11513): 1 where a detector finds in the picture what the prompt names, else 0.
+"""GenEval (arXiv 2310.11513): 1 if a detector finds everything that the prompt names, else 0.
 
-A record needs the metadata of a line of GenEval's evaluation_metadata.jsonl: ``tag``, ``include`` and ``exclude``. A
-record without, or with others, is unscored, and the worker says why. The part ``share`` is graded: the share of the
-requirements that are met; ``GENEVAL_SCORE=share`` makes it the score, which tells a policy more than 0 or 1.
+A record needs the metadata of a line of GenEval's evaluation_metadata.jsonl: ``tag``, ``include`` and ``exclude``.
+Other records are unscored, and the worker prints the reason. The part ``share`` is the share of the requirements that
+are met; ``GENEVAL_SCORE=share`` makes it the score.
 
-The detector is facebook/mask2former-swin-small-coco-instance, of GenEval's architecture and data but of another
-training: GenEval's own weights are in mmdet's format. ``GENEVAL_DETECTOR`` names others or a local folder,
-``GENEVAL_CLIP`` those that name the colours.
+The detector, facebook/mask2former-swin-small-coco-instance, has the architecture and data of GenEval's, but other
+weights, because GenEval's are in mmdet's format. Variables: ``GENEVAL_DETECTOR`` names other weights or a local folder,
+``GENEVAL_CLIP`` the CLIP that recognises colours.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """GenEval 2's Soft-TIFA with a vision-language model; the score is the geometric mean, a part the arithmetic one.
 
-A record needs metadata ``vqa_list``, as the lines of geneval2_data.jsonl have it; one without is unscored. The
-weights are those that GenEval 2 names, Qwen/Qwen3-VL-8B-Instruct (a GPU with 24 GB); ``VLM`` names others, or a local
-folder.
+A record needs metadata ``vqa_list``, as in geneval2_data.jsonl; otherwise it is unscored. Weights:
+Qwen/Qwen3-VL-8B-Instruct, as in GenEval 2 (a GPU with 24 GB). The variable ``VLM`` names others or a local folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""HPSv3 (arXiv 2508.03789): how people would prefer the image for the prompt; without bounds, higher is better.
+"""HPSv3 (arXiv 2508.03789): human preference for the image given the prompt; unbounded, higher is better.
 
-The package's own model and weights (MizzenAI/HPSv3 on the hub, 7B: a GPU with 24 GB). ``HPSV3_CHECKPOINT`` names a
-local file of the weights instead.
+Weights: MizzenAI/HPSv3 on the hub (7B, a GPU with 24 GB). The variable ``HPSV3_CHECKPOINT`` names a local file instead.
 """
 
 from __future__ import annotations

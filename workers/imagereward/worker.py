@@ -1,7 +1,7 @@
 """ImageReward (arXiv 2304.05977): human preference, about -2 to 2, zero mean over its training data.
 
-The package's own model and weights (THUDM/ImageReward on the hub, 1.8 GB). ``IMAGEREWARD_FOLDER`` names a folder that
-has ImageReward.pt and med_config.json already.
+Weights: THUDM/ImageReward on the hub (1.8 GB). The variable ``IMAGEREWARD_FOLDER`` names a local folder with
+ImageReward.pt and med_config.json instead.
 """
 
 from __future__ import annotations

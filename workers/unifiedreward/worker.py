@@ -1,8 +1,8 @@
 """UnifiedReward (arXiv 2503.05236): alignment, coherence and style from 1 to 5, with their mean as the score.
 
-The weights are CodeGoat24/UnifiedReward-qwen-7b (a GPU with 24 GB); ``UNIFIEDREWARD`` names others or a local folder.
-They were trained with particular wording, which is in their model card: save it, with {prompt} in its place, and
-name the file in ``UNIFIEDREWARD_WORDING``. The wording below asks for the same lines in other words.
+Weights: CodeGoat24/UnifiedReward-qwen-7b (a GPU with 24 GB). The variable ``UNIFIEDREWARD`` names others or a local
+folder. The weights were trained with the wording of their model card: save that wording, with {prompt} for the caption,
+and name the file in ``UNIFIEDREWARD_WORDING``. The default below asks for the same lines in other words.
 """
 
 from __future__ import annotations

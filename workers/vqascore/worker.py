@@ -1,10 +1,10 @@
-"""VQAScore (arXiv 2404.01291) with its own model, CLIP-FlanT5: P("Yes") to whether the picture shows the prompt.
+"""VQAScore (arXiv 2404.01291) with CLIP-FlanT5: the probability of "Yes" when asked whether the image shows the prompt.
 
-The part ``published`` is what the authors' package reports, the geometric mean of the probabilities of "Yes" and of
-the answer's end. An empty prompt is unscored.
+The part ``published`` is the score of the authors' package, the geometric mean of the probabilities of "Yes" and of the
+end token. An empty prompt is unscored.
 
-The weights are zhiqiulin/clip-flant5-xxl (a GPU with 40 GB; zhiqiulin/clip-flant5-xl needs 12 GB). ``VQASCORE`` names
-others or a local folder, ``VQASCORE_TOKENIZER`` Flan-T5's tokenizer, ``VQASCORE_VISION`` the CLIP that sees.
+Weights: zhiqiulin/clip-flant5-xxl (a GPU with 40 GB; zhiqiulin/clip-flant5-xl needs 12 GB). Variables: ``VQASCORE``
+names others or a local folder, ``VQASCORE_TOKENIZER`` Flan-T5's tokenizer, ``VQASCORE_VISION`` the CLIP vision tower.
 """
 
 from __future__ import annotations
