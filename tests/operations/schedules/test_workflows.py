@@ -21,7 +21,7 @@ from visual_grpo.operations.retraining.job import Code
 RETRAIN = ROOT / "schedules/github-actions.yml"
 UPGRADE = ROOT / ".github/workflows/upgrade.yml"
 MERGE, CALL, KEEP = (
-    "Go on from the last retraining, with what is new in the main branch",
+    "Start from the last retraining, with the main branch merged",
     "Retrain",
     "Keep the results",
 )
