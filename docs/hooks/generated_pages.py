@@ -22,9 +22,9 @@ from visual_grpo.rewards.catalogue import BUILT_IN
 
 PARAMETERS = """# Parameters
 
-Every parameter, as the code has it. *Value* is the one of a plain `kedro run`: from `conf/base/parameters.yml` where
-that file has one, else the parameter's own default. "required" means that there is no default: every configuration
-builds on conf/base, which has a value.
+All parameters, generated from the code. *Value* is the value of a plain `kedro run`: the one in
+`conf/base/parameters.yml`, otherwise the default. "required" means that the parameter has no default; conf/base sets
+it.
 
 Change a value for one run with `--params=grpo.steps=20,seed=1`, or for all runs in `conf/local/parameters.yml`. An
 unknown name or an impossible value stops the run before any work, with the nearest valid name.
@@ -33,15 +33,15 @@ unknown name or an impossible value stops the run before any work, with the near
 REWARDS = """# Built-in rewards
 
 Name one of them in the section `rewards` of the parameters. Its options are the entries of `rewards.NAME.options`.
-How to write another: [Your reward](../own_reward.md).
+[Your reward](../own_reward.md) explains how to write another.
 """
 
 LICENCES = """
 ## Licences
 
-Licences of what rewards load by default, as the named files said in November 2026 (stored copies, which may be older).
-*Not found* means that nothing that was read gives the weights a licence: ask their authors. Read the licence before you
-use a model.
+Licences of the models that rewards load by default, as stated in the named files in November 2026 (stored copies,
+possibly older). *Not found* means that these files state no licence for the weights: ask the authors. Read the licence
+before you use a model.
 
 """
 
