@@ -75,15 +75,15 @@ def unseen(
         if model.folder is not None and (model.facts["data"] != records.digest or "start" in model.facts):
             seen = SeenPrompts.read(model.folder)
             new = [record for record in new if record.prompt not in seen]
-    what = split.replace("_", "-")
+    shown = split.replace("_", "-")
     if not new:
         raise UserError(
-            f"{task}: each of the {len(rows)} {what} prompts of these data was seen by one of the trainings, so there"
+            f"{task}: each of the {len(rows)} {shown} prompts of these data was seen by one of the trainings, so there"
             " is nothing to compare that neither has seen. Compare where one of them was trained: the same --env and"
             " data.path."
         )
     if len(new) < len(rows):
-        console.note(f"Other data: compared on the {len(new)} of {len(rows)} {what} prompts that neither has seen.")
+        console.note(f"Other data: compared on the {len(new)} of {len(rows)} {shown} prompts that neither has seen.")
     return new
 
 
@@ -135,22 +135,22 @@ def gate_settings(parameters: Parameters) -> str:
 
 def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> list[str]:
     """Lists how the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``."""
-    return _differences(_rewards_of_training(champion), _rewards_of_training(candidate))
+    return _differences(_trained_rewards(champion), _trained_rewards(candidate))
 
 
 def judge_differences(candidate: ComparedModel, present: Parameters) -> list[str]:
     """Lists how the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
     digests = reward_digests(present.rewards, present.output)
-    return _differences(_rewards_of_training(candidate), _rewards(present, candidate) | digests)
+    return _differences(_trained_rewards(candidate), _reward_settings(present, candidate) | digests)
 
 
-def _rewards_of_training(model: ComparedModel) -> dict[str, Any]:
+def _trained_rewards(model: ComparedModel) -> dict[str, Any]:
     config = Parameters.model_validate(pinned(model.facts["parameters"]))
     digests = {name: value for name, value in model.facts.items() if name.startswith((CODE, FILE, COMMIT))}
-    return _rewards(config, model) | digests
+    return _reward_settings(config, model) | digests
 
 
-def _rewards(config: Parameters, model: ComparedModel) -> dict[str, Any]:
+def _reward_settings(config: Parameters, model: ComparedModel) -> dict[str, Any]:
     """Returns what each reward's value and its share in the total depend on, beside code and files."""
     weights = config.weights(modules_of(model.adapters))
     parts: dict[str, Any] = {f"weight of {name}": weight for name, weight in weights.items()}

@@ -44,7 +44,7 @@ _FACTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Adapters, and who says what of them."""
+    """Adapters, with what their folder, the registry and MLflow say of them."""
 
     title: str
     adapters: Path
@@ -58,7 +58,7 @@ class Subject:
 
 
 def find_subject(named: str, latest: Path) -> Subject:
-    """The adapters that ``named`` means: ``NAME@ALIAS``, ``NAME/VERSION``, a run's id or name, a folder, ``latest``.
+    """Finds adapters by ``named``: ``NAME@ALIAS``, ``NAME/VERSION``, a run's id or name, a folder, ``latest``.
 
     Raises:
         UserError: there is no such thing, or it has no facts.
@@ -69,11 +69,11 @@ def find_subject(named: str, latest: Path) -> Subject:
         adapters, tags, title = version.adapters(check=False), dict(version.tags), f"{version.name}/{version.version}"
     else:
         adapters = find_adapters(named, latest)
-    facts, run = read_facts(adapters), None
+    subject = Subject(title=title, adapters=adapters, facts=read_facts(adapters), version_tags=tags)
     with suppress(UserError):  # The files are checked without MLflow too.
-        run = training_run(facts)
-    found = {} if run is None else {"run_id": run.info.run_id, "run_tags": run.data.tags}
-    return Subject(title=title, adapters=adapters, facts=facts, version_tags=tags, **found)
+        if (run := training_run(subject.facts)) is not None:
+            return replace(subject, run_id=run.info.run_id, run_tags=run.data.tags)
+    return subject
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Line:
 
 
 def lines(subject: Subject, project: Path) -> list[Line]:
-    """All lines, from the adapters back to the data; ``project`` is the folder with the repository and the data."""
+    """Checks the adapters, then back to the data; ``project`` is the folder with the repository and the data."""
     return [
         *_version(subject),
         _weights(subject),
@@ -161,14 +161,15 @@ def _code(subject: Subject, project: Path) -> Iterator[Line]:
 
 
 def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -> Line:
-    """Whether the patch applies to the commit."""
+    """Checks that the patch applies to the commit."""
     what = "uncommitted changes"
     if not file.is_file():
         lost = facts.get("git.state") == "dirty"
         return Line(what, "lost", DIFFERS, f"the folder has no {CHANGES}") if lost else Line(what, "none", OK)
-    value = counted(file.read_text(encoding="utf-8").count("diff --git "), "file")
+    patch = file.read_text(encoding="utf-8")
+    value = counted(patch.count("diff --git "), "file")
     try:
-        with checked_out(project, commit, file.read_text(encoding="utf-8")):
+        with checked_out(project, commit, patch):
             return Line(what, value, OK, f"{CHANGES} applies to the commit")
     except UserError as error:
         return Line(what, value, DIFFERS, f"they do not apply: {error}")
@@ -188,7 +189,7 @@ def _data(subject: Subject, project: Path) -> Line:
 
 
 def _dvc(subject: Subject, project: Path) -> Iterator[Line]:
-    """Each DVC hash, in dvc.lock and ``*.dvc`` as they are or as a commit has them."""
+    """Looks up each DVC hash in dvc.lock and ``*.dvc`` as they are or as a commit has them."""
     of_version, now = dvc_hashes(subject.version_tags), recorded(project)
     known = of_version | dvc_hashes(subject.facts)
     for path, digest in sorted(known.items()):
@@ -206,12 +207,12 @@ def _dvc(subject: Subject, project: Path) -> Iterator[Line]:
         yield Line("DVC", "-", UNKNOWN, "no hash was recorded: the run was no stage of dvc repro")
 
 
-def _commit_with(project: Path, digest: str) -> str | None:
+def _commit_with(project: Path, digest: str) -> str:
+    """Returns the newest commit that added or removed the hash; "" if there is none."""
     try:
-        found = git(project, "log", "--all", "-1", "--format=%h", f"-S{digest}", "--", "dvc.lock", ":(glob)**/*.dvc")
+        return git(project, "log", "--all", "-1", "--format=%h", f"-S{digest}", "--", "dvc.lock", ":(glob)**/*.dvc")
     except ProgramError:
-        return None
-    return found or None
+        return ""
 
 
 def _base(facts: Mapping[str, Any], project: Path) -> Line:
@@ -236,31 +237,27 @@ def _contradicts(one: object, other: object) -> bool:
     return one is not None and other is not None and str(one) != str(other)
 
 
-def show(named: str, environment: str | None) -> bool:
-    """Prints the lineage; returns whether nothing differs."""
-    project = read_project(Path.cwd(), environment)
-    subject = find_subject(named, Path(project.config.adapters_folder))
-    found = lines(subject, Path.cwd())
-    rows = [[line.what, line.value, line.state, line.why] for line in found]
-    console.table(f"Lineage of {subject.title}", ["", "", "state", "by"], rows)
-    differing = [line.what for line in found if line.state == DIFFERS]
-    console.note(f"Differs: {', '.join(differing)}." if differing else "Nothing differs.")
-    return not differing
-
-
-def main() -> None:
+def main() -> int:
+    """Prints the lineage; returns the exit code, 1 where something differs."""
     parser = argparse.ArgumentParser(
         prog="python -m visual_grpo.operations.lineage", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
-    given = parser.parse_args()
+    arguments, folder = parser.parse_args(), Path.cwd()
     try:
-        sys.exit(0 if show(given.name, given.env) else 1)
+        latest = Path(read_project(folder, arguments.env).config.adapters_folder)
+        subject = find_subject(arguments.name, latest)
+        checked = lines(subject, folder)
     except UserError as error:
         sys.exit(f"Error: {error}")
+    rows = [[line.what, line.value, line.state, line.why] for line in checked]
+    console.table(f"Lineage of {subject.title}", ["", "", "state", "by"], rows)
+    differing = [line.what for line in checked if line.state == DIFFERS]
+    console.note(f"Differs: {', '.join(differing)}." if differing else "Nothing differs.")
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":
     silence_libraries()
-    main()
+    sys.exit(main())

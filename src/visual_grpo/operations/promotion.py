@@ -138,9 +138,9 @@ def judge_stages(
         groups = subgroups_of(chosen, settings.subgroups)
         scores = {}
         for name, model in models.items():
-            drawn = _drawn(folder, split, name)
-            draw_model(parameters, model, model.facts or candidate.facts, chosen, scorer, drawn, split=split)
-            scores[name] = read_scores(drawn)
+            samples = _samples_folder(folder, split, name)
+            draw_model(parameters, model, model.facts or candidate.facts, chosen, scorer, samples, split=split)
+            scores[name] = read_scores(samples)
         decision = decide(scores.pop("candidate"), scores, settings, groups)
         stages[split] = decision.as_json()
         if not decision.promoted:
@@ -152,7 +152,7 @@ def write_report(
     parameters: Parameters, candidate: ComparedModel, stages: Mapping[str, Any], folder: Path, reference: str
 ) -> None:
     """Writes the report of the candidate against the champion, or against the base model where there is none."""
-    before, after = (_drawn(folder, HELD_OUT, name) for name in (reference, "candidate"))
+    before, after = (_samples_folder(folder, HELD_OUT, name) for name in (reference, "candidate"))
     settings, scores = parameters.evaluation, read_scores(after)
     entries = compare.compare(
         read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
@@ -170,5 +170,5 @@ def write_report(
     report.write_report(folder, evaluation, before, after, report.read_history(candidate.adapters))
 
 
-def _drawn(folder: Path, split: str, model: str) -> Path:
+def _samples_folder(folder: Path, split: str, model: str) -> Path:
     return folder / split / model.replace(" ", "_")

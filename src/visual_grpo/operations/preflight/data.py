@@ -32,7 +32,7 @@ cat >> my_rewards.py <<'END'
 def my_reward(prompts, images):  # uint8 tensors [3, height, width]; returns one number for each, higher is better
     return [float(image[0].float().mean() - image[1:].float().mean()) / 255 for image in images]
 END
-{own}
+{function}
 (or, instead of its parameter, for all runs in {conf}:)
 rewards:
   my_reward: {{function: "my_rewards:my_reward"}}
@@ -85,7 +85,7 @@ class Traits:
             self.no_text.add(record)
 
     def preset(self) -> PresetName | None:
-        """The preset that can judge every record; None if no one can."""
+        """Returns the preset that can judge every record; None if none can."""
         if not self.records:
             return None
         if self.task == "segmentation":
@@ -95,7 +95,7 @@ class Traits:
         return None if self.no_text.count else "text"
 
     def require_preset(self, path: str, command: Command) -> PresetName:
-        """Returns `preset`. Raises UserError with the rewards there are, what each needs, and the lines to paste."""
+        """Returns `preset`. Raises UserError with the possible rewards, what each needs, and the lines to paste."""
         preset = self.preset()
         if preset is not None:
             return preset
@@ -104,7 +104,7 @@ class Traits:
             path=path,
             no_target=self.no_target,
             no_text=self.no_text,
-            own=command.with_parameters({"rewards.my_reward.function": "my_rewards:my_reward"}),
+            function=command.with_parameters({"rewards.my_reward.function": "my_rewards:my_reward"}),
             conf=f"conf/{command.environment or 'local'}/parameters.yml",
             target=command.with_parameters({"reward": "edit" if self.edits else "target"}),
             text=command.with_parameters({"reward": "text"}),
@@ -210,12 +210,12 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
     }
     for task, kind in kinds.items():
         if task != data.task and any(isinstance(item, Record) for item in islice(_survey(source, task), MOST)):
-            said = f"The records in {data.path} {kind}, and data.task is {data.task}."
+            text = f"The records in {data.path} {kind}, and data.task is {data.task}."
             if task == "segmentation":  # Another model, with other settings, answers queries.
-                return f"{said} Run:\n{command.with_environment('negative_points')}"
+                return f"{text} Run:\n{command.with_environment('negative_points')}"
             if task not in tasks:
-                return f"{said} The model does {' and '.join(tasks)} only."
-            return f"{said} Run:\n{command.with_parameters({'data.task': task})}"
+                return f"{text} The model does {' and '.join(tasks)} only."
+            return f"{text} Run:\n{command.with_parameters({'data.task': task})}"
     return ""
 
 

@@ -1,6 +1,6 @@
 """Retrains where there is a reason to, and promotes what is better: ``make retrain``.
 
-Exit codes: see `outcome.Code`.
+Exit codes: see `job.Code`.
 """
 
 from __future__ import annotations

@@ -35,8 +35,14 @@ from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.lineage import dvc_files
 from visual_grpo.tracking.registry import Registered, Registry
 
-_SECONDS = 60.0
-"""Time of a notification."""
+PATIENCE = 600.0
+"""Seconds that a stopped command has for its checkpoint: it finishes the step."""
+_MONITOR_SECONDS, _NOTIFY_SECONDS = 600.0, 60.0
+_DVC = (sys.executable, "-m", "dvc")
+_PREPARE, _TRAIN = "data_preparation", "train"
+_ALWAYS = "parameters"
+"""The stage that always runs: `Project.write` has done its work before."""
+_START, _SEED = "train.start", "train.seed"
 
 
 class Code(IntEnum):
@@ -65,7 +71,7 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -
         return None
     text = json.dumps(summary, ensure_ascii=False)
     try:
-        output_of("/bin/sh", "-c", settings.notify, at=project, stdin=text, seconds=_SECONDS)
+        output_of("/bin/sh", "-c", settings.notify, at=project, stdin=text, seconds=_NOTIFY_SECONDS)
     except ProgramError as error:
         return f"The command of retrain.notify failed: {error}"
     return None
@@ -74,20 +80,8 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -
 def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
     """Returns whether ``retrain.notify_when`` asks for this outcome."""
     failed = summary["code"] not in (Code.DONE, Code.NOT_PROMOTED)
-    if settings.notify_when == "failure":
-        return failed
-    return failed or settings.notify_when == "always" or summary["reason"] is not None
-
-
-PATIENCE = 600.0
-"""Seconds that a stopped command has for its checkpoint: it finishes the step."""
-_MONITOR_SECONDS = 600.0
-_DVC = (sys.executable, "-m", "dvc")
-_PREPARE, _TRAIN = "data_preparation", "train"
-_ALWAYS = "parameters"
-"""The stage that always runs: `Project.write` has done its work before."""
-_BRACKETS = r'[][{}"]'
-_START, _SEED = "train.start", "train.seed"
+    worked = settings.notify_when == "work" and summary["reason"] is not None
+    return failed or worked or settings.notify_when == "always"
 
 
 class Retraining:
@@ -114,7 +108,7 @@ class Retraining:
         self.project.write()
         if self.config.retrain.update:
             self.update_imports()
-        self.reason = self._changes()
+        self.reason = self._reason()
         if self.reason is not None:
             self._train()
         if self._is_judged():
@@ -123,13 +117,13 @@ class Retraining:
             self.reason = self._trigger()
             if self.reason is None:
                 sentence = "nothing to do: data, code and parameters are those of the last training"
-                return self._tidied(self.summary(Code.DONE, sentence))
+                return self._clean_up(self.summary(Code.DONE, sentence))
             self._train()
         option = [self.project.option] if self.project.option else []
         self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *option)
         decision = json.loads(Path(self.config.output, "08_reporting/promotion.json").read_text(encoding="utf-8"))
         code = Code.DONE if decision["promoted"] else Code.NOT_PROMOTED
-        return self._tidied(self.summary(code, decision["sentence"], version=decision["version"]))
+        return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
 
     def summary(self, code: int, sentence: str, version: int | None = None) -> dict[str, Any]:
         """How it ended, with what is known of this retraining; ``version`` is the one that was promoted."""
@@ -162,7 +156,8 @@ class Retraining:
                 raise UserError(f"retrain.commit={settings.commit}: {error}") from error
         self._registry.champion()  # MLflow must answer.
 
-    def _changes(self) -> str | None:
+    def _reason(self) -> str | None:
+        """Returns why to train or judge; None where all is as it was."""
         changed = self._changed()
         if changed and not self.project.stages.with_name("dvc.lock").is_file():
             return "nothing was trained by DVC here yet"
@@ -172,12 +167,10 @@ class Retraining:
 
     def _changed(self, stage: str | None = None) -> list[str]:
         """Returns what changed since the last time; empty if ``stage`` and all before it need not run."""
-        status = json.loads(output_of(*_DVC, "status", "--json", self._target(stage), at=Path.cwd()) or "{}")
-        changes = {name.rpartition(":")[2]: re.sub(_BRACKETS, "", json.dumps(found)) for name, found in status.items()}
-        return [f"{name}: {found}" for name, found in changes.items() if name != _ALWAYS]
-
-    def _target(self, stage: str | None = None) -> str:
-        return str(self.project.stages) if stage is None else f"{self.project.stages}:{stage}"
+        target = f"{self.project.stages}:{stage}" if stage else self.project.stages
+        status = json.loads(output_of(*_DVC, "status", "--json", target, at=Path.cwd()) or "{}")
+        changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
+        return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
 
     def _trigger(self) -> str | None:
         """Returns why to train again though nothing has changed; the training then gets the next seed."""
@@ -196,14 +189,14 @@ class Retraining:
     def _train(self) -> None:
         """Prepares and checks the data, and runs the other stages that have changed."""
         console.note(f"Reason: {self.reason}")
-        self._call(*_DVC, "repro", self._target(_PREPARE))
+        self._call(*_DVC, "repro", f"{self.project.stages}:{_PREPARE}")
         champion = self._registry.champion()
         self._check_data(champion)
         if self._changed(_TRAIN):
             start = champion.uri if champion is not None and self.config.retrain.start == "champion" else None
             self.project.write(**{_START: start})
         self._warn_of_another_reward(champion)
-        self._call(*_DVC, "repro", self._target())
+        self._call(*_DVC, "repro", str(self.project.stages))
 
     def _check_data(self, champion: Registered | None) -> None:
         """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed."""
@@ -234,7 +227,7 @@ class Retraining:
         is_champion = champion is not None and champion.digest == digest
         return self._registry.is_judged(digest, "" if is_champion else gate_settings(self.config))
 
-    def _tidied(self, summary: dict[str, Any]) -> dict[str, Any]:
+    def _clean_up(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
         settings = self.config.retrain
         run_id = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")

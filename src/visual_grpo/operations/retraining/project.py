@@ -59,7 +59,7 @@ class Project:
         return self.stages.with_name("params.yaml")
 
     def training_params(self) -> dict[str, str]:
-        """Those in params.yaml, by their names."""
+        """Returns ``train_params`` of params.yaml, by name."""
         pairs = [
             part.partition("=") for part in str(self._written().get(TRAIN_PARAMS) or "").split(",") if part.strip()
         ]
@@ -70,8 +70,8 @@ class Project:
 
         ``training`` replaces parameters of the training by their names; None removes one.
         """
-        given = self.training_params() | training
-        params = ",".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        parameters = self.training_params() | training
+        params = ",".join(f"{name}={value}" for name, value in parameters.items() if value is not None)
         values = {**self._folders(), TRAIN_PARAMS: params}
         texts = {self.stages: STAGES.read_text(encoding="utf-8")}
         if values != self._written():
@@ -83,12 +83,12 @@ class Project:
         return bool(stale)
 
     def _written(self) -> dict[str, Any]:
-        found = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
-        return found if isinstance(found, dict) else {}
+        values = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
+        return values if isinstance(values, dict) else {}
 
     def _folders(self) -> dict[str, str]:
         starter, model = self.config.starter, self.config.model.path
-        own_model = None if model is None else _here(model)
+        model_path = None if model is None else _here(model)
         return {
             "project": "." if self.environment is None else "../..",
             "option": self.option,
@@ -97,13 +97,13 @@ class Project:
             "drawn_model": starter.model,
             # On a hub there is no file that DVC could look at.
             "data": _here(self.config.data.path) or starter.dataset,
-            "model": own_model or starter.model,
-            "starter_reads": own_model or "requirements.lock",
+            "model": model_path or starter.model,
+            "starter_reads": model_path or "requirements.lock",
         }
 
 
 def stage_parameters(config: Parameters) -> dict[str, Any]:
-    """Stage -> the parameters and own files that decide its result; a change of any other repeats nothing."""
+    """Returns, by stage, the parameters and digests of the user's files that decide its result."""
     tree, files = config.public(), {}
     for name, reward in config.rewards.items():
         if reward.function is not None:
@@ -143,7 +143,7 @@ def read_project(folder: Path, environment: str | None) -> Project:
 
 
 def _here(path: str) -> str | None:
-    """Relative to the project where it is inside; None where there is no such file or folder."""
+    """Returns a path relative to the project where it is inside; None where there is no such file or folder."""
     full = Path(path).expanduser()
     if not full.exists():
         return None
@@ -156,10 +156,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.operations.retraining.project", description=__doc__)
     parser.add_argument("--env", help="Kedro's environment; without it the default")
     parser.add_argument("--check", action="store_true", help="fail where dvc.yaml or params.yaml was out of date")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        project = read_project(Path.cwd(), given.env)
-        if project.write() and given.check:
+        project = read_project(Path.cwd(), arguments.env)
+        if project.write() and arguments.check:
             raise UserError(f"{project.values} was out of date, and is written now: give the command once more.")
     except UserError as error:
         sys.stderr.write(f"Error: {error}\n")
