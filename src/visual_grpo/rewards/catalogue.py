@@ -59,22 +59,22 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
 
 
 def transport_of(name: str, function: str | None) -> frozenset[str]:
-    """The options by which a reward only says how a server is asked: its attribute ``transport``. No score depends on
-    them, and a result is not made again when they change. None of a reward whose code is not here (any more).
+    """Returns a reward's attribute ``transport``: options that say how a server is asked and cannot affect a score.
 
-    Raises:
-        UserError: the attribute is no set of names.
+    Empty for a reward whose code cannot be loaded. Raises UserError if the attribute is no set of names.
     """
     path = function or BUILT_IN.get(name, "")
     try:
-        found: Any = getattr(load_function(path), "transport", frozenset())
+        transport: Any = getattr(load_function(path), "transport", frozenset())
     except UserError:
         return frozenset()
-    if isinstance(found, str) or not isinstance(found, Collection) or not all(isinstance(own, str) for own in found):
+    is_names = isinstance(transport, Collection) and not isinstance(transport, str)
+    if not is_names or not all(isinstance(option, str) for option in transport):
         raise UserError(
-            f"reward {name!r}: its `transport` must be a set of names of options, such as {{'timeout'}}, got {found!r}"
+            f"reward {name!r}: its `transport` must be a set of names of options, such as {{'timeout'}},"
+            f" got {transport!r}"
         )
-    return frozenset(found)
+    return frozenset(transport)
 
 
 def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, float]) -> RewardSet:
@@ -86,8 +86,8 @@ def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, 
 
 
 def reward_digests(rewards: Mapping[str, RewardConfig], output: str) -> dict[str, str]:
-    """What a training's facts have: ``code of reward NAME`` and ``file of reward NAME: OPTION`` -> 12 hex digits, and
-    ``commit of reward NAME: OPTION`` -> the commit on the hub."""
+    """Maps ``code of reward NAME`` and ``file of reward NAME: OPTION`` to 12 hex digits, and
+    ``commit of reward NAME: OPTION`` to the commit on the hub, as a training's facts record them."""
     codes = code_digests({name: reward.function for name, reward in rewards.items()})
     files = {
         f"{FILE}{name}: {option}": digest
@@ -96,13 +96,13 @@ def reward_digests(rewards: Mapping[str, RewardConfig], output: str) -> dict[str
     }
     commits = {
         f"{COMMIT}{name}: {option}": commit
-        for name, own in reward_commits(rewards).items()
-        for option, commit in own.items()
+        for name, by_option in reward_commits(rewards).items()
+        for option, commit in by_option.items()
     }
     return {**{f"{CODE}{name}": digest for name, digest in codes.items()}, **files, **commits}
 
 
 def reward_commits(rewards: Mapping[str, RewardConfig]) -> dict[str, dict[str, str]]:
-    """Reward -> option -> commit, of the rewards whose weights are files of a hub: others there, and scores change."""
-    found = {name: build_reward(name, reward).commits() for name, reward in rewards.items()}
-    return {name: own for name, own in found.items() if own}
+    """Returns reward -> option -> commit for the rewards whose weights are on the hub."""
+    commits = {name: build_reward(name, reward).commits() for name, reward in rewards.items()}
+    return {name: by_option for name, by_option in commits.items() if by_option}

@@ -97,9 +97,9 @@ class RewardSet:
             raise UserError(f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight")
         self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
         self.functions = {name: _named(name, function) for name, (function, _) in rewards.items()}
-        self.counting = {name: own for name, own in counting.items() if own.changes}
-        for name, own in self.counting.items():
-            own.check(name, self.weights[name], rewards)
+        self.counting = {name: rule for name, rule in counting.items() if rule.changes}
+        for name, rule in self.counting.items():
+            rule.check(name, self.weights[name], rewards)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
         """Scores B samples; ``total`` is NaN where a reward with a weight is unscored."""
@@ -123,19 +123,19 @@ class RewardSet:
         prompts: Sequence[PromptRecord],
         samples: Sequence[Sample],
     ) -> Scores:
-        computed = {name: own(prompts, samples) for name, own in self.functions.items() if name not in begun}
+        computed = {name: function(prompts, samples) for name, function in self.functions.items() if name not in begun}
         waited = {name: future.result() for name, future in begun.items()}
         return self.combined({name: computed[name] if name in computed else waited[name] for name in self.weights})
 
     def combined(self, outputs: Mapping[str, RewardOutput]) -> Scores:
         """What the outputs of every reward, of the same samples, come to together."""
         scored = {name: output.values for name, output in outputs.items()}
-        clipped = {name: own.counted(scored[name], self.weights[name], scored) for name, own in self.counting.items()}
+        clipped = {name: rule.counted(scored[name], self.weights[name], scored) for name, rule in self.counting.items()}
         values = scored | clipped
         parts = {f"{name}/{RAW}": scored[name] for name in self.counting}
         ratios: dict[str, Ratio] = {}
         for name, output in outputs.items():
-            parts |= {f"{name}/{part}": own for part, own in output.parts.items()}
+            parts |= {f"{name}/{part}": part_values for part, part_values in output.parts.items()}
             ratios |= {f"{name}/{ratio}": pair for ratio, pair in output.ratios.items()}
         total = weighted_total(values, self.weights)
         return Scores(total=total, rewards=values, parts=parts, ratios=ratios, weights=self.weights)
@@ -158,7 +158,7 @@ class RewardSet:
 
     def weighted(self, weights: Mapping[str, float]) -> RewardSet:
         """The same rewards with other weights."""
-        return RewardSet({name: (own, weights[name]) for name, own in self.functions.items()}, self.counting)
+        return RewardSet({name: (function, weights[name]) for name, function in self.functions.items()}, self.counting)
 
     def check_machine(self) -> None:
         """Raises UserError with what every reward lacks on this machine: weights, a server, a device."""

@@ -195,7 +195,7 @@ class NegativePointsReward:
         usable = [(a, self._used_negatives(a, query.size)) for a in parsed if isinstance(a, Answer)]
         prompts = [prompt for answer, used in usable for prompt in _prompts(answer, used, query)]
         masks = self.segmenter.masks(image.embedding, prompts).view(len(usable), 3, *query.size)
-        judged = iter([self._judgement(query, *pair, own) for pair, own in zip(usable, masks, strict=True)])
+        judged = iter([self._judgement(query, *pair, mask) for pair, mask in zip(usable, masks, strict=True)])
         return [next(judged) if isinstance(answer, Answer) else _unusable(answer, query) for answer in parsed]
 
     def _parse(self, sample: TextSample, size: tuple[int, int]) -> Answer | AnswerError:

@@ -37,7 +37,7 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedObject:
     """An object, and what is asked of it; None = anything."""
 
     label: str
@@ -48,7 +48,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class Detection:
     """An object that the detector saw."""
 
     label: str
@@ -78,8 +78,8 @@ class ObjectLayout:
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError if objects are malformed, or no record has any."""
-        asked = [asked_objects(record) for record in records]
-        if records and not any(asked):
+        requested = [requested_objects(record) for record in records]
+        if records and not any(requested):
             raise UserError(
                 f"the reward object_layout looks for named objects, and none of {len(records)} records has any; the"
                 f" first is {records[0].id!r}. Add metadata objects, such as"
@@ -89,27 +89,27 @@ class ObjectLayout:
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         values = torch.full((len(samples),), torch.nan)
         for row, (record, sample) in enumerate(zip(prompts, samples, strict=True)):
-            if asked := asked_objects(record):
-                found = self._found(sample.cpu())
-                held = [holds for each in asked for holds in _conditions(each, found, sample.cpu())]
+            if requested := requested_objects(record):
+                detections = self._detect(sample.cpu())
+                held = [holds for wanted in requested for holds in _conditions(wanted, detections, sample.cpu())]
                 values[row] = sum(held) / len(held)
         return values
 
-    def _found(self, image: Tensor) -> list[Found]:
+    def _detect(self, image: Tensor) -> list[Detection]:
         returned = self.detector(image.clone())
         if not isinstance(returned, Iterable):
-            raise _no_detection(returned)
-        return [found for found, score in map(_checked, returned) if score >= self.threshold]
+            raise _detection_error(returned)
+        return [detection for detection, score in map(_parse_detection, returned) if score >= self.threshold]
 
 
-def _conditions(asked: Asked, found: Sequence[Found], image: Tensor) -> Iterator[bool]:
-    own = [each for each in found if each.label.casefold() == asked.label.casefold()]
-    wanted = asked.count or 1
-    yield len(own) == asked.count if asked.count else bool(own)
-    if asked.color:
-        yield sum(colour_of(_middle(image, each.box)) == asked.color for each in own) >= wanted
-    if asked.position:
-        yield sum(asked.position in _places(each.box) for each in own) >= wanted
+def _conditions(requested: RequestedObject, detections: Sequence[Detection], image: Tensor) -> Iterator[bool]:
+    matches = [each for each in detections if each.label.casefold() == requested.label.casefold()]
+    wanted = requested.count or 1
+    yield len(matches) == requested.count if requested.count else bool(matches)
+    if requested.color:
+        yield sum(colour_of(_middle(image, each.box)) == requested.color for each in matches) >= wanted
+    if requested.position:
+        yield sum(requested.position in _places(each.box) for each in matches) >= wanted
 
 
 def _middle(image: Tensor, box: Box) -> Tensor:
@@ -130,59 +130,59 @@ def _places(box: Box) -> set[str]:
     return {"center"} if row == column == "middle" else {row, column} - {"middle"}
 
 
-def _checked(each: Any) -> tuple[Found, float]:
+def _parse_detection(entry: Any) -> tuple[Detection, float]:
     try:
-        label, box, score = each
+        label, box, score = entry
         top, left, bottom, right = map(float, box)
         score = float(score)
     except (TypeError, ValueError) as error:
-        raise _no_detection(each) from error
+        raise _detection_error(entry) from error
     if not isinstance(label, str) or not (0 <= top < bottom <= 1 and 0 <= left < right <= 1 and 0 <= score <= 1):
-        raise _no_detection(each)
-    return Found(label, (top, left, bottom, right)), score
+        raise _detection_error(entry)
+    return Detection(label, (top, left, bottom, right)), score
 
 
-def _no_detection(got: Any) -> UserError:
+def _detection_error(got: Any) -> UserError:
     return UserError(
         "object_layout: the detector must return a list of (label, (top, left, bottom, right), score) with numbers from"
         f" 0 to 1, got {got!r}"
     )
 
 
-def asked_objects(record: PromptRecord) -> list[Asked]:
+def requested_objects(record: PromptRecord) -> list[RequestedObject]:
     """Empty if the record has none. Raises UserError, naming the record and the entry, where they are malformed."""
     entries = record.metadata.get("objects")
     if entries is None:
         return []
     if not isinstance(entries, list | tuple) or not entries:
-        raise _wrong(record, f"are {entries!r}; expected a list of objects")
-    return [_asked(record, entry) for entry in entries]
+        raise _metadata_error(record, f"are {entries!r}; expected a list of objects")
+    return [_requested_object(record, entry) for entry in entries]
 
 
-def _asked(record: PromptRecord, entry: Any) -> Asked:
+def _requested_object(record: PromptRecord, entry: Any) -> RequestedObject:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("label"), str):
-        raise _wrong(record, f"have {entry!r}; expected an object with a label")
+        raise _metadata_error(record, f"have {entry!r}; expected an object with a label")
     if unknown := [key for key in entry if key not in _KEYS]:
         hint = nearest_hint(str(unknown[0]), _KEYS)
-        raise _wrong(record, f"have the key {unknown[0]!r}; an object has {', '.join(_KEYS)}.{hint}")
+        raise _metadata_error(record, f"have the key {unknown[0]!r}; an object has {', '.join(_KEYS)}.{hint}")
     count = entry.get("count")
     if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-        raise _wrong(record, f"have the count {count!r}; expected a whole number from 1")
+        raise _metadata_error(record, f"have the count {count!r}; expected a whole number from 1")
     for key, names in (("color", tuple(COLOURS)), ("position", POSITIONS)):
         if entry.get(key) is not None and entry[key] not in names:
             hint = nearest_hint(str(entry[key]), names)
-            raise _wrong(record, f"have the {key} {entry[key]!r}; expected one of {', '.join(names)}.{hint}")
-    return Asked(entry["label"], count, entry.get("color"), entry.get("position"))
+            raise _metadata_error(record, f"have the {key} {entry[key]!r}; expected one of {', '.join(names)}.{hint}")
+    return RequestedObject(entry["label"], count, entry.get("color"), entry.get("position"))
 
 
-def _wrong(record: PromptRecord, what: str) -> UserError:
+def _metadata_error(record: PromptRecord, what: str) -> UserError:
     return UserError(f"record {record.id!r}: its metadata objects {what}")
 
 
 def colour_of(patch: Tensor) -> str:
     """The name of which a typical colour is nearest in CIELAB to the median of a uint8 patch [3, h, w]."""
-    own = _lab(patch.flatten(1).double().median(1).values)
-    return min(COLOURS, key=lambda name: min(_distance(own, typical) for typical in COLOURS[name]))
+    median = _lab(patch.flatten(1).double().median(1).values)
+    return min(COLOURS, key=lambda name: min(_distance(median, typical) for typical in COLOURS[name]))
 
 
 def _distance(lab: Tensor, rgb: tuple[int, int, int]) -> float:

@@ -67,20 +67,20 @@ class OcrReward:
             )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
-        asked = [asked_text(record) for record in prompts]
-        rows = [row for row, text in enumerate(asked) if text]
+        requested = [asked_text(record) for record in prompts]
+        rows = [row for row, text in enumerate(requested) if text]
         images = [samples[row] for row in rows]
         read = [read_page(image) for image in images] if self.line is None else read_line(images, self.line)
         values, accuracy = torch.full((len(samples),), torch.nan), torch.full((len(samples),), torch.nan)
         for row, text in zip(rows, read, strict=True):
-            values[row] = closeness(text, asked[row] or "")
+            values[row] = closeness(text, requested[row] or "")
             accuracy[row] = float(values[row] == 1)
         return RewardOutput(values=values, parts={"accuracy": accuracy})
 
 
-def closeness(read: str, asked: str) -> float:
+def closeness(read: str, requested: str) -> float:
     """1 - min(distance, n) / n, where n is the length of ``asked``; both texts are normalised first."""
-    wanted = normalised(asked)
+    wanted = normalised(requested)
     distance = Levenshtein.distance(normalised(read), wanted)
     return 1 - min(distance, len(wanted)) / len(wanted)
 
@@ -92,8 +92,8 @@ def normalised(text: str) -> str:
 
 def quoted_texts(prompt: str) -> list[str]:
     """The quoted texts that the pipeline would draw, in the prompt's order, without empty ones."""
-    found = [match for pattern in _QUOTED for match in pattern.finditer(prompt)]
-    return [match[1] for match in sorted(found, key=lambda match: match.start()) if match[1].strip()]
+    matches = [match for pattern in _QUOTED for match in pattern.finditer(prompt)]
+    return [match[1] for match in sorted(matches, key=lambda match: match.start()) if match[1].strip()]
 
 
 def asked_text(record: PromptRecord) -> str | None:
@@ -126,8 +126,8 @@ def read_line(images: Sequence[Tensor], line: Sequence[float]) -> list[str]:
 
 def read_page(image: Tensor) -> str:
     """All text found in an image, uint8 [3, height, width]: the lines joined by spaces."""
-    found = _page_reader()(np.ascontiguousarray(image.flip(0).permute(1, 2, 0).cpu().numpy()))  # expects BGR
-    return " ".join(getattr(found, "txts", None) or ())  # a result without text has another class, without txts
+    result = _page_reader()(np.ascontiguousarray(image.flip(0).permute(1, 2, 0).cpu().numpy()))  # expects BGR
+    return " ".join(getattr(result, "txts", None) or ())  # a result without text has another class, without txts
 
 
 def _cut(images: Tensor, line: Sequence[float]) -> Tensor:
@@ -182,7 +182,7 @@ def _page_reader() -> RapidOCR:
 
 def _model(task: str) -> Path:
     folder = Path(str(files("rapidocr"))) / "models"
-    found = sorted(folder.glob(f"*_{task}_*.onnx"))
-    if not found:
+    models = sorted(folder.glob(f"*_{task}_*.onnx"))
+    if not models:
         raise UserError(f"rapidocr has no {task} model in {folder}; the models are part of its wheel: reinstall it")
-    return found[0]
+    return models[0]

@@ -15,7 +15,7 @@ from visual_grpo.common.types import PromptRecord, Ratio, RewardOutput, Sample
 
 
 def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
-    """Turns what a reward returned for B samples into [B] float32 tensors on the CPU, or refuses it."""
+    """Converts what a reward returned for B samples to [B] float32 tensors on the CPU. Raises UserError."""
     if isinstance(returned, RewardOutput):
         parts = {part: _scores(f"{name}/{part}", values, prompts) for part, values in returned.parts.items()}
         ratios = {ratio: _ratio(f"{name}/{ratio}", pair, prompts) for ratio, pair in returned.ratios.items()}
@@ -29,8 +29,8 @@ def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) ->
 
 
 def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
-    own = _as_tensor(name, returned, prompts)
-    values = own.to(torch.float32)
+    tensor = _as_tensor(name, returned, prompts)
+    values = tensor.to(torch.float32)
     if values.shape != (len(prompts),):
         raise UserError(
             f"reward {name!r} must return one score for each of {len(prompts)} samples, got shape"
@@ -40,7 +40,7 @@ def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor
     if infinite:
         row = infinite[0]
         raise UserError(
-            f"reward {name!r} gave {own[row].item()} {_where(row, prompts)}: scores are finite in float32; return"
+            f"reward {name!r} gave {tensor[row].item()} {_where(row, prompts)}: scores are finite in float32; return"
             " None or NaN for what cannot be scored"
         )
     return values
@@ -61,7 +61,7 @@ def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ratio:
 
 
 def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
-    """In the precision in which it was returned; Python's numbers in float64."""
+    """Keeps the dtype of a tensor; Python numbers become float64."""
     if isinstance(returned, Tensor):
         if returned.is_complex():
             raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
@@ -110,13 +110,13 @@ class RewardCodeError(UserError):
 
 @dataclass
 class FailureBudget:
-    """Counts the samples that a reward's code failed on.
+    """Limits the samples that a reward's code may fail on.
 
-    An error before anything was scored is taken for a mistake in the code and is never forgiven.
+    An error before any sample was scored indicates a bug and always raises.
     """
 
     share: float = 0.0
-    """Of the samples of the run so far, which the failed ones may reach; a single unit may always fail, unless 0."""
+    """Largest share of failed samples in the run so far; one unit may fail regardless unless the share is 0."""
     scored: int = 0
     failed: int = 0
 
@@ -128,12 +128,10 @@ class FailureBudget:
         samples: Sequence[Sample],
         units: Sequence[Sequence[int]],
     ) -> RewardOutput:
-        """``score(prompts, samples)``; where that fails, unit by unit, so that one does not take the others along.
+        """Calls ``score(prompts, samples)``; if that fails, scores unit by unit to isolate the failing ones.
 
-        Args:
-            units: the rows that can be scored by themselves: single samples or groups, in order.
-
-        Raises RewardCodeError, naming the share, where too many failed.
+        ``units`` lists the rows that can be scored alone: single samples or groups, in order. Raises RewardCodeError if
+        too many failed.
         """
         try:
             output = score(prompts, samples)
@@ -145,18 +143,18 @@ class FailureBudget:
             return output
         outputs = []
         for rows in units:
-            own = [prompts[row] for row in rows]
+            unit_prompts = [prompts[row] for row in rows]
             try:
-                output = score(own, [samples[row] for row in rows])
+                output = score(unit_prompts, [samples[row] for row in rows])
             except RewardCodeError as error:
                 nothing = torch.full((len(rows),), torch.nan)
                 output = RewardOutput(values=nothing, failed=dict.fromkeys(range(len(rows)), str(error)))
-            self._count(name, output, own, len(rows))
+            self._count(name, output, unit_prompts, len(rows))
             outputs.append(output)
         return _joined(outputs)
 
     def _count(self, name: str, output: RewardOutput, prompts: Sequence[PromptRecord], at_once: int) -> None:
-        """Raises RewardCodeError where more failed than the share and than ``at_once``."""
+        """Raises RewardCodeError if the failed samples exceed both the share and ``at_once``."""
         self.scored += len(prompts) - len(output.failed)
         if not output.failed:
             return
@@ -164,10 +162,10 @@ class FailureBudget:
         if not self.share or not self.scored:
             raise RewardCodeError(f"reward {name!r} failed on {len(output.failed)} of {len(prompts)} samples: {reason}")
         self.failed += len(output.failed)
-        asked = self.scored + self.failed
-        if self.failed > max(float(at_once), self.share * asked):
+        total = self.scored + self.failed
+        if self.failed > max(float(at_once), self.share * total):
             raise RewardCodeError(
-                f"reward {name!r} failed on {self.failed} of {asked} samples, more than the share {self.share:g} that"
+                f"reward {name!r} failed on {self.failed} of {total} samples, more than the share {self.share:g} that"
                 f" rewards.{name}.max_failed_share allows. The last error: {reason}"
             )
         ids = some_ids([prompts[row] for row in output.failed], 5)
@@ -175,7 +173,7 @@ class FailureBudget:
 
 
 def _joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
-    """What an output lacks, since its code failed, is NaN."""
+    """Concatenates outputs; parts and ratios that a failed unit lacks are NaN."""
 
     def nothing(output: RewardOutput) -> Tensor:
         return torch.full_like(output.values, torch.nan)

@@ -55,10 +55,10 @@ class FunctionReward:
 
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
-        own = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
+        copies = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
         with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), torch.no_grad():
             # A list of its own as well: a reward may sort it. And a generator fails, if it does, while it is read.
-            returned = self.function(list(prompts), own)
+            returned = self.function(list(prompts), copies)
             returned = list(returned) if isinstance(returned, Iterator) else returned
         return checked_output(self.name, returned, prompts)
 
@@ -88,8 +88,8 @@ class FunctionReward:
         Raises:
             UserError: nobody can say: the files are not here, and the hub does not answer.
         """
-        found = {origin.option: origin.commit() for origin in getattr(self.function, "origins", ())}
-        return {option: commit for option, commit in found.items() if commit is not None}
+        commits = {origin.option: origin.commit() for origin in getattr(self.function, "origins", ())}
+        return {option: commit for option, commit in commits.items() if commit is not None}
 
     @property
     def waits(self) -> bool:
@@ -123,12 +123,12 @@ def groups_of(prompts: Sequence[PromptRecord]) -> list[list[int]]:
 
 
 def _needs_of(name: str, function: PlainReward) -> Needs:
-    found = getattr(function, "needs", None)
-    if found is None:
+    needs = getattr(function, "needs", None)
+    if needs is None:
         return Needs(target=bool(getattr(function, "needs_target", False)))
-    if not isinstance(found, Needs):
-        raise UserError(f"reward {name!r}: its `needs` must be a visual_grpo.Needs, got {found!r}")
-    return found
+    if not isinstance(needs, Needs):
+        raise UserError(f"reward {name!r}: its `needs` must be a visual_grpo.Needs, got {needs!r}")
+    return needs
 
 
 def load_function(path: str) -> Any:
@@ -138,10 +138,10 @@ def load_function(path: str) -> Any:
     where it is not callable.
     """
     with torch.no_grad():  # Puts the mode back: scripts that score pictures often switch gradients off when imported.
-        found = load_attribute(path, "a function")
-    if not callable(found):
-        raise UserError(f"{path!r} must be a function or class, it is of type {type(found).__name__}")
-    return found
+        function = load_attribute(path, "a function")
+    if not callable(function):
+        raise UserError(f"{path!r} must be a function or class, it is of type {type(function).__name__}")
+    return function
 
 
 def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionReward:

@@ -57,13 +57,13 @@ class Clip(Encoder):
     ) -> None:
         files = (IMAGE_PROCESSOR, TOKENIZER)
         needed = (CONFIG, WEIGHTS, *(() if processor else files))
-        own = Origin(
+        origin = Origin(
             reward=compute.reward, option="model", path=model, revision=revision, model_type="clip", needed=needed
         )
-        other = processor and Origin(
+        processor_origin = processor and Origin(
             reward=compute.reward, option="processor", path=processor, revision=processor_revision, needed=files
         )
-        super().__init__(compute, own, other or None)
+        super().__init__(compute, origin, processor_origin or None)
         self._texts: LRUCache[str, Tensor] = LRUCache(_CACHED_TEXTS)
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
@@ -102,8 +102,8 @@ class Clip(Encoder):
     def _text_features(self, text: str) -> Tensor:
         tokens = self.processor.tokenizer(text, truncation=True, max_length=self._longest, return_tensors="pt")
         with torch.no_grad():
-            found = self.model.get_text_features(**tokens.to(self.compute.device))
-        features: Tensor = found.pooler_output[0].float().cpu()
+            output = self.model.get_text_features(**tokens.to(self.compute.device))
+        features: Tensor = output.pooler_output[0].float().cpu()
         return features
 
     def _length(self, text: str) -> int:
@@ -240,7 +240,7 @@ class Aesthetic(ClipReward):
         """Weight [out, in] and bias [out] of each layer, float32 on the CPU."""
         file = self._file or self._origin.folder() / _HEAD_FILE
         weights = read_weights("aesthetic", file)
-        numbers = sorted(int(found[1]) for name in weights if (found := re.fullmatch(r"layers\.(\d+)\.weight", name)))
+        numbers = sorted(int(match[1]) for name in weights if (match := re.fullmatch(r"layers\.(\d+)\.weight", name)))
         try:
             layers = [(weights[f"layers.{n}.weight"].float(), weights[f"layers.{n}.bias"].float()) for n in numbers]
         except KeyError as error:
@@ -254,8 +254,8 @@ def _check_layers(file: Path, shapes: Sequence[torch.Size], width: int) -> None:
     sizes = [shape[1] for shape in shapes] + [shape[0] for shape in shapes[-1:]]
     chained = all(one[0] == other[1] for one, other in itertools.pairwise(shapes))
     if not shapes or not chained or sizes[0] != width or sizes[-1] != 1:
-        found = "-".join(map(str, sizes)) or "none"
+        layout = "-".join(map(str, sizes)) or "none"
         raise UserError(
             f"aesthetic: the head {file} must have linear layers layers.N from {width}, the width of the model's"
-            f" embedding, to 1, such as {width}-1024-128-64-16-1; got {found}"
+            f" embedding, to 1, such as {width}-1024-128-64-16-1; got {layout}"
         )

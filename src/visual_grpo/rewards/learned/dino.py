@@ -37,10 +37,10 @@ class Dino(Encoder):
 
     def __init__(self, compute: Compute, model: str, revision: str | None) -> None:
         needed = (CONFIG, WEIGHTS, IMAGE_PROCESSOR)
-        own = Origin(
+        origin = Origin(
             reward=compute.reward, option="model", path=model, revision=revision, model_type="dinov2", needed=needed
         )
-        super().__init__(compute, own)
+        super().__init__(compute, origin)
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length: the class token of uint8 images [3, height, width] of any sizes."""
@@ -138,12 +138,12 @@ def to_references(
         similarity: scalar, of two images' features.
     """
     paths = [_references(record, needs) for record in prompts]
-    unique = list(dict.fromkeys(path for own in paths for path in own))
-    known = dict(zip(unique, features([to_tensor(read_image(path)) for path in unique]), strict=True))
+    unique = list(dict.fromkeys(path for references in paths for path in references))
+    reference_features = dict(zip(unique, features([to_tensor(read_image(path)) for path in unique]), strict=True))
     values = torch.full((len(samples),), torch.nan)
-    for row, (own, sample) in enumerate(zip(paths, features(samples), strict=True)):
-        for path in own:
-            values[row] = torch.fmax(values[row], similarity(sample, known[path]))
+    for row, (references, sample) in enumerate(zip(paths, features(samples), strict=True)):
+        for path in references:
+            values[row] = torch.fmax(values[row], similarity(sample, reference_features[path]))
     return values
 
 
@@ -202,11 +202,11 @@ class GroupDiversity(EncoderReward):
         """[G] float32, of one group."""
         if self.encoder is None:
             small = torch.stack([self._small(sample) for sample in samples])
-            apart = torch.stack([(small - own).square().mean(1).sqrt() for own in small])
+            apart = torch.stack([(small - row).square().mean(1).sqrt() for row in small])
         else:
             embedded = self.encoder.images(samples)
             # Not a matrix product, whose last bits may differ with its size.
-            apart = torch.stack([1 - (embedded * own).sum(1) for own in embedded])
+            apart = torch.stack([1 - (embedded * row).sum(1) for row in embedded])
             apart.fill_diagonal_(0)
         # Sorted, so that the sum does not depend on the order of the samples.
         return apart.sort(1).values.sum(1) / (len(samples) - 1)

@@ -106,15 +106,15 @@ class LpipsReward:
             module = lpips.LPIPS(net=self.net, pnet_rand=True, verbose=False)
         # The package's names: net.slice2.3.weight is torchvision's features.3.weight.
         expected = module.state_dict()
-        own = {name: _FEATURES + name.split(".", 2)[2] for name in expected if name.startswith("net.")}
-        for name, key in own.items():
+        backbone = {name: _FEATURES + name.split(".", 2)[2] for name in expected if name.startswith("net.")}
+        for name, key in backbone.items():
             got = list(weights[key].shape) if key in weights else "none"
             if got != list(expected[name].shape):
                 raise UserError(
                     f"lpips: {self.file} is no {self.net!r} of torchvision: its weight {key} must be"
                     f" {list(expected[name].shape)}, got {got}"
                 )
-        module.load_state_dict({name: weights[key] for name, key in own.items()}, strict=False)
+        module.load_state_dict({name: weights[key] for name, key in backbone.items()}, strict=False)
         return module.eval().requires_grad_(False).to(self.device)
 
     def _read(self) -> Mapping[str, Tensor]:

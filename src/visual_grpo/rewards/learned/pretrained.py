@@ -65,18 +65,18 @@ class Origin:
 
     def check(self) -> None:
         """Refuses missing files that the hub does not have either, and damaged ones or another model's."""
-        found = self._local()
-        if found is None:
+        folder = self._local()
+        if folder is None:
             self._ask_hub()
             log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
         else:
-            self._check_content(found)
+            self._check_content(folder)
 
     def folder(self) -> Path:
         """The checked folder with the files, downloaded if need be."""
-        found = self._local() or self._download()
-        self._check_content(found)
-        return found
+        folder = self._local() or self._download()
+        self._check_content(folder)
+        return folder
 
     def commit(self) -> str | None:
         """The commit of a hub id whose files are used; None for a folder."""
@@ -84,22 +84,22 @@ class Origin:
             return None
         if self.revision is not None and _COMMIT.fullmatch(self.revision):
             return self.revision
-        found = self._local()
-        return self._ask_hub() if found is None else found.name
+        folder = self._local()
+        return self._ask_hub() if folder is None else folder.name
 
     def _check_content(self, folder: Path) -> None:
         if self.model_type is None:
             return
         try:
             config = json.loads((folder / CONFIG[0]).read_text(encoding="utf-8"))
-            found = config.get("model_type")
+            model_type = config.get("model_type")
         except (OSError, ValueError, AttributeError) as error:  # AttributeError: no JSON object.
             raise UserError(f"{self.reward}: {folder} has no readable config.json: {error}") from error
-        if found != self.model_type:
+        if model_type != self.model_type:
             classes = ", ".join(map(str, config.get("architectures") or ["no class"]))
             raise UserError(
                 f"{self._named}, which must be a model of the type {self.model_type!r}, and holds one of the type"
-                f" {found!r} ({classes})"
+                f" {model_type!r} ({classes})"
             )
 
     def _local(self) -> Path | None:
@@ -132,12 +132,12 @@ class Origin:
     def _download(self) -> Path:
         self._ask_hub()
         try:
-            found = Path(snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns)))
+            folder = Path(snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns)))
         except _HUB_ERRORS as error:
             raise self._unavailable(error) from error
-        if missing := _missing(found, self.needed):
+        if missing := _missing(folder, self.needed):
             raise UserError(f"{self._named}, which has no {', '.join(missing)} on the hub. {self._remedy}")
-        return found
+        return folder
 
     def _unavailable(self, why: object) -> UserError:
         first = (str(why).strip() or type(why).__name__).splitlines()[0].rstrip(".")
@@ -194,13 +194,13 @@ class Compute:
         differently for another number of rows, and then a score would depend on the samples beside it.
         """
         size = self._batch_size or (1 if self.device.type == "cpu" else _ACCELERATOR_BATCH)
-        found = []
+        outputs = []
         for start in range(0, len(inputs), size):
             rows = list(inputs[start : start + size])
             batch = torch.stack(rows + rows[-1:] * (size - len(rows))).to(self.device, self.dtype)
             with torch.no_grad():
-                found.append(model(batch)[: len(rows)].float().cpu())
-        return torch.cat(found) if found else torch.zeros(0)
+                outputs.append(model(batch)[: len(rows)].float().cpu())
+        return torch.cat(outputs) if outputs else torch.zeros(0)
 
 
 class Encoder:
@@ -309,9 +309,9 @@ def read_weights(reward: str, file: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        weights = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
         raise UserError(f"{reward}: {file} cannot be read as weights: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise UserError(f"{reward}: {file} must hold weights by name, it holds {type(found).__name__}")
-    return found
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise UserError(f"{reward}: {file} must hold weights by name, it holds {type(weights).__name__}")
+    return weights

@@ -149,17 +149,17 @@ class ServerReward:
             while pending:
                 rows = pending.popleft()
                 try:
-                    found = await self._retried(session, path, rows, body, read)
+                    replies = await self._retried(session, path, rows, body, read)
                 except RequestError as error:
                     if error.by_sample and len(rows) > 1:  # One bad sample must not take the others along.
                         middle = len(rows) // 2
                         pending.extendleft((rows[middle:], rows[:middle]))
                         continue
                     self._count_failure(error.reason)
-                    found = [Lost(error.reason)] * len(rows)
+                    replies = [Lost(error.reason)] * len(rows)
                 else:
                     self.failed = 0
-                answers.update(zip(rows, found, strict=True))
+                answers.update(zip(rows, replies, strict=True))
 
         async with self._session() as session:
             try:
@@ -245,12 +245,12 @@ class ServerReward:
             what = error.message if isinstance(error, ClientResponseError) else str(error)
             reason = f"{url} broke off its answer: {_line(what) or type(error).__name__}"
             raise RequestError(reason, again=True, by_sample=True) from error
-        said = _line(content.decode("utf-8", "replace"))
-        _check_status(response, url, said)
+        excerpt = _line(content.decode("utf-8", "replace"))
+        _check_status(response, url, excerpt)
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"{url} did not answer with JSON: {said or 'nothing'}", by_sample=True) from error
+            raise RequestError(f"{url} did not answer with JSON: {excerpt or 'nothing'}", by_sample=True) from error
 
 
 def check_whole_number(name: str, number: object, least: int) -> None:
@@ -269,9 +269,9 @@ def shown(url: str) -> str:
     return sanitize(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())
 
 
-def _line(said: str) -> str:
+def _line(answer: str) -> str:
     """The start of an answer as one line."""
-    text = " ".join(sanitize(said[: 4 * _SHOWN]).split())
+    text = " ".join(sanitize(answer[: 4 * _SHOWN]).split())
     return text[:_SHOWN] + "..." * (len(text) > _SHOWN)
 
 
@@ -284,10 +284,10 @@ async def _content(response: ClientResponse, url: str) -> bytes:
     return bytes(content)
 
 
-def _check_status(response: ClientResponse, url: str, said: str) -> None:
+def _check_status(response: ClientResponse, url: str, excerpt: str) -> None:
     """Raises the error for an HTTP status other than 2xx."""
     status = response.status
-    reason = f"{url} answered {status}{f': {said}' if said else ''}"
+    reason = f"{url} answered {status}{f': {excerpt}' if excerpt else ''}"
     if 300 <= status < 400:
         to = sanitize(response.headers.get("Location", "?")[:_SHOWN])
         raise RefusedError(

@@ -258,10 +258,10 @@ class HttpReward(ServerReward):
         except RequestError as error:
             raise RequestError(f"{url}: {error.reason}", by_sample=error.by_sample) from error
 
-    def _check_model(self, there: Sequence[str] | None) -> None:
-        if self.model is None or (there is not None and self.model in there):
+    def _check_model(self, models: Sequence[str] | None) -> None:
+        if self.model is None or (models is not None and self.model in models):
             return
-        has = "does not say which it has" if there is None else f"has {', '.join(map(repr, there)) or 'none'}"
+        has = "does not say which it has" if models is None else f"has {', '.join(map(repr, models)) or 'none'}"
         raise RefusedError(f"the option model asks for {self.model!r}, and the worker at {shown(self.url)} {has}")
 
 

@@ -33,7 +33,7 @@ from visual_grpo.rewards.remote.client import (
 
 YES_OR_NO = "Answer with one word, Yes or No."
 LEAST_MASS = 0.1
-"""Of the probability, which yes and no must have together: below it the model did not answer the question."""
+"""Minimum of P(yes) + P(no); below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
 """What may stand around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
 _LABELLED = re.compile(r"(?:score|rating)\b[^\d\n-]{0,12}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
@@ -42,19 +42,19 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
 
 @dataclass(frozen=True, kw_only=True)
 class Rubric:
-    """A question with what it needs of a record."""
+    """A question about an image."""
 
     question: str
-    """With ``{prompt}``, the record's prompt, and ``{text}``, the text that its image is to show."""
+    """May contain ``{prompt}``, the record's prompt, and ``{text}``, the text that its image should show."""
     source: bool = False
-    """The model sees the image that was edited first."""
+    """Whether the source image is sent before the result."""
 
     @property
     def fields(self) -> set[str]:
         return {name for _, name, _, _ in Formatter().parse(self.question) if name is not None}
 
-    def asked(self, record: PromptRecord) -> str | None:
-        """The question about a record; None if the record asks for no text and the question is about it."""
+    def question_about(self, record: PromptRecord) -> str | None:
+        """Returns the question about a record; None if it is about a text and the record has none."""
         text = asked_text(record) if "text" in self.fields else ""
         return None if text is None else self.question.format(prompt=record.prompt, text=text)
 
@@ -80,35 +80,32 @@ RUBRICS = {
 }
 
 
-def find_rubric(given: str, source: bool | None) -> Rubric:
-    """The rubric of that name, or the user's question.
+def find_rubric(name: str, source: bool | None) -> Rubric:
+    """Returns the rubric of that name, or one with the user's question.
 
-    Args:
-        source: whether the edited image is sent too; None = as the rubric has it.
-
-    Raises:
-        UserError: neither a name nor a question with known fields.
+    ``source`` overrides whether the source image is sent; None keeps the rubric's value. Raises UserError for anything
+    but a name or a question with known fields.
     """
-    if given in RUBRICS:
-        found = RUBRICS[given]
-        return found if source is None else Rubric(question=found.question, source=source)
-    if " " not in given.strip():
+    if name in RUBRICS:
+        rubric = RUBRICS[name]
+        return rubric if source is None else Rubric(question=rubric.question, source=source)
+    if " " not in name.strip():
         raise UserError(
-            f"rubric must be {', '.join(RUBRICS)} or a question, got {given!r}.{nearest_hint(given, RUBRICS)}"
+            f"rubric must be {', '.join(RUBRICS)} or a question, got {name!r}.{nearest_hint(name, RUBRICS)}"
         )
     try:
-        own = Rubric(question=given, source=bool(source))
-        unknown = own.fields - {"prompt", "text"}
+        custom = Rubric(question=name, source=bool(source))
+        unknown = custom.fields - {"prompt", "text"}
     except ValueError as error:
         raise UserError(f"the rubric's braces do not match ({error}); write {{{{ for a brace itself") from error
     if unknown:
         raise UserError(f"a rubric may contain {{prompt}} and {{text}}, got {{{sorted(unknown)[0]}}}")
-    return own
+    return custom
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What is kept of a reply."""
+    """The text of a reply and the alternatives for its first word."""
 
     text: str
     top: Sequence[tuple[str, float]]
@@ -119,16 +116,12 @@ class Reply:
 
     @classmethod
     def from_json(cls, stored: Any) -> Reply:
-        """Raises KeyError, TypeError or ValueError for anything but what `to_json` gave."""
+        """Raises KeyError, TypeError or ValueError for anything that `to_json` did not write."""
         return cls(str(stored["text"]), [(str(token), float(logprob)) for token, logprob in stored["top"]])
 
 
 def reply_of(completion: Any) -> Reply:
-    """The first choice of a chat completion.
-
-    Raises:
-        RequestError: it has none.
-    """
+    """Returns the first choice of a chat completion. Raises RequestError if there is none."""
     try:
         choice = completion["choices"][0]
         text = choice["message"]["content"]
@@ -147,9 +140,9 @@ def _top(position: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
-    """(P(yes) / (P(yes) + P(no)), P(yes) + P(no)), each summed over spellings (case, spaces, punctuation).
+    """Returns P(yes) / (P(yes) + P(no)) and P(yes) + P(no), summed over spellings (case, spaces, punctuation).
 
-    NaN, and what they have, where both together are less than `LEAST_MASS`: the model answered something else.
+    The first is NaN if the second is below `LEAST_MASS`: the model answered something else.
     """
     mass = {"yes": 0.0, "no": 0.0}
     for token, logprob in top:
@@ -161,10 +154,10 @@ def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
 
 
 def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
-    """The score that a reply states, from ``low`` to ``high``; NaN if it states none, several or another.
+    """Returns the score in a reply; NaN if there is none, several, or one outside ``low`` to ``high``.
 
-    The number that the group of ``pattern`` finds last; without one that after the last "Score" or "Rating", or without
-    these words the only number. "7/10" is 7 if ``high`` is 10.
+    The score is the last match of the group of ``pattern``; without a pattern, the number after the last "Score" or
+    "Rating", else the only number. "7/10" is 7 if ``high`` is 10.
     """
     if pattern is not None:
         return _within(pattern.findall(text)[-1:], low, high)
@@ -193,10 +186,10 @@ _TOP = 20
 
 @dataclass(eq=False)
 class VlmJudge(ServerReward):
-    """What a vision-language model answers to a question about each image. See docs/reward_workers.md.
+    """Scores each image by a vision-language model's answer to a question about it. See docs/reward_workers.md.
 
-    An answer that cannot be parsed is unscored. A sample for which asking failed for good is unscored too, and counts
-    for `max_failed_share`.
+    Answers that cannot be parsed are unscored. Samples whose requests failed for good are unscored too and count for
+    `max_failed_share`.
 
     Args:
         url: the endpoint's base address, with its version.
@@ -252,7 +245,7 @@ class VlmJudge(ServerReward):
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError if the question is about a text and no record asks for one."""
-        if "text" in self._rubric.fields and records and all(self._rubric.asked(record) is None for record in records):
+        if records and all(self._rubric.question_about(record) is None for record in records):
             raise UserError(
                 f"vlm_judge: the rubric asks for the text in the image, and none of {len(records)} records has any."
                 " Quote the text in the prompts, or choose another rubric"
@@ -278,7 +271,7 @@ class VlmJudge(ServerReward):
         if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
             raise UserError(f"vlm_judge: it judges images, got {wrong[0]}")
         model = self.model or self._checked_model()
-        questions = [self._rubric.asked(record) for record in prompts]
+        questions = [self._rubric.question_about(record) for record in prompts]
         bodies = {
             row: self._body(model, question, prompts[row], samples[row])
             for row, question in enumerate(questions)
@@ -293,17 +286,17 @@ class VlmJudge(ServerReward):
 
     def _replies(self, bodies: Sequence[bytes]) -> dict[bytes, Reply | Lost]:
         """Asks each body once, unless its answer is cached."""
-        known = {body: reply for body in bodies if (reply := self._cached(body)) is not None}
-        asked = [body for body in bodies if body not in known]
+        cached = {body: reply for body in bodies if (reply := self._cached(body)) is not None}
+        pending = [body for body in bodies if body not in cached]
 
         def read(answer: Any, rows: Sequence[int]) -> Sequence[Reply]:
             reply = reply_of(answer)
             if not _is_unparsed(self._judged(reply)):
-                self._keep(asked[rows[0]], reply)
+                self._keep(pending[rows[0]], reply)
             return [reply]
 
-        found = self.ask(COMPLETIONS, len(asked), 1, lambda rows: asked[rows[0]], read)
-        return {**known, **dict(zip(asked, found, strict=True))}
+        replies = self.ask(COMPLETIONS, len(pending), 1, lambda rows: pending[rows[0]], read)
+        return {**cached, **dict(zip(pending, replies, strict=True))}
 
     def _cached(self, body: bytes) -> Reply | None:
         """None too for a damaged file, which is written again."""
@@ -368,21 +361,21 @@ def _is_unparsed(answer: Scored | Lost) -> bool:
 
 def _compiled(pattern: str) -> re.Pattern[str]:
     try:
-        found = re.compile(pattern)
+        compiled = re.compile(pattern)
     except re.error as error:
         raise UserError(f"vlm_judge: pattern is no regular expression: {error}") from error
-    if found.groups != 1:
-        raise UserError(f"vlm_judge: pattern must have one group, which holds the score, got {found.groups}")
-    return found
+    if compiled.groups != 1:
+        raise UserError(f"vlm_judge: pattern must have one group, which holds the score, got {compiled.groups}")
+    return compiled
 
 
-def _range(given: Sequence[float]) -> tuple[float, float]:
+def _range(bounds: Sequence[float]) -> tuple[float, float]:
     try:
-        low, high = map(float, given)
+        low, high = map(float, bounds)
     except (TypeError, ValueError):
         low = high = math.nan
     if not low < high:
-        raise UserError(f"vlm_judge: score_range must be [lowest, highest], got {given!r}")
+        raise UserError(f"vlm_judge: score_range must be [lowest, highest], got {bounds!r}")
     return low, high
 
 

@@ -60,10 +60,10 @@ def parse_answer(sample: TextSample, size: tuple[int, int]) -> Answer:
     """
     if not sample.finished:
         raise AnswerError("truncated", f"cut off after {len(sample.text)} characters")
-    found = _ANSWER.findall(sample.text)
-    if len(found) != 1:
-        raise AnswerError("no_answer", f"{len(found)} <answer>...</answer>, expected one")
-    content = _object(found[0])
+    matches = _ANSWER.findall(sample.text)
+    if len(matches) != 1:
+        raise AnswerError("no_answer", f"{len(matches)} <answer>...</answer>, expected one")
+    content = _parse_json(matches[0])
     (box,) = _rows([content["bbox"]], 4, "bbox")
     points = _rows(content["points"], 2, "points")
     negatives = _rows(content["negative_points"], 2, "negative_points")
@@ -83,14 +83,14 @@ def parse_answer(sample: TextSample, size: tuple[int, int]) -> Answer:
     )
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_json(text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise AnswerError("not_json", str(error)) from error
     if not isinstance(content, dict) or set(content) != set(KEYS):
-        found = sorted(content) if isinstance(content, dict) else type(content).__name__
-        raise AnswerError("wrong_keys", f"expected an object with {', '.join(KEYS)}, got {found}")
+        keys = sorted(content) if isinstance(content, dict) else type(content).__name__
+        raise AnswerError("wrong_keys", f"expected an object with {', '.join(KEYS)}, got {keys}")
     return content
 
 

@@ -91,11 +91,11 @@ class Sam2Segmenter:
     @torch.inference_mode()
     def masks(self, embedding: Sam2Embedding, prompts: Sequence[PointPrompt]) -> Tensor:
         """Bool [K, H, W] on the CPU: SAM 2's single-mask output, logits above 0."""
-        found = torch.zeros(len(prompts), *embedding.size, dtype=torch.bool)
+        masks = torch.zeros(len(prompts), *embedding.size, dtype=torch.bool)
         for rows in self._batches(prompts):
             logits, _ = self._decode(embedding, [prompts[row] for row in rows], multimask=False)
-            found[rows] = (logits[:, 0] > 0).cpu()
-        return found
+            masks[rows] = (logits[:, 0] > 0).cpu()
+        return masks
 
     @torch.inference_mode()
     def multimasks(self, embedding: Sam2Embedding, prompt: PointPrompt) -> tuple[Tensor, Tensor]:

@@ -68,10 +68,10 @@ class WatershedSegmenter:
         """Bool [K, H, W]. A point outside the image is moved to the nearest pixel inside."""
         # The cache lives for one call only, so that no distances outlive the image's embedding.
         distances = lru_cache(_CACHED_POINTS)(lambda point: _distances(embedding, point))
-        found = np.zeros((len(prompts), len(embedding.order)), dtype=bool)
-        for mask, prompt in zip(found, prompts, strict=True):
+        masks = np.zeros((len(prompts), len(embedding.order)), dtype=bool)
+        for mask, prompt in zip(masks, prompts, strict=True):
             mask[embedding.order] = self._is_inside(prompt, distances)
-        return torch.from_numpy(found).view(len(prompts), *embedding.size)
+        return torch.from_numpy(masks).view(len(prompts), *embedding.size)
 
     def _is_inside(self, prompt: PointPrompt, distances: Callable[[Point], Integers]) -> NDArray[np.bool_]:
         """[H * W] in the line's order."""

@@ -38,9 +38,9 @@ class Pair:
     record: str
     """Id of the prompt's record."""
     family: str
-    """Prompts that are of one kind: the record's metadata ``family``, else the prompt."""
+    """The record's metadata ``family``, else the prompt."""
     unit: str
-    """Equal for prompts that are held out together."""
+    """Group key: prompts that share it are held out together."""
     first: str
     """Picture, relative to the folder of the file of choices."""
     second: str
@@ -49,8 +49,8 @@ class Pair:
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> Pair:
-        """Raises KeyError for a value that is missing, TypeError for one that is no text."""
-        texts = {own.name: line[own.name] for own in fields(cls) if own.name != "sources"}
+        """Raises KeyError for a missing value and TypeError for one that is no text."""
+        texts = {field.name: line[field.name] for field in fields(cls) if field.name != "sources"}
         for name, value in (*texts.items(), *(("sources", source) for source in line["sources"])):
             if not isinstance(value, str):
                 raise TypeError(f"{name} must be a text, got {value!r}")
@@ -59,7 +59,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What a voter said of a pair."""
+    """A voter's answer about a pair."""
 
     of: Pair
     voter: str
@@ -72,7 +72,7 @@ class Choice:
 
     @property
     def preference(self) -> float | None:
-        """1 where the first picture was preferred, 0 where the second was, 0.5 for a tie; None = skipped."""
+        """1 if the first picture was preferred, 0 if the second, 0.5 for a tie, None if skipped."""
         return {FIRST: 1.0, SECOND: 0.0, TIE: 0.5}.get(self.choice)
 
     def line(self) -> dict[str, Any]:
@@ -82,17 +82,13 @@ class Choice:
 @dataclass(frozen=True)
 class Choices:
     standing: Sequence[Choice]
-    """The last word of every voter on every pair, in the order in which it was said; nothing that was taken back."""
+    """Each voter's last choice on each pair, in the order in which they were made, without undone ones."""
     damaged: Sequence[str]
-    """Lines that cannot be read, with their numbers and why."""
+    """Unreadable lines with their numbers and reasons."""
 
 
 def read_choices(file: Path) -> Choices:
-    """The choices that stand, and the lines that cannot be read; an absent file has none.
-
-    Raises:
-        UserError: the file cannot be opened.
-    """
+    """Reads a file of choices; a missing file has none. Raises UserError if it cannot be opened."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:
@@ -110,7 +106,7 @@ def read_choices(file: Path) -> Choices:
             why = f"without {error.args[0]}" if isinstance(error, KeyError) else str(error)
             damaged.append(f"line {number} ({why}): {text[:_SHOWN].decode('utf-8', 'backslashreplace')}")
             continue
-        # Said again, it is the latest word.
+        # Moves a repeated choice to the end.
         standing.pop((voter, pair), None)
         if choice is not None:
             standing[voter, pair] = choice
@@ -118,26 +114,23 @@ def read_choices(file: Path) -> Choices:
 
 
 def _parsed(text: bytes) -> tuple[str, str, Choice | None]:
-    """Voter, pair and choice of a line; no choice where one is taken back."""
+    """Returns voter, pair and choice of a line; None for a choice that is undone."""
     line = json.loads(text)
     if not isinstance(line, Mapping):
         raise TypeError("no JSON object")
-    voter, said, pair = line["voter"], line["choice"], line["pair"]
+    voter, answer, pair = line["voter"], line["choice"], line["pair"]
     if not isinstance(voter, str) or not isinstance(pair, str):
         raise TypeError("voter and pair must be texts")
-    if said == UNDO:
+    if answer == UNDO:
         return voter, pair, None
-    if said not in ANSWERS:
+    if answer not in ANSWERS:
         raise ValueError(f"choice is none of {', '.join(ANSWERS)}, {UNDO}")
-    return voter, pair, Choice(of=Pair.of_line(line), voter=voter, choice=said, shown_left=line["left"], at=line["at"])
+    choice = Choice(of=Pair.of_line(line), voter=voter, choice=answer, shown_left=line["left"], at=line["at"])
+    return voter, pair, choice
 
 
 def append_line(file: Path, line: Mapping[str, Any]) -> None:
-    """Adds a line and returns when it is on the disk.
-
-    Raises:
-        OSError: it could not be written; the file is as it was.
-    """
+    """Appends a line and flushes it to disk. Raises OSError, with the file unchanged, if it cannot be written."""
     file.parent.mkdir(parents=True, exist_ok=True)
     data = json.dumps(line, ensure_ascii=False).encode() + b"\n"
     with file.open("a+b", buffering=0) as stream:
@@ -166,16 +159,16 @@ class RefusedError(Exception):
 
 
 class Ballot:
-    """The pairs, and what was said of them.
+    """Hands out the pairs of a vote and stores each choice as soon as it is made.
 
-    Order and sides are random, and fixed by ``seed``, the voter and the pair: who goes on later sees the same.
+    Order and sides are derived from ``seed``, voter and pair, so that a voter who returns sees the same.
     """
 
     def __init__(self, pairs: Sequence[Pair], file: Path, seed: int) -> None:
         self.file, self.seed = file, seed
         self.pairs = {pair.pair: pair for pair in pairs}
         self.finished = threading.Event()
-        """Set when everybody who chose has judged all, or somebody ends the vote."""
+        """Set when every voter of this session has judged all pairs, or one ends the vote."""
         self._here: set[str] = set()
         self._standing: dict[str, dict[str, Choice]] = {}
         """Voter -> pair -> choice, in the order in which they were made."""
@@ -184,7 +177,7 @@ class Ballot:
                 self._standing.setdefault(choice.voter, {})[choice.of.pair] = choice
 
     def state(self, voter: str) -> dict[str, Any]:
-        """The page's content for ``voter``: the next pair, if there is one, with its sides, and the progress."""
+        """Returns the page's content for ``voter``: the progress and the next pair, if any, with its sides."""
         pending = self.pending(voter)
         judged = len(self.pairs) - len(pending)
         shown = {"voter": voter, "judged": judged, "total": len(self.pairs), "pair": None}
@@ -200,51 +193,51 @@ class Ballot:
             "right": Path(sides[1]).name,
         }
 
-    def choose(self, voter: str, pair: str, said: str) -> dict[str, Any]:
-        """Stores a choice (``left``, ``right``, ``tie`` or ``skip``); returns the state after it.
+    def choose(self, voter: str, pair: str, answer: str) -> dict[str, Any]:
+        """Stores a choice (``left``, ``right``, ``tie`` or ``skip``) and returns the new state.
 
-        Raises RefusedError, also for a second click on a pair, and OSError where it could not be stored.
+        Raises RefusedError, also for a pair that is judged already, and OSError if the choice cannot be stored.
         """
         if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
             raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
         if pair not in self.pairs:
             raise RefusedError("there is no such pair")
-        own = self._standing.setdefault(voter, {})
-        if pair in own:
+        choices = self._standing.setdefault(voter, {})
+        if pair in choices:
             raise RefusedError("this pair is judged already")
         left = self._left(voter, pair)
         meant = {"left": left, "right": FIRST if left == SECOND else SECOND, TIE: TIE, SKIP: SKIP}
-        if said not in meant:
+        if answer not in meant:
             raise RefusedError(f"choice must be one of {', '.join(meant)}")
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[said], shown_left=left, at=at)
+        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[answer], shown_left=left, at=at)
         append_line(self.file, choice.line())
-        own[pair] = choice
+        choices[pair] = choice
         self._here.add(voter)
         if not any(self.pending(name) for name in self._here):
             self.finished.set()
         return self.state(voter)
 
     def undo(self, voter: str) -> dict[str, Any]:
-        """Takes the voter's latest choice back; returns the state after it. Raises as `choose`."""
-        own = self._standing.get(voter)
-        if not own:
+        """Undoes the voter's latest choice and returns the new state. Raises like `choose`."""
+        choices = self._standing.get(voter)
+        if not choices:
             raise RefusedError("there is nothing to take back")
-        pair = next(reversed(own))
+        pair = next(reversed(choices))
         append_line(self.file, undo_line(voter, pair, datetime.now(UTC).isoformat(timespec="milliseconds")))
-        del own[pair]
+        del choices[pair]
         return self.state(voter)
 
     def pending(self, voter: str) -> list[str]:
-        """The pairs that ``voter`` has still to judge."""
+        """Returns the pairs that ``voter`` has not judged yet."""
         return [pair for pair in self.pairs if pair not in self._standing.get(voter, {})]
 
     def standing(self) -> list[Choice]:
-        """Every voter's choices on these pairs."""
-        return [choice for own in self._standing.values() for choice in own.values()]
+        """Returns all voters' choices on these pairs."""
+        return [choice for choices in self._standing.values() for choice in choices.values()]
 
     def pictures(self) -> dict[str, Path]:
-        """Name -> file of every picture that may be shown."""
+        """Returns name -> file of every picture that may be shown."""
         names = [name for pair in self.pairs.values() for name in (pair.first, pair.second, *pair.sources)]
         return {Path(name).name: self.file.parent / name for name in names}
 

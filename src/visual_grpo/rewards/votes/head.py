@@ -39,10 +39,10 @@ def load_features(name: str) -> Features:
     """`PIXELS`, or a ``package.module:function`` with the signature of `Features`."""
     if name == PIXELS:
         return pixel_features
-    found = load_attribute(name, "the features of the reward votes")
-    if not callable(found):
-        raise UserError(f"features: {name!r} must be a function (prompts, pictures) -> [B, d], it is {found!r}")
-    return _checked_features(name, found)
+    function = load_attribute(name, "the features of the reward votes")
+    if not callable(function):
+        raise UserError(f"features: {name!r} must be a function (prompts, pictures) -> [B, d], it is {function!r}")
+    return _checked_features(name, function)
 
 
 def pixel_features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
@@ -78,13 +78,13 @@ def _mean_difference(values: Tensor) -> Tensor:
 
 def _checked_features(name: str, function: Features) -> Features:
     def features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        found = function(prompts, samples)
-        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != len(samples):
-            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(found)}")
-        found = found.detach().cpu().double()
-        if not found.isfinite().all():
+        output = function(prompts, samples)
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(samples):
+            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(output)}")
+        output = output.detach().cpu().double()
+        if not output.isfinite().all():
             raise UserError(f"features: {name!r} returned numbers that are not finite")
-        return found
+        return output
 
     return features
 
@@ -222,8 +222,8 @@ def _low(right: Values) -> float:
         return 0.0
     from scipy.stats import binomtest  # Half a second, which `kedro --help` should not pay.
 
-    found = binomtest(int((right == 1).sum()), len(right)).proportion_ci(0.95, method="wilson")
-    return float(found.low)
+    interval = binomtest(int((right == 1).sum()), len(right)).proportion_ci(0.95, method="wilson")
+    return float(interval.low)
 
 
 def _folds(groups: Sequence[str]) -> Values:

@@ -116,23 +116,23 @@ class VotesReward:
         damaged = read_choices(Path(self.choices)).damaged
         if damaged:
             log.warning("%s of %s cannot be read and are left out: %s", len(damaged), self.choices, damaged[0])
-        found = self._checked(fitted_head(Path(self.choices), self.features or PIXELS))
-        log.info("Reward votes: %s", found)
-        return found
+        fitted = self._checked(fitted_head(Path(self.choices), self.features or PIXELS))
+        log.info("Reward votes: %s", fitted)
+        return fitted
 
-    def _checked(self, found: FittedHead) -> FittedHead:
-        if self.head is not None and self.features not in (None, found.features):
-            raise UserError(f"votes: the head {self.head} is of the features {found.features}, not of {self.features}")
-        decided = counted(found.head.decided, "decided choice")
-        if found.head.decided < self.least:
+    def _checked(self, fitted: FittedHead) -> FittedHead:
+        if self.head is not None and self.features not in (None, fitted.features):
+            raise UserError(f"votes: the head {self.head} is of the features {fitted.features}, not of {self.features}")
+        decided = counted(fitted.head.decided, "decided choice")
+        if fitted.head.decided < self.least:
             raise UserError(f"votes: the head is of {decided}; at least {self.least} are needed")
-        if found.head.accuracy < self.least_accuracy:
+        if fitted.head.accuracy < self.least_accuracy:
             raise UserError(
-                f"votes: of {counted(found.head.decided, 'choice')} that were held out only {found.head.accuracy:.0%}"
+                f"votes: of {counted(fitted.head.decided, 'choice')} that were held out only {fitted.head.accuracy:.0%}"
                 f" are predicted, less than least_accuracy {self.least_accuracy:.0%} (guessing: 50%). Choose more with:"
                 " kedro run --pipeline=vote; or give other features"
             )
-        return found
+        return fitted
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,10 @@ class FittedHead:
     """Of the choices (`choices_digest`)."""
 
     def __str__(self) -> str:
-        own = self.head
+        head = self.head
         return (
-            f"{own.accuracy:.0%} of {counted(own.decided, 'choice')} that were held out are predicted (95% interval"
-            f" from {own.low:.0%}), ridge {own.ridge:.3g}"
+            f"{head.accuracy:.0%} of {counted(head.decided, 'choice')} that were held out are predicted (95% interval"
+            f" from {head.low:.0%}), ridge {head.ridge:.3g}"
         )
 
 
@@ -191,9 +191,9 @@ def fitted_head(file: Path, features: str) -> FittedHead:
     digest = choices_digest(choices)
     kept = file.with_name(FILE)
     with suppress(UserError):  # It is made again.
-        found = read_head(kept)
-        if (found.digest, found.features) == (digest, features):
-            return found
+        stored = read_head(kept)
+        if (stored.digest, stored.features) == (digest, features):
+            return stored
     made = FittedHead(_fit(file.parent, usable(choices), features), features, digest)
     with suppress(OSError):  # Where choices lie that may only be read, it is fitted each time.
         write_head(kept, made)
@@ -204,13 +204,13 @@ def _fit(folder: Path, choices: Sequence[Choice], features: str) -> Head:
     extract = load_features(features)
 
     @cache
-    def found(record: str, prompt: str, family: str, picture: str) -> NDArray[np.float64]:
-        asked = PromptRecord(id=record, prompt=prompt, metadata={"family": family})
-        return extract([asked], [to_tensor(read_image(folder / picture))])[0].numpy()
+    def features_of(record: str, prompt: str, family: str, picture: str) -> NDArray[np.float64]:
+        prompt_record = PromptRecord(id=record, prompt=prompt, metadata={"family": family})
+        return extract([prompt_record], [to_tensor(read_image(folder / picture))])[0].numpy()
 
     def side(name: str) -> NDArray[np.float64]:
         pairs = [choice.of for choice in choices]
-        return np.stack([found(of.record, of.prompt, of.family, getattr(of, name)) for of in pairs])
+        return np.stack([features_of(of.record, of.prompt, of.family, getattr(of, name)) for of in pairs])
 
     # Held out together: all choices on a prompt; with too few prompts for that, those on a pair.
     groups = [choice.of.prompt for choice in choices]
