@@ -19,29 +19,28 @@ from visual_grpo.common.types import PromptRecord, Ratio, RewardFunction, Reward
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 
 RAW = "raw"
-"""The part with a reward's scores as they are, where not all of them count so."""
+"""Name of the part with a reward's scores before clipping and conditions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counting:
-    """How one reward counts."""
+    """Clipping and conditions of one reward."""
 
     clip: tuple[float | None, float | None] = (None, None)
-    """Scores below the first count as the first, those above the second as the second; None = no limit."""
+    """(low, high), to which scores are clamped; None = no limit."""
     only_where: Mapping[str, float] = field(default_factory=dict)
-    """Other rewards with the least score that each must have; elsewhere this one counts as its worst.
+    """Other reward -> its least score; below it, this reward counts as the worst of its range.
 
-    A reward that is easily had can so be made worthless without one that is hard (GDPO, arXiv 2601.05242, calls these
-    conditioned rewards).
+    Conditioned rewards of GDPO (arXiv 2601.05242): an easy reward is worth nothing without a hard one.
     """
 
     @property
     def changes(self) -> bool:
-        """Whether anything counts differently than it was scored."""
+        """Whether any score may be changed."""
         return self.clip != (None, None) or bool(self.only_where)
 
     def check(self, name: str, weight: float, rewards: Mapping[str, object]) -> None:
-        """Raises UserError where this cannot be applied to the reward ``name`` of this weight among ``rewards``."""
+        """Raises UserError if this cannot be applied to the reward ``name`` of this weight among ``rewards``."""
         low, high = self.clip
         if low is not None and high is not None and not low < high:
             raise UserError(f"rewards.{name}.clip must be [low, high] with low < high, got [{low:g}, {high:g}]")
@@ -59,9 +58,9 @@ class Counting:
             )
 
     def counted(self, values: Tensor, weight: float, scored: Mapping[str, Tensor]) -> Tensor:
-        """The [B] scores that count, of the scores as they are; ``scored`` has those of every reward.
+        """Returns the [B] scores that count; NaN if the sample, or a condition on it, is unscored.
 
-        What is unscored, or has an unscored condition, is NaN.
+        ``scored`` has the raw scores of every reward.
         """
         low, high = self.clip
         if low is not None or high is not None:
@@ -80,10 +79,9 @@ class Counting:
 class RewardSet:
     """Named rewards with their weights, as a ``Judge``.
 
-    ``rewards`` maps a name to (reward, weight); a reward is a ``RewardFunction`` or a plain
-    function. Weight 0 means reported only, a negative weight means that lower is better. ``counting`` says of which
-    rewards not every score counts as it is; the scores as they are then are the part ``raw``.
-    Raises ``UserError`` if no weight differs from 0.
+    ``rewards`` maps a name to (reward, weight); a reward is a ``RewardFunction`` or a plain function. Weight 0 means
+    reported only, a negative weight means that lower is better. ``counting`` clips or conditions rewards, whose raw
+    scores then are the part ``raw``. Raises ``UserError`` if all weights are 0.
     """
 
     def __init__(
@@ -106,9 +104,9 @@ class RewardSet:
         return self.begin(prompts, samples)()
 
     def begin(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
-        """Starts the rewards that wait for other processes; what is returned computes the others and gives the scores.
+        """Starts the rewards that wait for other processes; returns a function that computes the rest and all scores.
 
-        Call it before the next batch is begun: a reward judges one batch at a time.
+        Call that function before the next ``begin``: a reward judges one batch at a time.
         """
         begun = {
             name: in_thread(partial(function, prompts, samples), f"reward-{name}")
@@ -128,7 +126,7 @@ class RewardSet:
         return self.combined({name: computed[name] if name in computed else waited[name] for name in self.weights})
 
     def combined(self, outputs: Mapping[str, RewardOutput]) -> Scores:
-        """What the outputs of every reward, of the same samples, come to together."""
+        """Combines the outputs of all rewards for the same samples."""
         scored = {name: output.values for name, output in outputs.items()}
         clipped = {name: rule.counted(scored[name], self.weights[name], scored) for name, rule in self.counting.items()}
         values = scored | clipped
@@ -142,13 +140,13 @@ class RewardSet:
 
     @property
     def needs_whole_groups(self) -> bool:
-        """Whether a reward compares the samples of a prompt with each other, so that all must come in one call."""
+        """Whether a reward compares the samples of a prompt, so that all must come in one call."""
         return any(function.needs.whole_groups for function in self.functions.values())
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
-        """An image itself (what is kept is what was scored); of a text what the first reward that paints makes of it.
+        """Returns an image sample itself, or the first painting reward's picture of a text, uint8 [3, h, w].
 
-        A uint8 image [3, h, w]; None for a text that no reward paints.
+        None for a text that no reward paints.
         """
         if is_image(sample):
             image: Tensor = sample
@@ -157,11 +155,11 @@ class RewardSet:
         return None if painting is None else painting.picture(record, sample)
 
     def weighted(self, weights: Mapping[str, float]) -> RewardSet:
-        """The same rewards with other weights."""
+        """Returns the same rewards with other weights."""
         return RewardSet({name: (function, weights[name]) for name, function in self.functions.items()}, self.counting)
 
     def check_machine(self) -> None:
-        """Raises UserError with what every reward lacks on this machine: weights, a server, a device."""
+        """Raises UserError listing what each reward lacks on this machine: weights, a server, a device."""
         problems = Problems()
         for function in self.functions.values():
             with problems.collect():
@@ -169,10 +167,7 @@ class RewardSet:
         problems.raise_if_any()
 
     def check_records(self, records: Iterable[PromptRecord]) -> None:
-        """Refuses records that a reward cannot judge, as those without the target it needs; before any rollout.
-
-        Raises UserError with the problems of every reward.
-        """
+        """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs."""
         functions = list(self.functions.values())
         checking = [function for function in functions if function.checks_records]
         targets = [function.name for function in functions if function.needs.target]
@@ -193,7 +188,7 @@ class RewardSet:
 
 
 def _check_images(rewards: Sequence[str], kind: str, missing: Sequence[str]) -> None:
-    """Raises UserError for records without an image that rewards compare with."""
+    """Raises UserError for records without the target or source image that rewards compare with."""
     if not rewards or not missing:
         return
     without = f"{counted(len(missing), 'record')} {'has' if len(missing) == 1 else 'have'}"
@@ -209,7 +204,7 @@ def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
         return FunctionReward(name, function)
     if function.name == name:
         return function
-    # Its callable, not itself: what a reward can do beside scoring is asked of the callable.
+    # Wraps the callable, whose optional methods are looked up.
     return FunctionReward(name, function.function, needs=function.needs, max_failed_share=function.budget.share)
 
 

@@ -1,4 +1,4 @@
-"""A plain function or class as a reward."""
+"""Turns a plain function or class into a reward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 array [B], or a ``RewardOutput``."""
 
 _ASKED = ("needs", "needs_target", "waits", "check_records", "check_machine", "picture", "origins")
-"""What `FunctionReward` asks of a callable beside scores."""
+"""Optional attributes of a callable that `FunctionReward` uses."""
 
 
 class FunctionReward:
@@ -68,32 +68,27 @@ class FunctionReward:
         return hasattr(self.function, "check_records")
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Lets the callable refuse records before any rollout, if it wants to."""
+        """Calls the callable's ``check_records``, if any; it may refuse records before any rollout."""
         if self.checks_records:
             self.function.check_records(records)  # type: ignore[attr-defined]
 
     def check_machine(self) -> None:
-        """Lets the callable say before any rollout that weights, a server or a device is not there, if it wants to.
-
-        Raises:
-            UserError: of the callable's ``check_machine`` method.
-        """
+        """Calls the callable's ``check_machine``, if any; it raises UserError for a missing file, server or device."""
         if hasattr(self.function, "check_machine"):
             with _naming(self.name), _blaming(f"reward {self.name!r} failed in its check of this machine"):
                 self.function.check_machine()
 
     def commits(self) -> dict[str, str]:
-        """Option -> the commit of the hub's repository that it is read from, if the callable has ``origins`` there.
+        """Returns option -> commit of the hub's repository, from the callable's ``origins``.
 
-        Raises:
-            UserError: nobody can say: the files are not here, and the hub does not answer.
+        Raises UserError if the files are not on this machine and the hub does not answer.
         """
         commits = {origin.option: origin.commit() for origin in getattr(self.function, "origins", ())}
         return {option: commit for option, commit in commits.items() if commit is not None}
 
     @property
     def waits(self) -> bool:
-        """Whether the callable waits for another process rather than computes: other work goes on meanwhile."""
+        """Whether the callable waits for another process, so that other rewards can be computed meanwhile."""
         return bool(getattr(self.function, "waits", False))
 
     @property
@@ -102,7 +97,7 @@ class FunctionReward:
         return hasattr(self.function, "picture")
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor:
-        """What the callable shows of a sample, a uint8 image [3, h, w]; only where ``paints``."""
+        """Returns the callable's picture of a sample, uint8 [3, h, w]; only if ``paints``."""
         with _blaming(f"reward {self.name!r} could not paint its picture of record {record.id!r}"):
             painted = self.function.picture(record, sample)  # type: ignore[attr-defined]
         if not is_image(painted):
@@ -132,11 +127,7 @@ def _needs_of(name: str, function: PlainReward) -> Needs:
 
 
 def load_function(path: str) -> Any:
-    """The callable that ``package.module:function`` names.
-
-    Raises ``UserError`` for another spelling, where the module or the name in it does not exist, or
-    where it is not callable.
-    """
+    """Imports ``package.module:function``. Raises ``UserError`` if there is no such callable."""
     with torch.no_grad():  # Puts the mode back: scripts that score pictures often switch gradients off when imported.
         function = load_attribute(path, "a function")
     if not callable(function):
@@ -145,7 +136,7 @@ def load_function(path: str) -> Any:
 
 
 def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionReward:
-    """The reward that ``package.module:function`` names, in one of three forms that its signature tells apart:
+    """Builds the reward that ``package.module:function`` names, in one of three forms told apart by its signature:
 
     - a class: made once with the options; its instance is the reward;
     - a plain function ``(prompts, samples, **options) -> scores``: two required positional parameters are not among
@@ -176,7 +167,7 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
 
 
 def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Those of a function or class; (*args, **kwargs) for what shows none, as some functions written in C."""
+    """Returns the parameters; (*args, **kwargs) if there is no signature, as for some C functions."""
     try:
         return list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
@@ -184,7 +175,7 @@ def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _arguments(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    """Names of the two parameters of a plain function that take the prompts and the samples; none of a factory's."""
+    """Returns the names of a plain function's parameters for prompts and samples; empty for a factory."""
     parameters = _parameters(function)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p.name for p in positional if p.default is p.empty and p.name not in options]
@@ -195,7 +186,7 @@ def _arguments(function: Callable[..., Any], options: Mapping[str, Any]) -> list
 
 
 def _check_options(what: str, target: Callable[..., Any], options: Mapping[str, Any], others: Sequence[str]) -> None:
-    """``others``: parameters that are not for options."""
+    """Raises UserError for unknown and missing options; ``others`` are parameters that are no options."""
     parameters = _parameters(target)
     taken = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in others]
     names = [p.name for p in taken]
@@ -222,7 +213,7 @@ def _with_options(function: PlainReward, options: Mapping[str, Any]) -> PlainRew
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Puts the reward's name before what it says is wrong: there may be several of one kind, such as two judges."""
+    """Prefixes errors with the reward's name, as there may be several of one kind, such as two judges."""
     try:
         yield
     except RewardCodeError:
@@ -234,7 +225,7 @@ def _naming(name: str) -> Iterator[None]:
 
 @contextmanager
 def _blaming(what: str) -> Iterator[None]:
-    """Turns any error of a reward's own code into a UserError that says ``what`` failed and on which line."""
+    """Converts any error of a reward's code to RewardCodeError with ``what`` failed and the traceback."""
     try:
         yield
     except UserError:

@@ -68,7 +68,8 @@ class Clip(Encoder):
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length, from uint8 images [3, height, width] of any sizes."""
-        return F.normalize(self.compute.rows(self._image_features, [self._pixels(each) for each in samples]), dim=-1)
+        pixels = self.pixels(self.processor.image_processor, samples)
+        return F.normalize(self.compute.rows(self._image_features, pixels), dim=-1)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """[B, d] float32 of unit length; a text is cut at the model's maximum length."""
@@ -88,12 +89,6 @@ class Clip(Encoder):
     def cosines(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         """[B] float32 in [-1, 1]: cosine of each image with its prompt."""
         return (self.images(samples) * self.texts([record.prompt for record in prompts])).sum(-1)
-
-    def _pixels(self, sample: Tensor) -> Tensor:
-        """[3, s, s] float32, resized, cropped and normalised by the model's processor."""
-        found = self.processor.image_processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first")
-        pixels: Tensor = found["pixel_values"][0]
-        return pixels
 
     def _image_features(self, pixels: Tensor) -> Tensor:
         features: Tensor = self.model.get_image_features(pixel_values=pixels).pooler_output

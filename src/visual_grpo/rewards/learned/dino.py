@@ -44,18 +44,11 @@ class Dino(Encoder):
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length: the class token of uint8 images [3, height, width] of any sizes."""
-        return F.normalize(self.compute.rows(self._class_token, self._pixels(samples)), dim=-1)
+        return F.normalize(self.compute.rows(self._class_token, self.pixels(self.processor, samples)), dim=-1)
 
     def self_similarity(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, n, n] float32 in [-1, 1]: cosines between the keys of an image's n patches in the last layer."""
-        return self.compute.rows(self._key_cosines, self._pixels(samples))
-
-    def _pixels(self, samples: Sequence[Tensor]) -> list[Tensor]:
-        """Each [3, s, s] float32, resized, cropped and normalised as the model's processor has it."""
-        processed = [
-            self.processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first") for sample in samples
-        ]
-        return [each["pixel_values"][0] for each in processed]
+        return self.compute.rows(self._key_cosines, self.pixels(self.processor, samples))
 
     def _class_token(self, pixels: Tensor) -> Tensor:
         token: Tensor = self.model(pixel_values=pixels).pooler_output

@@ -225,16 +225,23 @@ class Encoder:
 
     @cached_property
     def model(self) -> Any:
-        """Frozen, on the device; the same for all rewards that use these weights in this way."""
+        """The frozen model on the device, shared by all rewards with the same weights, dtype and device."""
         folder = self.origin.folder()
         key = (folder.resolve(), self.model_class, self.compute.dtype, str(self.compute.device))
         model = _models.get(key)
         if model is None:
-            # Layers are drawn before they are filled; that must not move the generator that others draw from.
+            # from_pretrained initialises layers at random: keep the global generator's state.
             with torch.random.fork_rng(), hidden_progress_bars():
                 model = _load(self.compute, folder, self.model_class)
             _models[key] = model
         return model
+
+    def pixels(self, image_processor: Any, samples: Sequence[Tensor]) -> list[Tensor]:
+        """Resizes, crops and normalises uint8 images [3, height, width]; returns [3, s, s] float32 each."""
+        return [
+            image_processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first")["pixel_values"][0]
+            for sample in samples
+        ]
 
     @cached_property
     def processor(self) -> Any:
