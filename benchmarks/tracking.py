@@ -30,8 +30,8 @@ from step import base_config, brightness, distinct_prompts
 from visual_grpo.common import quiet_libraries
 from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import Tracker
 from visual_grpo.tracking.sync import tracked
+from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.training import components
 
 BLOCK = 4

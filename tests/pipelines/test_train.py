@@ -29,7 +29,7 @@ from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
-from visual_grpo.tracking import Tracker
+from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.training import resuming
 from visual_grpo.training.components import make_run_spec
 from visual_grpo.training.evaluation_samples import conditions

@@ -10,8 +10,9 @@ import mlflow
 import pytest
 
 from visual_grpo.common import quiet_libraries
-from visual_grpo.tracking import Tracker, tracker
-from visual_grpo.tracking.registry import Registered
+from visual_grpo.tracking import tracker
+from visual_grpo.tracking.model_ref import Registered
+from visual_grpo.tracking.tracker import Tracker
 
 EXPERIMENT = "visual_grpo"
 

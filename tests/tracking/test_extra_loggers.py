@@ -10,7 +10,7 @@ from PIL import Image
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import TrackingConfig
-from visual_grpo.tracking.extra_loggers import check_packages, open_logs
+from visual_grpo.tracking.tracker import check_packages, open_logs
 
 
 def write(config: TrackingConfig, name: str = "ar seed 0", steps: tuple[int, ...] = (1, 2)) -> None:

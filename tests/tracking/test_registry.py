@@ -19,8 +19,8 @@ from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.operations.lineage import DIFFERS, find_subject, lines
-from visual_grpo.tracking.model_ref import find_adapters, find_start
-from visual_grpo.tracking.registry import Registered, Registry
+from visual_grpo.tracking.model_ref import Registered, find_adapters, find_start
+from visual_grpo.tracking.registry import Registry
 
 NAME = "shapes"
 REGISTRY = Registry(NAME)

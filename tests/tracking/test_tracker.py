@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.tracking.conftest import Project
-from visual_grpo.tracking import Tracker
+from visual_grpo.tracking.tracker import Tracker
 
 
 def test_metrics_are_there_during_the_run_step_by_step(project: Project):

@@ -15,7 +15,7 @@ from kedro.pipeline.node import Node
 from visual_grpo.common import console
 from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.config.pipelines import FLOW
-from visual_grpo.tracking import Tracker
+from visual_grpo.tracking.tracker import Tracker
 
 SHOWN = {
     "data_report": "data report",

@@ -19,9 +19,9 @@ from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.defaults import with_output_folders
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.schema import validate
-from visual_grpo.tracking.extra_loggers import check_packages
 from visual_grpo.tracking.model_ref import find_adapters, start_of
 from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.tracker import check_packages
 
 SAME = "same"
 """`resuming.SAME`, a value of the parameter ``resume``; that module imports torch."""

@@ -20,9 +20,10 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.config.defaults import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.pipelines import FLOW
-from visual_grpo.tracking import Tracker, lineage
+from visual_grpo.tracking import lineage
 from visual_grpo.tracking.api import use_project
 from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from visual_grpo.training.resuming import Origin

@@ -26,8 +26,7 @@ from visual_grpo.data.table import RecordTable
 from visual_grpo.operations.reproduction.worktree import RECORDS, check_commit, checked_out
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
-from visual_grpo.tracking.model_ref import find_adapters
-from visual_grpo.tracking.registry import DIGEST, SCHEME, named_version, training_run
+from visual_grpo.tracking.model_ref import DIGEST, SCHEME, find_adapters, find_version, training_run
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
@@ -65,7 +64,7 @@ def find_subject(named: str, latest: Path) -> Subject:
     """
     title, tags = named, {}
     if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
-        version = named_version(SCHEME + named.removeprefix(SCHEME))
+        version = find_version(SCHEME + named.removeprefix(SCHEME))
         adapters, tags, title = version.adapters(check=False), dict(version.tags), f"{version.name}/{version.version}"
     else:
         adapters = find_adapters(named, latest)

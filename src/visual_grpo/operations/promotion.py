@@ -29,7 +29,8 @@ from visual_grpo.operations.candidates import (
     shared_scorer,
     unseen,
 )
-from visual_grpo.tracking.registry import Registered, Registry
+from visual_grpo.tracking.model_ref import Registered
+from visual_grpo.tracking.registry import Registry
 
 HELD_OUT = "held_out"
 SPLITS = (HELD_OUT, SEALED)

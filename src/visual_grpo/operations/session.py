@@ -21,7 +21,7 @@ from visual_grpo.common.errors import UserError, nearest_hint, sanitize, user_er
 from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
 from visual_grpo.common.processes import signal_of, terminate_as_interrupt
 from visual_grpo.config.command import use_source
-from visual_grpo.tracking import Tracker
+from visual_grpo.tracking.tracker import Tracker
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
 

@@ -30,10 +30,10 @@ from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.data.table import SEALED, RecordTable, SeenPrompts
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
-from visual_grpo.tracking import Tracker, lineage
-from visual_grpo.tracking.extra_loggers import Log
+from visual_grpo.tracking import lineage
 from visual_grpo.tracking.lineage import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, tracked
+from visual_grpo.tracking.tracker import Log, Tracker
 from visual_grpo.training import resuming
 from visual_grpo.training.checkpoints import Progress
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun

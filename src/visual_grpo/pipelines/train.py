@@ -26,9 +26,9 @@ from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.family import Model
 from visual_grpo.operations.training_report import TrainingReport, complete_adapters, show_training, training_lineage
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import Tracker, lineage
-from visual_grpo.tracking.extra_loggers import open_logs
+from visual_grpo.tracking import lineage
 from visual_grpo.tracking.model_ref import start_of
+from visual_grpo.tracking.tracker import Tracker, open_logs
 from visual_grpo.training import components, resuming
 from visual_grpo.training.evaluation_samples import conditions
 from visual_grpo.training.run import Callbacks, TrainingRun

@@ -1,6 +1,6 @@
 """MLflow's address, its client with errors that say what to do, and requests about one run.
 
-Those about a run raise what MLflow raises, and add nothing again that is there already.
+Requests about a run raise MLflow's own errors, and can be repeated: they add nothing twice.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ COLUMNS = (
     *("metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`", "params.`seed`"),
 )
 VIEW = {"orderByKey": COLUMNS[0], "orderByAsc": False, "selectedColumns": COLUMNS}
-"""How `make ui` shows the table of runs: the value of a tag of the experiment that MLflow's page reads."""
+"""The table of runs in `make ui`: value of an experiment's tag that MLflow's page reads."""
 KEY = "run.key"
-"""Tag of a run that was named before MLflow could give it an id, or whose first id is gone."""
+"""Tag of a run: the id that stands for it if MLflow was away at its start, or if an earlier run was deleted."""
 EVALUATION = "evaluate.status"
-"""Tag of the evaluation of a run that had ended: running, finished, failed or killed."""
+"""Tag of a run that is evaluated after its end: running, finished, failed or killed."""
 OUTPUT = "output"
-"""Tag of a run: the machine and the folder of outputs that its process writes to (`output_tag`)."""
+"""Tag of a run: machine and folder of outputs (`output_tag`)."""
 _PICTURE = re.compile(r"(.+)\+step\+(\d+)\+timestamp\+.+")
-"""How MLflow names the files of a series of images."""
+"""MLflow's file names of a series of images."""
 _TAGS, _METRICS = 100, 1000
-"""Most tags or parameters, and most metrics, that MLflow accepts in one request."""
+"""MLflow's limits for one request."""
 _LONGEST_TAG, _LONGEST_PARAM = 5000, 6000
 
 
@@ -61,7 +61,7 @@ def use_project(project: Path) -> None:
 
 
 def tracking_uri() -> str:
-    """The address in use: that of `mlflow.set_tracking_uri`, else MLFLOW_TRACKING_URI."""
+    """Returns the address that `mlflow.set_tracking_uri` set, else MLFLOW_TRACKING_URI."""
     import mlflow
 
     return mlflow.get_tracking_uri()
@@ -69,35 +69,35 @@ def tracking_uri() -> str:
 
 @contextmanager
 def mlflow_client() -> Iterator[MlflowClient]:
-    """A client for the address in use.
+    """Opens a client for the address in use.
 
     Raises:
         UserError: MLflow does not answer, or refuses a request of the block.
     """
-    from alembic.util.exc import CommandError  # Where a newer MLflow has made the tables.
+    from alembic.util.exc import CommandError  # Raised if a newer MLflow made the tables.
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield connect()
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
-        said = in_a_line(error).rstrip(".")
+        message = in_a_line(error).rstrip(".")
         if getattr(error, "error_code", None) in (MISSING, INVALID):
-            raise UserError(f"MLflow ({shown()}) refuses this: {said}") from error
+            raise UserError(f"MLflow ({shown()}) refuses this: {message}") from error
         raise UserError(
-            f"MLflow ({shown()}) does not answer: {said}. See that it runs and is not locked by another program;"
+            f"MLflow ({shown()}) does not answer: {message}. See that it runs and is not locked by another program;"
             " then run the command again."
         ) from error
 
 
 def connect() -> MlflowClient:
-    """Opens a database, but does not ask a server."""
+    """Returns a client. Raises SQLAlchemyError at once if a database is locked; does not ask a server."""
     from mlflow import MlflowClient
     from sqlalchemy import NullPool, create_engine
 
     uri = tracking_uri()
     if uri.startswith(SQLITE):
-        # Raises at once what MLflow would try for minutes.
+        # MLflow itself would try for minutes.
         with create_engine(uri, poolclass=NullPool).connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             connection.rollback()
@@ -105,7 +105,7 @@ def connect() -> MlflowClient:
 
 
 def get(request: Callable[..., T], *arguments: str) -> T | None:
-    """The answer to a request; None where MLflow does not have what is asked for."""
+    """Returns the answer to a request; None if MLflow has no such object."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -117,7 +117,7 @@ def get(request: Callable[..., T], *arguments: str) -> T | None:
 
 
 def shown() -> str:
-    """The address for messages: without user and password; a database below the working folder by its path there."""
+    """Returns the address for messages: without user and password; a database below the working folder is relative."""
     uri = tracking_uri()
     if uri.startswith(SQLITE):
         path = Path(uri.removeprefix(SQLITE))
@@ -127,7 +127,7 @@ def shown() -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """The cause that a user knows, without the query or the objects around it."""
+    """Returns the message of the first cause, in one line of at most 160 characters."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     text = " ".join(str(error).split()) or type(error).__name__
@@ -135,13 +135,13 @@ def in_a_line(error: BaseException) -> str:
 
 
 def local_folder(location: str) -> Path | None:
-    """The folder on this machine that MLflow's location of artifacts names; None if they are on a server."""
+    """Returns the folder of an artifact location on this machine; None for a server's."""
     parsed = urlsplit(location)
     return Path(unquote(parsed.path)) if parsed.scheme in ("", "file") else None
 
 
 def search(client: MlflowClient, condition: str = "", *, deleted: bool = False) -> list[Run]:
-    """Runs of all experiments, the newest first; with ``deleted`` also those that were deleted."""
+    """Returns the runs of all experiments, the newest first; with ``deleted`` also deleted ones."""
     from mlflow.entities import ViewType
 
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
@@ -150,11 +150,12 @@ def search(client: MlflowClient, condition: str = "", *, deleted: bool = False) 
 
 
 def find_run(client: MlflowClient, named: str) -> Run | None:
-    """The run with this id or key; one that was deleted only where no other has the key."""
-    found = [run for run in [get(client.get_run, named)] if run is not None]
-    if not any(map(is_active, found)):
-        found += search(client, f"tags.`{KEY}` = '{named}'", deleted=True)
-    return next(filter(is_active, found), found[0] if found else None)
+    """Returns the run with this id or key; a deleted one only if no other has the key."""
+    run = get(client.get_run, named)
+    if run is not None and is_active(run):
+        return run
+    runs = [*([] if run is None else [run]), *search(client, f"tags.`{KEY}` = '{named}'", deleted=True)]
+    return next(filter(is_active, runs), runs[0] if runs else None)
 
 
 def is_active(run: Run) -> bool:
@@ -163,15 +164,15 @@ def is_active(run: Run) -> bool:
 
 
 def make_run(client: MlflowClient, key: str, name: str, began: int) -> Run:
-    """A new run, which `find_run` finds by its key."""
+    """Creates a run, which `find_run` finds by its key."""
     return client.create_run(experiment_id(client), start_time=began, tags={KEY: key}, run_name=name)
 
 
 def experiment_id(client: MlflowClient) -> str:
-    """The id of the experiment of all runs, which is made where there is none, with its artifacts beside a database.
+    """Returns the experiment's id; creates the experiment if needed, with its artifacts beside a database.
 
     Raises:
-        OSError: it keeps its artifacts where the project was before it was moved.
+        OSError: its artifacts are where the project was before it was moved.
     """
     name, uri = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, tracking_uri()
     known, place = client.get_experiment_by_name(name), None
@@ -192,7 +193,7 @@ def output_tag(output: Path) -> str:
 
 
 def close_killed(client: MlflowClient, output: Path, open_run: str | None = None) -> None:
-    """Closes the runs of processes that could not do it: this process alone writes to ``output`` now."""
+    """Closes runs that killed processes left open; the caller holds the lock of ``output``."""
     for run in search(client, "attributes.status = 'RUNNING'"):
         if run.info.run_id == open_run or run.data.tags.get(OUTPUT) != output_tag(output):
             continue
@@ -205,10 +206,10 @@ def close_killed(client: MlflowClient, output: Path, open_run: str | None = None
 def log_metrics(
     client: MlflowClient, run_id: str, metrics: Sequence[Metric], known: dict[str, set[int]] | None = None
 ) -> int:
-    """Logs the steps that the run's curves lack; returns how many values.
+    """Logs the steps that the run's curves lack; returns the number of values.
 
     Args:
-        known: the steps of each curve, looked up where a curve is missing here; None = all are new.
+        known: the logged steps of each curve, to which missing curves are added; None = no step was logged yet.
     """
     if known is not None:
         for name in {metric.key for metric in metrics} - known.keys():
@@ -220,12 +221,12 @@ def log_metrics(
 
 
 def log_pictures(client: MlflowClient, run_id: str, pictures: Mapping[tuple[str, int], Callable[[], Image]]) -> int:
-    """Logs the steps that the series of images lack (series and step -> image); returns how many."""
+    """Logs the steps that the series of images lack (series and step -> image); returns their number."""
     if not pictures:
         return 0
-    found = (_PICTURE.fullmatch(Path(file.path).name) for file in client.list_artifacts(run_id, "images"))
-    there = {(match[1], int(match[2])) for match in found if match}
-    new = [place for place in pictures if place not in there]
+    matches = (_PICTURE.fullmatch(Path(file.path).name) for file in client.list_artifacts(run_id, "images"))
+    logged = {(match[1], int(match[2])) for match in matches if match}
+    new = [key for key in pictures if key not in logged]
     for series, step in new:
         client.log_image(run_id, pictures[series, step](), key=series, step=step, synchronous=True)
     return len(new)
@@ -241,7 +242,7 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
 
 
 def remove_tags(client: MlflowClient, run_id: str, names: Iterable[str]) -> None:
-    """Removes those of the tags that the run has."""
+    """Removes tags, if the run has them."""
     for name in sorted(client.get_run(run_id).data.tags.keys() & set(names)):
         client.delete_tag(run_id, name)
 
@@ -251,8 +252,8 @@ def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) 
     from mlflow.entities import Param
 
     before = client.get_run(run_id).data.params
-    given = {name: str(value)[:_LONGEST_PARAM] for name, value in params.items()}
-    entities = [Param(name, value) for name, value in given.items() if name not in before]
+    texts = {name: str(value)[:_LONGEST_PARAM] for name, value in params.items()}
+    entities = [Param(name, text) for name, text in texts.items() if name not in before]
     for start in range(0, len(entities), _TAGS):
         client.log_batch(run_id, params=entities[start : start + _TAGS])
-    set_tags(client, run_id, {f"resumed.{n}": v for n, v in given.items() if before.get(n, v) != v})
+    set_tags(client, run_id, {f"resumed.{n}": text for n, text in texts.items() if before.get(n, text) != text})

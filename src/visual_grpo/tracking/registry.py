@@ -5,81 +5,47 @@ Each call may be repeated after a crash: files are uploaded before a version nam
 
 from __future__ import annotations
 
-import atexit
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import FACTS, adapter_digest, check_weights, modules_of, read_facts
+from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import api
 from visual_grpo.tracking.lineage import model_card
+from visual_grpo.tracking.model_ref import (
+    DIGEST,
+    SCHEME,
+    Registered,
+    explain_missing,
+    get_version,
+    training_run,
+    versions_with,
+)
 
-if TYPE_CHECKING:
-    from mlflow.entities import Run
-    from mlflow.entities.model_registry import ModelVersion
-
-SCHEME = "models:/"
-DIGEST = "adapter.digest"
-"""Tag of a version: `config.adapter_folder.adapter_digest`."""
-ADAPTERS = "data/visual_grpo/adapters"
-"""The adapters among a version's files (`served_model`)."""
 OVER, DATE, ROLLED_BACK = "promotion.over", "promotion.date", "promotion.rolled_back"
-"""Tags of a promoted version: the version that it replaced, or `NOTHING`; when; and when that was undone."""
+"""Tags of a promoted version: the version that it replaced, or `NOTHING`; the date; the date of its rollback."""
 NOTHING = "none"
 RETRAINED = "retrained.for"
-"""Tag of a run that the retrain command judged: the registered model."""
+"""Tag of a run that a retraining made: the registered model."""
 GATE = "gate."
-"""Beginning of the registered model's tags that say which adapters the gate has judged, and when."""
+"""Prefix of a registered model's tags for the gate's decisions: ``gate.DIGEST.SETTINGS`` -> date and decision."""
+_FROM_FACTS = {
+    "dataset.digest": "data",
+    "base.model": "model",
+    "base.digest": "model_digest",
+    "base.content": "model_content",
+    "command": "command",
+}
+"""Tag of a version -> the fact of the training that it repeats."""
 _LONGEST_TEXT = 5000
 _DECISION = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00) .+")
-_URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
-
-
-@dataclass(frozen=True)
-class Registered:
-    """A version of a registered model: the adapters of one training."""
-
-    name: str
-    version: int
-    tags: Mapping[str, str]
-
-    @classmethod
-    def of(cls, found: ModelVersion) -> Registered:
-        return cls(found.name, int(found.version), dict(found.tags))
-
-    @property
-    def digest(self) -> str | None:
-        """The digest of the weights; None for a version that something else registered."""
-        return self.tags.get(DIGEST)
-
-    @property
-    def uri(self) -> str:
-        """The name that MLflow's functions and the parameter ``adapter`` take."""
-        return f"{SCHEME}{self.name}/{self.version}"
-
-    def adapters(self, *, check: bool = True) -> Path:
-        """The folder of the adapters on this machine; a temporary copy where MLflow keeps them elsewhere.
-
-        Raises:
-            UserError: the files are gone or, with ``check``, are not those that were registered.
-        """
-        with api.mlflow_client() as client:
-            folder = on_this_machine(client.get_model_version_download_uri(self.name, str(self.version)), ADAPTERS)
-        remedy = "Put them back, or name another version."
-        if not (folder / FACTS).is_file():
-            raise UserError(f"The files of {self.uri} are gone: {folder} has no {FACTS}. {remedy}")
-        if check and self.digest is not None and adapter_digest(folder) != self.digest:
-            raise UserError(f"The weights of {self.uri} in {folder} are not those that were registered. {remedy}")
-        return folder
 
 
 @dataclass(frozen=True)
@@ -97,22 +63,22 @@ class Registry:
 
     def champion(self) -> Registered | None:
         """None before the first promotion."""
-        return _find(self.name, alias=self.alias)
+        return get_version(self.name, alias=self.alias)
 
     def register(self, adapters: Path, result: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> Registered:
         """Makes adapters a version; the same weights again give the version that they have.
 
         Args:
-            adapters: the folder that a training left. Its ``best`` and ``last`` are left out: one of them is the rest.
-            result: the evaluation in words, for the card and the description; () = the result that the run has.
+            adapters: the folder that a training left. Its ``best`` and ``last`` are left out: one copies the rest.
+            result: the evaluation in words, for the card and the description; () = that of the MLflow run.
             tags: further tags of the version.
 
         Raises:
-            UserError: the adapters or their base model are damaged or gone. No version was made then.
+            UserError: the adapters or their base model are damaged or gone; no version is made.
         """
         from mlflow.entities import LoggedModelOutput
 
-        from visual_grpo.tracking.served_model import package
+        from visual_grpo.tracking.served_model import package  # Imports torch and MLflow.
 
         check_weights(adapters)
         facts, digest = read_facts(adapters), adapter_digest(adapters)
@@ -121,8 +87,10 @@ class Registry:
         run = training_run(facts)
         run_id, run_tags = (None, {}) if run is None else (run.info.run_id, run.data.tags)
         lines = list(result) or [run_tags[tag] for tag in ("result",) if tag in run_tags]
-        about = {DIGEST: digest, **_origin(facts, run_id), **(tags or {})}
-        about = {tag: text[:_LONGEST_TEXT] for tag, text in about.items()}
+        about = {DIGEST: digest, "training.run": run_id, **{tag: facts.get(name) for tag, name in _FROM_FACTS.items()}}
+        about |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
+        about |= tags or {}
+        about = {tag: str(text)[:_LONGEST_TEXT] for tag, text in about.items() if text is not None}
         with api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
             card = model_card(facts, modules_of(adapters), lines)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)
@@ -163,7 +131,7 @@ class Registry:
         """
         present, alias = self.champion(), f"{self.name}@{self.alias}"
         if present is None:
-            raise UserError(_nothing(self.name, alias))
+            raise UserError(explain_missing(self.name, alias))
         replaced = present.tags.get(OVER, NOTHING)
         if not replaced.isdecimal():
             raise UserError(
@@ -176,12 +144,13 @@ class Registry:
         return present.version, int(replaced)
 
     def rolled_back(self, digest: str) -> tuple[int, str] | None:
-        """The version of these weights and when its promotion was undone; None if it was not."""
-        found = self._with_digest(digest)
-        return None if found is None or ROLLED_BACK not in found.tags else (found.version, found.tags[ROLLED_BACK])
+        """Returns the version of these weights and the date of its rollback; None if it was not rolled back."""
+        version = self._with_digest(digest)
+        undone = None if version is None else version.tags.get(ROLLED_BACK)
+        return None if version is None or undone is None else (version.version, undone)
 
     def keep_report(self, run_id: str | None, folder: Path) -> None:
-        """Puts the gate's page and numbers among the artifacts of the candidate's run, if it has one."""
+        """Adds the gate's page and numbers to the artifacts of the candidate's run, if it has one."""
         with api.mlflow_client() as client:
             run = None if run_id is None else api.find_run(client, run_id)
             for name in ("evaluation.html", "evaluation.json"):
@@ -202,25 +171,23 @@ class Registry:
         return any(key.startswith(_gate(digest, settings)) for key in self._gates())
 
     def gates_of_a_year(self, *, but: tuple[str, str]) -> int:
-        """Counts the gates within the last 365 days, beside that of this digest and settings.
+        """Counts the gates of the last 365 days, among which a year's error is divided.
 
-        The error of a year is divided among its gates. The same adapter with the same settings comes to the same
-        decision, and is one gate.
+        Args:
+            but: digest and settings of a gate to leave out; asked again, it comes to the same decision.
         """
         since = datetime.now(UTC) - timedelta(days=365)
         return sum(date >= since for key, date in self._gates().items() if key != _gate(*but))
 
     def delete_old_versions(self, keep: int) -> list[int]:
-        """Deletes all but the newest ``keep`` versions, those with an alias, and that which the champion replaced."""
+        """Deletes all but the newest ``keep`` versions, those with an alias, and the one that the champion replaced."""
         present = self.champion()
         with api.mlflow_client() as client:
-            versions = {int(found.version): found for found in client.search_model_versions(f"name = '{self.name}'")}
-            needed = set(sorted(versions)[-keep:])
+            versions = {int(entity.version): entity for entity in client.search_model_versions(f"name = '{self.name}'")}
+            needed = {*map(str, sorted(versions)[-keep:]), "" if present is None else present.tags.get(OVER)}
             if versions:
-                needed |= {int(number) for number in client.get_registered_model(self.name).aliases.values()}
-            if present is not None and (replaced := present.tags.get(OVER, NOTHING)).isdecimal():
-                needed.add(int(replaced))
-            old = sorted(versions.keys() - needed)
+                needed |= set(map(str, client.get_registered_model(self.name).aliases.values()))
+            old = [number for number in sorted(versions) if str(number) not in needed]
             for number in old:
                 client.delete_model_version(self.name, str(number))
                 logged = api.get(client.get_logged_model, str(versions[number].source).removeprefix(SCHEME))
@@ -241,14 +208,14 @@ class Registry:
         return [run.info.run_id for run in old]
 
     def mark_run(self, run_id: str) -> None:
-        """Notes that a run is of a retraining, so that `delete_old_runs` may delete it in time."""
+        """Tags the run of a retraining, which `delete_old_runs` may delete later."""
         with api.mlflow_client() as client:
             api.get(client.set_tag, run_id, RETRAINED, self.name)
 
     def _with_digest(self, digest: str) -> Registered | None:
-        """The first version with these weights."""
-        same = [found for found in versions_with(digest) if found.name == self.name]
-        return min(same, key=lambda one: one.version, default=None)
+        """Returns the first version with these weights."""
+        versions = [version for version in versions_with(digest) if version.name == self.name]
+        return min(versions, key=lambda version: version.version, default=None)
 
     def _make(self) -> None:
         about = f"LoRA adapters of Visual GRPO, a version for each training; {CHAMPION} is the alias of the one in use."
@@ -257,95 +224,16 @@ class Registry:
                 client.create_registered_model(self.name, description=about)
 
     def _gates(self) -> dict[str, datetime]:
-        """Key -> when it was decided; tags in another form, which somebody else has set, are none."""
+        """Returns key -> date of the decision; skips tags of another form, which somebody else has set."""
         with api.mlflow_client() as client:
             model = api.get(client.get_registered_model, self.name)
         tags = {} if model is None else model.tags
-        found = {tag.removeprefix(GATE): _DECISION.fullmatch(tags[tag]) for tag in tags if tag.startswith(GATE)}
-        return {key: datetime.fromisoformat(match[1]) for key, match in found.items() if match is not None}
-
-
-def named_version(uri: str) -> Registered:
-    """The version that ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION`` names.
-
-    Raises:
-        UserError: another form, or no such version or alias; the message says which there are.
-    """
-    parts = _URI.fullmatch(uri)
-    if parts is None:
-        raise UserError(f"adapter is {uri!r}. Expected {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION")
-    found = _find(**parts.groupdict())
-    if found is None:
-        raise UserError(f"adapter: {_nothing(parts['name'], uri)}")
-    return found
-
-
-def versions_with(digest: str) -> list[Registered]:
-    """The versions of all registered models that have these weights."""
-    with api.mlflow_client() as client:
-        return [Registered.of(found) for found in client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'")]
-
-
-def training_run(facts: Mapping[str, Any]) -> Run | None:
-    """The MLflow run of a training; None if it had none, or it was deleted."""
-    if facts.get("mlflow_run_id") is None:
-        return None
-    with api.mlflow_client() as client:
-        run = api.find_run(client, facts["mlflow_run_id"])
-    return run if run is not None and api.is_active(run) else None
-
-
-@cache
-def on_this_machine(location: str, path: str) -> Path:
-    """A folder of artifacts; where MLflow keeps them elsewhere, a copy that is removed when the command ends."""
-    import mlflow
-
-    if (here := api.local_folder(location)) is not None:
-        return here / path
-    copy = tempfile.mkdtemp(prefix="visual_grpo_adapters_")
-    atexit.register(shutil.rmtree, copy, ignore_errors=True)
-    return Path(mlflow.artifacts.download_artifacts(f"{location}/{path}", dst_path=copy))
-
-
-def _find(name: str, alias: str | None = None, version: str | None = None) -> Registered | None:
-    with api.mlflow_client() as client:
-        if version is None:
-            found = api.get(client.get_model_version_by_alias, name, str(alias))
-        else:
-            found = api.get(client.get_model_version, name, version)
-    return None if found is None else Registered.of(found)
-
-
-def _nothing(name: str, wanted: str) -> str:
-    """Says that MLflow does not have ``wanted``, and what it has: versions and aliases, or other models."""
-    with api.mlflow_client() as client:
-        model = api.get(client.get_registered_model, name)
-        if model is None:
-            names = ", ".join(other.name for other in client.search_registered_models())
-            return f"MLflow ({api.shown()}) has no {wanted}. Registered models are: {names or 'none'}."
-        numbers = sorted(int(version.version) for version in client.search_model_versions(f"name = '{name}'"))
-    aliases = ", ".join(f"{alias} (version {version})" for alias, version in sorted(model.aliases.items()))
-    versions = ", ".join(map(str, numbers))
-    there = f"{name} has the versions {versions or 'none'} and the aliases {aliases or 'none'}"
-    return f"MLflow ({api.shown()}) has no {wanted}. {there}."
-
-
-def _origin(facts: Mapping[str, Any], run_id: str | None) -> dict[str, str]:
-    """Tags that say where the adapters come from."""
-    found = {
-        "training.run": run_id,
-        "dataset.digest": facts["data"],
-        "base.model": facts["model"],
-        "base.digest": facts.get("model_digest"),
-        "base.content": facts.get("model_content"),
-        "command": facts.get("command"),
-        **{tag: value for tag, value in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))},
-    }
-    return {tag: str(value) for tag, value in found.items() if value is not None}
+        matches = {tag.removeprefix(GATE): _DECISION.fullmatch(tags[tag]) for tag in tags if tag.startswith(GATE)}
+        return {key: datetime.fromisoformat(match[1]) for key, match in matches.items() if match is not None}
 
 
 def _delete_folder(location: str) -> None:
-    """Deletes files on this machine, which MLflow keeps; those on a server are the server's to delete (`mlflow gc`)."""
+    """Deletes local artifacts, which MLflow keeps; a server deletes its own (`mlflow gc`)."""
     if (folder := api.local_folder(location)) is not None:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -21,7 +21,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import mlflow
 import pandas as pd
+from mlflow.exceptions import MlflowException
+from mlflow.models import ModelSignature
+from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
+from mlflow.types.schema import AnyType
+from packaging.requirements import Requirement
+from PIL import Image
 from pydantic import ValidationError
 
 from visual_grpo.common.digests import content_digest, may_be_hub_id
@@ -32,16 +39,14 @@ from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.config.defaults import pinned
 from visual_grpo.evaluation.draw import image_seed
+from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
+from visual_grpo.rewards.negative_points import NegativePointsReward
 from visual_grpo.tracking.lineage import CARD
 from visual_grpo.training import components
 
 if TYPE_CHECKING:
-    from mlflow.models import ModelSignature
-    from PIL import Image
-
     from visual_grpo.common.types import Sample
     from visual_grpo.models.family import Model
-    from visual_grpo.rewards.negative_points import NegativePointsReward
 
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {
@@ -54,13 +59,11 @@ _SEEDED_AS = "prompt"
 
 
 def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str], base_copy_mb: float) -> None:
-    """Writes the model, with the metadata ``about``, into ``folder``, which is empty.
+    """Writes the model, with the metadata ``about``, into an empty ``folder``.
 
     Raises:
         UserError: the base model is gone, or is not the one that the adapters were trained on.
     """
-    import mlflow
-
     facts = read_facts(adapters)
     config, model = Parameters.model_validate(facts["parameters"]), facts["model"]
     _check_base(adapters, model)
@@ -78,7 +81,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             data_path=str(inside),
             signature=_signature(config, model),
             input_example=_example(config),
-            # MLflow would find them by loading the model, in ten times as long.
+            # MLflow would load the model to find them, which takes ten times as long.
             pip_requirements=_requirements(config),
             model_config={"device": "auto", "base": str(base.resolve()) if base.is_dir() else model},
             metadata=dict(about),
@@ -99,11 +102,7 @@ def _check_base(adapters: Path, model: str) -> None:
 
 
 def _signature(config: Parameters, model: str) -> ModelSignature:
-    """A request and its answer, by the task of the training and the modules of its model."""
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
-    from mlflow.types.schema import AnyType
-
+    """Describes requests and answers, which depend on the training's task and the model's modules."""
     task, sampler = config.data.task, config.sampling.eval.model_dump()
     if task == "t2i":
         inputs = Schema([ColSpec("string")])  # Without a name, so that a list of prompts is taken.
@@ -123,18 +122,14 @@ def _example(config: Parameters) -> list[Any]:
     prompt = "a small red circle on the left"
     if config.data.task == "t2i":
         return [prompt]
-    from PIL import Image
-
     grey = _png(Image.new("RGB", (config.data.width, config.data.height), "grey"))
     return [{"prompt": prompt, "image": base64.b64encode(grey).decode()}]
 
 
 def _requirements(config: Parameters) -> list[str]:
-    """The installed versions of the libraries that the model needs; not this package itself, which is on no index."""
-    from packaging.requirements import Requirement
-
-    asked = [Requirement(text) for text in metadata.requires("visual-grpo") or []]
-    names = [one.name for one in asked if one.marker is None or one.marker.evaluate({"extra": ""})]
+    """Returns the installed versions of the needed libraries; not this package, which no index has."""
+    needed = [Requirement(text) for text in metadata.requires("visual-grpo") or []]
+    names = [package.name for package in needed if package.marker is None or package.marker.evaluate({"extra": ""})]
     names += [] if config.model.base_weights == "full" else ["bitsandbytes"]
     return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
 
@@ -169,8 +164,6 @@ class ServedModel:
         Raises:
             MlflowException: a parameter or an image that cannot be used. A scoring server shows no traceback of it.
         """
-        from mlflow.exceptions import MlflowException
-
         try:
             return self._predict(model_input, dict(params or {}))
         except (UserError, ValidationError) as error:
@@ -211,7 +204,7 @@ class ServedModel:
         return [[read(source, row, most) for source in sources] for row, sources in enumerate(given)]
 
     def _prepared(self, images: Sequence[Image.Image], folder: Path, row: int) -> tuple[Path, ...]:
-        """The images as data preparation stores them: stretched for a query about one, else cropped."""
+        """Writes the images as data preparation does: stretched for a segmentation, else cropped."""
         files = [folder / f"{row}-{number}.png" for number in range(len(images))]
         for image, file in zip(images, files, strict=True):
             (stretch if self._segments else fit)(image, self._config.data.height, self._config.data.width).save(file)
@@ -221,15 +214,15 @@ class ServedModel:
         size = self._config.evaluation.batch_size
         drawn: list[Sample] = []
         # A batch has records with equally many images.
-        for _, same in groupby(asked, lambda pair: len(pair[0].source_images)):
-            pairs = list(same)
+        for _, group in groupby(asked, lambda pair: len(pair[0].source_images)):
+            pairs = list(group)
             for start in range(0, len(pairs), size):
                 records, seeds = zip(*pairs[start : start + size], strict=True)
                 drawn += self._model.generate(records, seeds, sampler)
         return drawn
 
     def _shown(self, record: PromptRecord, images: Sequence[Image.Image], sample: Any) -> dict[str, Any]:
-        """The columns of a sample; a mask has the size of the image that was given."""
+        """Returns the columns of a sample; a mask has the size of the request's image."""
         if not self._segments:
             return {"image": _png(to_pil(sample))}
         mask = None
@@ -237,20 +230,14 @@ class ServedModel:
             [mask] = self._judge.masks(to_tensor(read_image(record.source_images[0])), [sample])
         if mask is None:
             return {"answer": sample.text, "mask": None}
-        from PIL import Image
-
         white = Image.fromarray(mask.cpu().numpy().astype("uint8") * 255)
         return {"answer": sample.text, "mask": _png(stretch_mask(white, images[0].height, images[0].width))}
 
 
 def _negative_points(config: Parameters) -> NegativePointsReward | None:
-    """The reward whose segmenter makes masks of answers; None where the training had another one."""
-    from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
-    from visual_grpo.rewards.negative_points import NegativePointsReward
-
-    own = BUILT_IN["negative_points"]
+    """Returns the reward whose segmenter turns answers into masks; None if the training had another reward."""
     for name, reward in config.rewards.items():
-        if (reward.function or BUILT_IN.get(name)) == own:
+        if (reward.function or BUILT_IN.get(name)) == BUILT_IN["negative_points"]:
             function = build_reward(name, reward).function
             assert isinstance(function, NegativePointsReward)
             return function
@@ -258,10 +245,10 @@ def _negative_points(config: Parameters) -> NegativePointsReward | None:
 
 
 def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
-    """An image of a request: a file's content, as bytes or base64 text. Text is never a path on the server.
+    """Decodes an image of a request: a file's content, as bytes or base64 text. Text is never a path on the server.
 
     Raises:
-        UserError: it is none, damaged, or has too many pixels to be decoded.
+        UserError: it is no image, damaged, or has more than ``max_pixels``.
     """
     try:
         content = base64.b64decode("".join(source.split()), validate=True) if isinstance(source, str) else source

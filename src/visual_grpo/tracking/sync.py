@@ -39,9 +39,9 @@ RUN_NAME = "run.name"
 """In the facts of a training: its run's name."""
 TABLE = "evaluation/scores.json"
 _FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
-"""Beginnings of the facts that are tags too."""
+"""Prefixes of the facts that become tags."""
 _LONGEST_DIGEST = 36
-"""In MLflow."""
+"""MLflow's limit."""
 _OF_MODULE = {
     *("reward/total", "reward/total_std", "reward/unscored_share", "zero_variance_share", "advantage/abs_mean"),
     *("kl", "entropy", "approx_kl", "clip_fraction", "ratio/first_max_abs_log", "sampler_gap/mean", "sampler_gap/max"),
@@ -52,15 +52,18 @@ _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
 def sync_output(client: MlflowClient, output: Path, open_run: str | None = None) -> list[str]:
-    """Adds what MLflow lacks of the training and the evaluation in ``output``; says what. Raises what MLflow raises.
+    """Adds what MLflow lacks of the training and the evaluation in ``output``; returns a line for each addition.
 
     Args:
-        open_run: the run of this process, which it closes itself.
+        open_run: the run of this process, which is not closed here.
+
+    Raises:
+        Exception: whatever MLflow raises.
     """
     trained, evaluated = _facts(output / ADAPTERS / FACTS), _facts(output / EVALUATED)
     if trained and evaluated and trained["mlflow_run_id"] == evaluated["mlflow_run_id"] and trained != evaluated:
-        evaluated = None  # Of the adapters before the training was resumed.
-    said = []
+        evaluated = None  # The training was resumed after this evaluation.
+    additions = []
     for facts, file, add, tag in (
         (trained, output / ADAPTERS / FACTS, _add_training, TRAINING_DIGEST),
         (evaluated, output / EVALUATED, _add_evaluation, EVALUATION_DIGEST),
@@ -73,12 +76,12 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
         api.set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
         if run.info.status == "RUNNING" and run.info.run_id != open_run:
             client.set_terminated(run.info.run_id, "FINISHED", _modified(file))
-        said.append(f"{run.info.run_name} ({run.info.run_id[:8]}): {added}")
-    return said
+        additions.append(f"{run.info.run_name} ({run.info.run_id[:8]}): {added}")
+    return additions
 
 
 def _facts(file: Path) -> dict[str, Any] | None:
-    """The facts of the training that the file is of; None where it had no run, or the file is missing or damaged."""
+    """Returns the training's facts in the file; None if it had no run, or the file is missing or damaged."""
     try:
         if file.name == FACTS:
             facts = read_facts(file.parent)
@@ -90,11 +93,11 @@ def _facts(file: Path) -> dict[str, Any] | None:
 
 
 def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run | None:
-    """The run of a training, which is made if MLflow never had it; None if the user deleted it."""
-    found = api.find_run(client, facts["mlflow_run_id"])
-    if found is None:
+    """Returns the training's run, which is made if MLflow never had it; None if the user deleted it."""
+    run = api.find_run(client, facts["mlflow_run_id"])
+    if run is None:
         return api.make_run(client, facts["mlflow_run_id"], facts.get(RUN_NAME, "training"), _modified(file))
-    return found if api.is_active(found) else None
+    return run if api.is_active(run) else None
 
 
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
@@ -115,13 +118,13 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
     api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     client.log_artifacts(run_id, str(adapters), "adapters")
-    if TRAINING_DIGEST in run.data.tags:  # It was resumed since, and the verdict is of the adapters before.
+    if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is that of earlier adapters.
         api.remove_tags(client, run_id, ("result", api.EVALUATION, EVALUATION_DIGEST))
     return f"adapters, {counted(values, 'metric value')}, {counted(pictures, 'picture')}"
 
 
 def _curves(adapters: Path, config: Parameters) -> list[Metric]:
-    """What MLflow shows of ``training.csv``."""
+    """Returns the metrics of ``training.csv`` that MLflow shows."""
     from mlflow.entities import Metric
 
     with (adapters / HISTORY).open(encoding="utf-8", newline="") as file:
@@ -132,9 +135,9 @@ def _curves(adapters: Path, config: Parameters) -> list[Metric]:
 
 
 def _pictures(adapters: Path) -> dict[tuple[str, int], Callable[[], Image]]:
-    """Series and step -> what reads it."""
-    found = {file: _PICTURE.fullmatch(file.name) for file in sorted(adapters.glob("*.png"))}
-    return {(match[1], int(match[2])): partial(read_image, file) for file, match in found.items() if match}
+    """Returns series and step -> a function that reads the image."""
+    matches = {file: _PICTURE.fullmatch(file.name) for file in sorted(adapters.glob("*.png"))}
+    return {(match[1], int(match[2])): partial(read_image, file) for file, match in matches.items() if match}
 
 
 def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
@@ -142,16 +145,16 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
 
     run_id, at = run.info.run_id, _modified(output / EVALUATED)
     evaluation = json.loads((output / EVALUATED).read_text(encoding="utf-8"))
-    found, scores = evaluation["headline"], evaluation["rewards"]
+    headline, scores = evaluation["headline"], evaluation["rewards"]
     client.log_artifacts(run_id, str(output / REPORT), "evaluation")
     if scores:
         table = {"columns": list(scores[0]), "data": [list(row.values()) for row in scores]}
         client.log_text(run_id, json.dumps(table, indent=2), TABLE)
-    client.log_text(run_id, model_card(facts, evaluation["modules"], lines(found)), f"adapters/{CARD}")
-    # The same time at each attempt: MLflow keeps a row once.
-    results = [Metric(name, value, at, facts["steps"]) for name, value in result_metrics(found).items()]
+    client.log_text(run_id, model_card(facts, evaluation["modules"], lines(headline)), f"adapters/{CARD}")
+    # With an equal timestamp, MLflow stores a repeated attempt once.
+    results = [Metric(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
     api.log_metrics(client, run_id, results)
-    api.set_tags(client, run_id, {"result": " ".join([found["sentence"], *found["notes"]])})
+    api.set_tags(client, run_id, {"result": " ".join([headline["sentence"], *headline["notes"]])})
     return "evaluation"
 
 
@@ -161,30 +164,31 @@ def _modified(file: Path) -> int:
 
 
 def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[str]) -> dict[str, float]:
-    """The metrics of a row of ``training.csv`` that MLflow shows: those to compare runs by.
+    """Selects the metrics of a row of ``training.csv`` that MLflow shows, to compare runs by.
 
     Args:
-        row: with several modules each has metrics under ``NAME/``.
+        row: with several modules, a module's metrics have the prefix ``MODULE/``.
         modules: the trained ones.
-        rewards: all of them; those of weight 0 are guards, to be watched beside the total.
+        rewards: all of them, also those of weight 0.
     """
-    own = _OF_MODULE | {f"reward/{name}" for name in rewards}
+    names = _OF_MODULE | {f"reward/{name}" for name in rewards}
     if len(modules) > 1:
-        own = {f"{module}/{name}" for module in modules for name in own}
-    return {name: value for name, value in row.items() if name in own | _OF_RUN or name.startswith(("eval/", "watch/"))}
+        names = {f"{module}/{name}" for module in modules for name in names}
+    names |= _OF_RUN
+    return {name: value for name, value in row.items() if name in names or name.startswith(("eval/", "watch/"))}
 
 
-def result_metrics(found: Mapping[str, Any]) -> dict[str, float]:
-    """The headline of an evaluation (`evaluation.headline.headline`) as metrics; docs/metrics.md explains them."""
-    task, control = found["task"], found["control"]
+def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
+    """Returns an evaluation's headline (`evaluation.verdict.headline`) as metrics; docs/metrics.md explains them."""
+    task, control = headline["task"], headline["control"]
     metrics = {
-        "gain": found["difference"],
-        "low": found["ci_low"],
-        "high": found["ci_high"],
-        "base": found["baseline"],
-        "trained": found["trained"],
-        "unscored": found["unscored"]["trained"],
-        "unscored_base": found["unscored"]["baseline"],
+        "gain": headline["difference"],
+        "low": headline["ci_low"],
+        "high": headline["ci_high"],
+        "base": headline["baseline"],
+        "trained": headline["trained"],
+        "unscored": headline["unscored"]["trained"],
+        "unscored_base": headline["unscored"]["baseline"],
     }
     if control:
         metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
@@ -194,26 +198,23 @@ def result_metrics(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:
-    """Syncs each folder that no command is writing to; lines that say what was added, and whether nothing is left."""
-    said: list[str] = []
-    whole = True
+    """Syncs each folder that no command writes to; returns lines for the user, and True if MLflow has everything."""
+    messages: list[str] = []
+    is_complete = True
     for output in outputs:
         try:
             hold(output / ".lock")
             with api.mlflow_client() as client:
                 api.close_killed(client, output)
-                said += [f"{output}: added to MLflow: {what}" for what in sync_output(client, output)]
+                messages += [f"{output}: added to MLflow: {line}" for line in sync_output(client, output)]
         except UserError as error:
-            said, whole = [*said, f"{output}: {error}"], False
+            messages.append(f"{output}: {error}")
+            is_complete = False
         finally:
             release()
-    return said or [f"MLflow ({api.shown()}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."], whole
-
-
-def _outputs(root: Path) -> list[Path]:
-    """The folders of outputs below ``root``: itself, of an environment, of own data in an environment."""
-    folders = [root, *root.glob("*"), *root.glob("*/*")]
-    return sorted(one for one in folders if (one / ADAPTERS / FACTS).is_file() or (one / EVALUATED).is_file())
+    if not messages:
+        messages = [f"MLflow ({api.shown()}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."]
+    return messages, is_complete
 
 
 def main() -> None:
@@ -222,14 +223,16 @@ def main() -> None:
         prog="python -m visual_grpo.tracking.sync", description=(__doc__ or "").partition("\n\n")[2]
     )
     parser.add_argument("outputs", nargs="*", type=Path, help="folders of outputs; without any: those in data")
-    given = parser.parse_args()
-    missing = [str(output) for output in given.outputs if not output.is_dir()]
-    if missing:
+    outputs = parser.parse_args().outputs
+    if missing := [str(output) for output in outputs if not output.is_dir()]:
         sys.exit(f"Error: there is no folder {', '.join(missing)}")
     api.use_project(Path.cwd())
-    said, whole = sync(given.outputs or _outputs(Path("data")))
-    print("\n".join(said))  # noqa: T201
-    sys.exit(0 if whole else 1)
+    # data itself, data/ENVIRONMENT, and data/ENVIRONMENT/NAME of a user's own data.
+    folders = sorted(folder for pattern in (".", "*", "*/*") for folder in Path("data").glob(pattern))
+    results = [folder for folder in folders if (folder / ADAPTERS / FACTS).is_file() or (folder / EVALUATED).is_file()]
+    messages, is_complete = sync(outputs or results)
+    print("\n".join(messages))  # noqa: T201
+    sys.exit(0 if is_complete else 1)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,56 @@
-"""Logs a command's run to MLflow from a background thread: no call waits for MLflow, and no failure ends the command.
+"""Logs a run to MLflow, TensorBoard and Weights & Biases; no failure of theirs ends the command.
 
-MLflow's own asynchronous logging keeps a process alive while a request hangs, and does not report failures to it. What
-a failure leaves out is on disk, and `sync` adds it.
+A background thread sends to MLflow, because MLflow's own asynchronous logging keeps a process alive while a request
+hangs, and does not report failures. `sync` later adds what a failure left out from the files on disk.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import TrackingConfig
 from visual_grpo.tracking import api
 from visual_grpo.tracking.sync import sync_output
 
 if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
     from mlflow import MlflowClient
     from mlflow.entities import Run
     from PIL.Image import Image
 
 Item = Callable[["MlflowClient", str], Any] | list[Any]
-"""A request about the run with this id, or metrics, of which many go into one request."""
+"""A call with the client and the run's id, or a list of metrics; queued metrics are sent together."""
 
 WAIT = 30.0
-"""Most seconds that the start of a run waits for MLflow, which may have to make its tables."""
+"""Timeout in seconds of the start of a run; MLflow may have to create its tables."""
 EVERY = 5.0
-"""Seconds between two requests: many steps in one cost little more than one."""
+"""Seconds between two requests, so that one request carries many steps."""
 PAUSE = 60.0
-"""Seconds after a failure in which nothing is sent."""
+"""Seconds without requests after a failure."""
 LAST_CHANCE = 60.0
-"""Most seconds that the end of a run waits for what is still to be sent."""
+"""Timeout in seconds of the end of a run, which sends the rest."""
+_WANDB_INIT_SECONDS, _WANDB_FINISH_SECONDS = 10.0, 60.0
+"""Timeouts of Weights & Biases."""
+
+log = logging.getLogger(__name__)
+
+
+class Log(Protocol):
+    """Takes a training's metrics and images: MLflow, TensorBoard or Weights & Biases."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def image(self, image: Image, key: str, step: int) -> None: ...
 
 
 class Tracker:
@@ -58,7 +76,7 @@ class Tracker:
         self._items: SimpleQueue[Item] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._answered, self._closing = threading.Event(), threading.Event()
-        self._is_open = self._said = False
+        self._is_open = self._has_warned = False
 
     @classmethod
     def active(cls) -> Tracker:
@@ -184,9 +202,93 @@ class Tracker:
 
     def _fails(self, why: str) -> None:
         self._answered.set()
-        if not self._said:
-            self._said = True
+        if not self._has_warned:
+            self._has_warned = True
             self._say(
                 f"MLflow ({api.shown()}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks"
                 " of its results is on disk, and the next command or `make sync` adds it."
             )
+
+
+def check_packages(config: TrackingConfig) -> None:
+    """Raises UserError if ``tracking.tensorboard`` or ``tracking.wandb`` is set and its package is not installed."""
+    for name in ("tensorboard", "wandb"):
+        if getattr(config, name) is not None and importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"tracking.{name} needs the package {name}, which is not installed. Install it with:"
+                f" .venv-tools/bin/uv pip install --python .venv/bin/python {name}"
+            )
+
+
+@contextmanager
+def open_logs(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> Iterator[list[Log]]:
+    """Opens TensorBoard and Weights & Biases as the parameters ask, and closes them at the end.
+
+    Args:
+        name: the MLflow run's name.
+        params: the flat parameters.
+    """
+    logs = []
+    if config.tensorboard is not None:
+        logs.append(_ExtraLog("TensorBoard", lambda: _tensorboard(config, name), dataformats="NHWC"))
+    if config.wandb is not None:
+        logs.append(_ExtraLog("Weights & Biases", lambda: _wandb(config, name, params)))
+    try:
+        yield list[Log](logs)
+    finally:
+        for logger in logs:
+            logger.attempt(lambda tracker: tracker.finish())
+
+
+def _tensorboard(config: TrackingConfig, name: str) -> GeneralTracker:
+    from accelerate.tracking import TensorBoardTracker
+
+    return TensorBoardTracker(name.replace("/", "_"), Path(str(config.tensorboard)))
+
+
+def _wandb(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> GeneralTracker:
+    import wandb
+    from accelerate.tracking import WandBTracker
+
+    settings = wandb.Settings(
+        silent=True, console="off", init_timeout=_WANDB_INIT_SECONDS, finish_timeout=_WANDB_FINISH_SECONDS
+    )
+    return WandBTracker("visual-grpo", name=name, config=dict(params), mode=config.wandb, settings=settings)
+
+
+class _ExtraLog:
+    """Passes values to one of accelerate's trackers; after its first failure it is dropped with a warning."""
+
+    def __init__(self, name: str, make: Callable[[], GeneralTracker], **image_options: str) -> None:
+        from accelerate import PartialState
+
+        PartialState()  # Required by accelerate's logging.
+        self._name, self._image_options = name, image_options
+        self._tracker: GeneralTracker | None = None
+        try:
+            tracker = make()
+            tracker.start()
+            self._tracker = tracker
+        except Exception as error:
+            self._drop(error)
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        self.attempt(lambda tracker: tracker.log(dict(values), step=step))
+
+    def image(self, image: Image, key: str, step: int) -> None:
+        import numpy as np
+
+        pixels = np.asarray(image.convert("RGB"))[None]
+        self.attempt(lambda tracker: tracker.log_images({key: pixels}, step=step, **self._image_options))
+
+    def attempt(self, call: Callable[[Any], object]) -> None:
+        """Calls the tracker, unless it has failed."""
+        try:
+            if self._tracker is not None:
+                call(self._tracker)
+        except Exception as error:
+            self._drop(error)
+
+    def _drop(self, error: Exception) -> None:
+        self._tracker = None
+        log.warning("%s fails and gets nothing from here on: %s. The run goes on.", self._name, error)

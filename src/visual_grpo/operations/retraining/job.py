@@ -33,7 +33,8 @@ from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.operations.candidates import gate_settings, judge_differences, model_in
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.lineage import dvc_files
-from visual_grpo.tracking.registry import Registered, Registry
+from visual_grpo.tracking.model_ref import Registered
+from visual_grpo.tracking.registry import Registry
 
 PATIENCE = 600.0
 """Seconds that a stopped command has for its checkpoint: it finishes the step."""
