@@ -82,15 +82,15 @@ class Registry:
 
         check_weights(adapters)
         facts, digest = read_facts(adapters), adapter_digest(adapters)
-        if (known := self._with_digest(digest)) is not None:
-            return known
+        if (version := self._with_digest(digest)) is not None:
+            return version
         run = training_run(facts)
         run_id, run_tags = (None, {}) if run is None else (run.info.run_id, run.data.tags)
         lines = list(result) or [run_tags[tag] for tag in ("result",) if tag in run_tags]
-        about = {DIGEST: digest, "training.run": run_id, **{tag: facts.get(name) for tag, name in _FROM_FACTS.items()}}
-        about |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
-        about |= tags or {}
-        about = {tag: str(text)[:_LONGEST_TEXT] for tag, text in about.items() if text is not None}
+        origin = {"training.run": run_id, **{tag: facts.get(name) for tag, name in _FROM_FACTS.items()}}
+        origin |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
+        origin = {DIGEST: digest, **origin, **(tags or {})}
+        about = {tag: str(text)[:_LONGEST_TEXT] for tag, text in origin.items() if text is not None}
         with api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
             card = model_card(facts, modules_of(adapters), lines)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)

@@ -228,7 +228,8 @@ def main() -> None:
         sys.exit(f"Error: there is no folder {', '.join(missing)}")
     api.use_project(Path.cwd())
     # data itself, data/ENVIRONMENT, and data/ENVIRONMENT/NAME of a user's own data.
-    folders = sorted(folder for pattern in (".", "*", "*/*") for folder in Path("data").glob(pattern))
+    root = Path("data")
+    folders = sorted([root, *root.glob("*"), *root.glob("*/*")])
     results = [folder for folder in folders if (folder / ADAPTERS / FACTS).is_file() or (folder / EVALUATED).is_file()]
     messages, is_complete = sync(outputs or results)
     print("\n".join(messages))  # noqa: T201
