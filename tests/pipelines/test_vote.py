@@ -19,8 +19,7 @@ import torch
 
 from tests.evaluation.painter import Painter
 from tests.pipelines.painted import STARTER_REPORT, Project
-from tests.rewards.votes.voters import picture
-from tests.rewards.votes.voting import Browser
+from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor

@@ -14,7 +14,7 @@ import pytest
 
 from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.evaluation.test_report import HOSTILE
-from tests.rewards.votes.voting import ballot
+from tests.rewards.votes.voters import ballot
 from visual_grpo.rewards.votes import server
 from visual_grpo.rewards.votes.choices import read_choices
 

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.rewards.votes.voting import Browser, ballot
+from tests.rewards.votes.voters import Browser, ballot
 from visual_grpo.common.errors import UserError
 from visual_grpo.rewards.votes.choices import Ballot, read_choices
 from visual_grpo.rewards.votes.server import served

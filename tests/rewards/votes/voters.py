@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
 from visual_grpo.common.images import to_pil
-from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, Pair, append_line
+from visual_grpo.rewards.votes.choices import FIRST, SECOND, Ballot, Choice, Pair, append_line
 
 AT = "2026-01-02T03:04:05+00:00"
 
@@ -59,3 +63,45 @@ def voted(
         first = (values[0] > values[1]) != (float(torch.rand(1, generator=generator)) < noise)
         append_line(folder / "choices.jsonl", choice(own, FIRST if first else SECOND).line())
     return folder / "choices.jsonl"
+
+
+def ballot(folder: Path, count: int = 4, seed: int = 0) -> Ballot:
+    """With pictures in ``folder``."""
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    pairs = [pair(number) for number in range(count)]
+    for number, own in enumerate(pairs):
+        for name, own_seed in ((own.first, 2 * number), (own.second, 2 * number + 1)):
+            to_pil(picture(own_seed)).save(folder / name)
+    return Ballot(pairs, folder / "choices.jsonl", seed)
+
+
+class Browser:
+    """Talks to one server."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.host, self.port, self.base = parts.hostname, parts.port, parts.path
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[HTTPResponse, bytes]:
+        """``path`` is relative to the page unless it begins with /."""
+        connection = HTTPConnection(self.host, self.port or 80, timeout=10)
+        try:
+            connection.request(method, path if path.startswith("/") else self.base + path, body, headers or {})
+            response = connection.getresponse()
+            return response, response.read()
+        finally:
+            connection.close()
+
+    def get(self, path: str) -> Any:
+        response, content = self.send("GET", path)
+        assert response.status == 200, content
+        return json.loads(content)
+
+    def post(self, path: str, expected: int = 200, **body: Any) -> Any:
+        headers = {"Content-Type": "application/json"}
+        response, content = self.send("POST", path, json.dumps(body).encode(), headers)
+        assert response.status == expected, content
+        return json.loads(content)

@@ -36,7 +36,7 @@ whatever else is in the batch."""
 
 
 def load_features(name: str) -> Features:
-    """`PIXELS`, or a ``package.module:function`` with the signature of `Features`."""
+    """Returns the features `PIXELS`, or those of a ``package.module:function`` with the signature of `Features`."""
     if name == PIXELS:
         return pixel_features
     function = load_attribute(name, "the features of the reward votes")
@@ -46,9 +46,9 @@ def load_features(name: str) -> Features:
 
 
 def pixel_features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-    """[B, 61] float64: a small copy, and how colours, brightness, saturation and edges are distributed.
+    """[B, 61] float64: a small copy, and statistics of colours, luma, chroma and edges.
 
-    Of pictures of any size; the numbers of two sizes of one picture are nearly the same, except those of edges.
+    Except for edges, they hardly depend on the size of a picture.
     """
     if not samples:
         return torch.zeros(0, 61, dtype=torch.float64)
@@ -155,7 +155,7 @@ def _objective(differences: Values, y: Values, w: Values, ridge: float) -> float
 
 @dataclass(frozen=True)
 class Head:
-    """The utility, and how well it predicts."""
+    """A linear utility and its accuracy."""
 
     weights: Values
     """[d], of standardised features."""
@@ -217,7 +217,7 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
 
 
 def _low(right: Values) -> float:
-    """Lower end of Wilson's 95% interval of their mean; what is half right counts as wrong. 0 of none."""
+    """Lower end of Wilson's 95% interval of the mean, counting 0.5 as wrong; 0 without values."""
     if not len(right):
         return 0.0
     from scipy.stats import binomtest  # Half a second, which `kedro --help` should not pay.
@@ -246,7 +246,7 @@ def _held_out(differences: Values, preference: Values, folds: Values) -> Values:
 
 
 def _best_ridge(differences: Values, preference: Values, folds: Values) -> float:
-    """That of the greatest cross-validated likelihood; of equal ones the strongest."""
+    """Returns the ridge with the greatest cross-validated likelihood, the strongest of equal ones."""
     likelihood = np.zeros(len(RIDGES))
     for fold in np.unique(folds):
         inside = folds != fold
@@ -260,7 +260,7 @@ def _best_ridge(differences: Values, preference: Values, folds: Values) -> float
 
 
 def _right(predicted: Values, preference: Values) -> Values:
-    """[decided] 1 where the prediction is what was chosen, 0.5 where it is neither."""
+    """[decided]: 1 for a correct prediction, 0.5 for a prediction of a tie, else 0."""
     decided = preference != 0.5
     signs = np.sign(predicted[decided]) * np.sign(preference[decided] - 0.5)
     return np.asarray((signs + 1) / 2, dtype=np.float64)

@@ -154,17 +154,17 @@ class FittedHead:
 
 
 def usable(choices: Sequence[Choice]) -> list[Choice]:
-    """What a head is fitted to: no skipped ones, and none on held-out prompts, on which the training is judged."""
+    """Drops skipped choices and those on held-out prompts, which evaluate the training."""
     return [choice for choice in choices if choice.preference is not None and choice.of.source != AB]
 
 
 def decided(choices: Sequence[Choice]) -> int:
-    """How many of the usable ones are no ties."""
+    """Counts the usable choices that are no ties."""
     return sum(choice.choice != TIE for choice in usable(choices))
 
 
 def check_enough(choices: Sequence[Choice], least: int, file: Path) -> None:
-    """Raises UserError where fewer than ``least`` choices between two pictures were decided."""
+    """Raises UserError if fewer than ``least`` usable choices are decided."""
     number = decided(choices)
     if number < least:
         there = f"{file} holds {counted(len(choices), 'choice')}" if choices else f"{file} holds no choices"
@@ -175,16 +175,15 @@ def check_enough(choices: Sequence[Choice], least: int, file: Path) -> None:
 
 
 def choices_digest(choices: Sequence[Choice]) -> str:
-    """12 hex digits of the usable choices; another order of the same ones is the same."""
+    """Returns 12 hex digits of the usable choices, whatever their order."""
     lines = sorted(json.dumps(choice.line(), sort_keys=True) for choice in usable(choices))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
 def fitted_head(file: Path, features: str) -> FittedHead:
-    """The head for the choices in ``file``: the one that lies beside them if it is of these, else a new one.
+    """Returns the head beside ``file`` if it was fitted to its choices, else fits one.
 
-    Raises:
-        UserError: no choice can be used, or a picture cannot be read.
+    Raises UserError if no choice can be used or a picture cannot be read.
     """
     choices = read_choices(file).standing
     check_enough(choices, 1, file)
@@ -228,11 +227,7 @@ def write_head(file: Path, fitted: FittedHead) -> None:
 
 
 def read_head(file: Path) -> FittedHead:
-    """What `write_head` wrote.
-
-    Raises:
-        UserError: there is none, or it is damaged or of another version.
-    """
+    """Reads what `write_head` wrote. Raises UserError if it is missing, damaged or of another version."""
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
