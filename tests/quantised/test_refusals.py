@@ -14,7 +14,7 @@ from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
 from visual_grpo.common.errors import UserError
 from visual_grpo.models import loading
-from visual_grpo.models.quantized import Format, check_base_weights, require_quantized
+from visual_grpo.models.quantized import check_base_weights, require_quantized
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.operations.preflight.check import check
 from visual_grpo.training.cache_key import cache_key
@@ -56,11 +56,11 @@ def test_a_sharded_base_of_fewer_bits_is_refused(pipeline_folder: Path, tmp_path
 def test_a_library_that_does_not_work_is_told_with_its_reason() -> None:
     pytest.importorskip("bitsandbytes", reason="make quantised")
 
-    def fails(form: Format, weight: torch.Tensor) -> None:
+    def fails(*_: object) -> None:
         raise RuntimeError("no kernel image")
 
     with (
-        replaced(Format, "quantise", lambda real: fails),
+        replaced(torch.ops.bitsandbytes, "quantize_4bit", lambda real: fails),
         pytest.raises(UserError, match="does not work on cpu: no kernel image"),
     ):
         check_base_weights("8bit", torch.device("cpu"))
@@ -76,7 +76,7 @@ def test_a_family_that_quantises_nothing_is_refused(pipeline_folder: Path, tmp_p
     pytest.importorskip("bitsandbytes", reason="make quantised")
     config = few_bits(tmp_path, "dit", "8bit")
     with (
-        replaced(loading, "quantise", lambda real: lambda *_, **__: None),
+        replaced(loading, "quantize", lambda real: lambda *_, **__: None),
         pytest.raises(UserError, match="in ar, dit"),
     ):
         loaded(config, pipeline_folder)
