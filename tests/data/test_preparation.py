@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import UserError, counted
@@ -262,3 +262,50 @@ def test_progress_counts_every_record_and_no_note(tmp_path):
 def test_shares_that_leave_nothing_are_refused_by_the_configuration():
     with pytest.raises(ValueError, match="eval_share \\+ held_out_share \\+ sealed_share must be below 1"):
         data_config("x", eval_share=0.6, held_out_share=0.4)
+
+
+ODD = ("jpg", "png", "webp", "gif", "tif", "bmp", "cmyk.jpg", "16.png", "alpha.png", "palette.png", "grey.png")
+"""Ends of the crops' file names."""
+
+
+def odd_crop(path, number):
+    """Writes a noisy crop of its own size and EXIF orientation; returns its upright pixels in RGB, before any loss."""
+    kind = path.name.partition("-")[2].partition(".")[2]
+    dice = np.random.default_rng(number)
+    pixels = dice.integers(0, 256, (int(dice.integers(64, 120)), int(dice.integers(64, 120)), 3), dtype=np.uint8)
+    image = {
+        "cmyk.jpg": lambda rgb: rgb.convert("CMYK"),
+        "16.png": lambda rgb: Image.fromarray(np.asarray(rgb.convert("L")).astype(np.uint16) * 257),
+        "alpha.png": lambda rgb: Image.fromarray(np.dstack([pixels, pixels[..., 0]])),
+        "palette.png": lambda rgb: rgb.quantize(64),
+        "gif": lambda rgb: rgb.quantize(64),
+        "grey.png": lambda rgb: rgb.convert("L"),
+    }.get(kind, lambda rgb: rgb)(Image.fromarray(pixels))
+    exif = image.getexif()
+    exif[0x0112] = 1 + number % 8 if kind in ("jpg", "png", "webp", "cmyk.jpg", "alpha.png") else 1
+    image.save(path, **({} if kind in ("gif", "bmp") else {"exif": exif}))
+    with Image.open(path) as stored:
+        upright = ImageOps.exif_transpose(stored)
+        if kind == "16.png":
+            return Image.fromarray(np.rint(np.asarray(upright) / 257).astype(np.uint8)).convert("RGB")
+        if kind == "alpha.png":
+            return Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright).convert("RGB")
+        return upright.convert("RGB")
+
+
+@pytest.mark.parametrize("count", [88, pytest.param(800, marks=pytest.mark.slow)])
+def test_odd_crops_are_prepared_with_exactly_their_pixels(tmp_path, count):
+    (tmp_path / "data").mkdir()
+    expected = {}
+    for number in range(count):
+        name = f"{number:03}-.{ODD[number % len(ODD)]}"
+        upright = odd_crop(tmp_path / "data" / name, number // len(ODD))
+        (tmp_path / f"data/{name}").with_suffix(".txt").write_text(f"crop {number}")
+        expected[f"crop {number}"] = ImageOps.fit(upright, (64, 64), Image.Resampling.LANCZOS)
+    (tmp_path / "data/broken.jpg").write_bytes((tmp_path / "data/000-.jpg").read_bytes()[:500])
+    (tmp_path / "data/broken.txt").write_text("broken")
+    table = prepare(tmp_path, height=64)
+    assert len(table) == count
+    assert table.report["rejected"]["by_reason"] == {"corrupt_image": 1}
+    for record in table:
+        assert np.array_equal(np.asarray(read_image(record.target_image)), np.asarray(expected[record.prompt]))
