@@ -129,7 +129,7 @@ def shorten(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What records may name and contain: a dataset may come from a stranger and name any file of this machine."""
+    """Limits on what records may name and contain: an untrusted dataset may name any file of this machine."""
 
     folder: Path | None
     """Resolved folder that no record may leave; None = files may be anywhere."""

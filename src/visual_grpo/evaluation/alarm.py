@@ -53,7 +53,7 @@ class Signal:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the change is beyond its limit by more than chance explains."""
+        """Returns True if the change is beyond its limit by more than chance explains."""
         return self._beyond(self.high if self._is_guard else self.low) > 0
 
     @property

@@ -76,7 +76,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True)
 class GateDecision:
-    """Whether the candidate is promoted, and why."""
+    """The decision to promote the candidate or not, with its reasons."""
 
     conditions: tuple[Condition, ...]
     error: float

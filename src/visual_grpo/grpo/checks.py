@@ -234,7 +234,7 @@ def mean_of_pairs(cosines: Tensor) -> tuple[float, float]:
 
 
 def check_signal(signals: Mapping[str, Signal], useful: float, advice: Mapping[str, str]) -> str:
-    """One line: each module's cosine, and where the rollouts cannot tell whether there is something to learn.
+    """Returns one line: each module's cosine, and the modules for which the rollouts cannot tell.
 
     Raises NoSignalError for the first module that is refused; ``advice`` says what to change for each module.
     """

@@ -69,7 +69,7 @@ Trainer = GRPOTrainer[Any] | StagesTrainer
 
 
 class AlternatingTrainer(StagesTrainer):
-    """Steps each module in turn, each on a rollout of its own."""
+    """Steps each module in turn, on a separate rollout."""
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
@@ -79,7 +79,7 @@ class AlternatingTrainer(StagesTrainer):
 
 
 class JointTrainer(StagesTrainer):
-    """One rollout trains both modules: N prompts, A outer samples each, D inner samples of each of those.
+    """Trains both modules from one rollout: N prompts, A outer samples each, D inner samples of each of those.
 
     The outer advantage compares the A samples by the mean over their D decodes under the outer module's rewards, the
     inner one compares the D that share their outer sample under its own.

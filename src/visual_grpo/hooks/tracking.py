@@ -122,7 +122,7 @@ def _trains(pipeline: Pipeline) -> bool:
 
 
 def _judges_only(pipeline: Pipeline) -> bool:
-    """Whether an adapter of an earlier command is judged."""
+    """Returns True if an adapter of an earlier command is judged."""
     return "trained" in pipeline.all_outputs() and not _trains(pipeline)
 
 

@@ -217,7 +217,7 @@ class StaticSteps:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def next(self, embeds: Tensor) -> Tensor:
-        """As `GrowingSteps.next`."""
+        """Does what `GrowingSteps.next` does."""
         self._embeds.copy_(embeds)
         for place, table in zip(self._rotary, self._tables, strict=True):
             place.copy_(table[:, self._token : self._token + 1])

@@ -31,7 +31,7 @@ class Session(KedroSession):
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
-        """As ``KedroSession.create``; raises click.ClickException for an environment that is not there."""
+        """Creates a `KedroSession`; raises click.ClickException for an environment that is not there."""
         use_source(kwargs.get("conf_source"))
         session = super().create(*args, **kwargs)
         environment, configuration = session.store.get("env"), Path(session._conf_source)
@@ -44,7 +44,7 @@ class Session(KedroSession):
         return session
 
     def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """As ``KedroSession.run``.
+        """Runs the pipelines.
 
         Raises:
             click.ClickException: an error that the user can correct.
@@ -73,7 +73,7 @@ class Session(KedroSession):
 
 
 def expected_error(error: BaseException) -> BaseException | None:
-    """What to show to the user, or None for a bug.
+    """Returns the error to show to the user, or None for a bug.
 
     A `UserError` anywhere in the chain of causes comes first, unless memory ran out: a model that could not be loaded
     for want of it is not damaged, as the `UserError` then says.

@@ -36,7 +36,7 @@ class Counting:
 
     @property
     def changes(self) -> bool:
-        """Whether any score may be changed."""
+        """Returns True if any score may be changed."""
         return self.clip != (None, None) or bool(self.only_where)
 
     def check(self, name: str, weight: float, rewards: Mapping[str, object]) -> None:
@@ -140,7 +140,7 @@ class RewardSet:
 
     @property
     def needs_whole_groups(self) -> bool:
-        """Whether a reward compares the samples of a prompt, so that all must come in one call."""
+        """True if a reward compares the samples of a prompt, so that all must come in one call."""
         return any(function.needs.whole_groups for function in self.functions.values())
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:

@@ -41,7 +41,7 @@ _BLANK = 0
 
 
 class OcrReward:
-    """How closely the text in the image matches the requested text: 1 = exactly, 0 = not at all.
+    """Scores how closely the text in the image matches the requested text: 1 = exactly, 0 = not at all.
 
     The value is 1 - min(distance, n) / n with the Levenshtein distance to the requested text of n characters. Part
     ``accuracy`` is 1 if the two are equal, else 0. Case, white space and character width are ignored. The requested

@@ -64,7 +64,7 @@ class FunctionReward:
 
     @property
     def checks_records(self) -> bool:
-        """Whether the callable has a ``check_records`` method."""
+        """True if the callable has a ``check_records`` method."""
         return hasattr(self.function, "check_records")
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
@@ -88,12 +88,12 @@ class FunctionReward:
 
     @property
     def waits(self) -> bool:
-        """Whether the callable waits for another process, so that other rewards can be computed meanwhile."""
+        """True if the callable waits for another process, so that other rewards can be computed meanwhile."""
         return bool(getattr(self.function, "waits", False))
 
     @property
     def paints(self) -> bool:
-        """Whether the callable has a ``picture`` method."""
+        """True if the callable has a ``picture`` method."""
         return hasattr(self.function, "picture")
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor:

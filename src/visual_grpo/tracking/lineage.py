@@ -114,7 +114,7 @@ def _of_module(config: Parameters, module: str) -> str:
 
 
 def _licence(base: str) -> str:
-    """Where to read the base model's licence."""
+    """Returns where to read the base model's licence."""
     found = [name for name in _LICENCE_FILES if (Path(base) / name).is_file()]
     if found:
         return f"`{Path(base) / found[0]}`"
@@ -262,7 +262,7 @@ def _texts(tree: Any) -> list[str]:
 
 
 def _output(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,), seconds: float | None = None) -> str | None:
-    """What a command prints; None if it cannot be run or fails."""
+    """Returns the output of a command; None if it cannot be run or fails."""
     try:
         done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=seconds)
     except (OSError, subprocess.TimeoutExpired):

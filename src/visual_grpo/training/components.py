@@ -47,7 +47,7 @@ def family_of(config: Parameters, model: str | None = None) -> Family:
 
 
 def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
-    """What the configuration asks of its model's family; raises UserError where that does not fit."""
+    """Returns what the configuration asks of its model's family; raises UserError where that does not fit."""
     return run_spec.make_run_spec(family_of(config, model), config)
 
 
@@ -210,7 +210,7 @@ def load_policy(
     dtype: Dtype = "float32",
     device: str = "auto",
 ) -> Any:
-    """One module of a saved model with a fresh adapter, as a ``Policy``, without any Kedro configuration.
+    """Loads one module of a saved model with a fresh adapter, as a ``Policy``, without any Kedro configuration.
 
     Args:
         model: folder or hub id of a GLM-Image, Stable Diffusion 3, Qwen-Image or Qwen2.5-VL.

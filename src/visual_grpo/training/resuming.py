@@ -207,7 +207,7 @@ def mark_finished(folder: Path) -> None:
 
 
 def why_another(config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]) -> str | None:
-    """Why the newest intact checkpoint is not one to go on from; None where it is. Only reads.
+    """Says why the newest intact checkpoint cannot be continued; None if it can. Only reads.
 
     Args:
         identity: what the training depends on beside the parameters: digests of model, data and own rewards.

@@ -238,7 +238,7 @@ class TrainingRun:
         return bool(self.progress.alarms) and self.config.alarm.action != "warn"
 
     def evaluate(self) -> Shown:
-        """One sample of each eval prompt, at the eval sampler and fixed seeds."""
+        """Draws one sample of each eval prompt, at the eval sampler and fixed seeds."""
         samples, scores = list[Sample](), list[Scores]()
         size = self.config.evaluation.batch_size * self.config.distributed.processes
         for start in range(0, len(self.eval_prompts), size):
@@ -271,7 +271,7 @@ class TrainingRun:
         return records, samples, self.scorer(records, samples).total
 
     def film_samples(self) -> Sequence[Sample]:
-        """One sample of each of ``film_prompts`` at the eval sampler and the baseline's seeds."""
+        """Draws one sample of each of ``film_prompts`` at the eval sampler and the baseline's seeds."""
         seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in self.film_prompts]
         return self.model.generate(self.film_prompts, seeds, self.config.sampling.eval) if seeds else []
 

@@ -58,7 +58,7 @@ def everyone(compute: Callable[[], R]) -> list[R]:
 
 
 def together(compute: Callable[[], R]) -> R:
-    """As `everyone`, but each rank keeps its own value, which need not be sendable."""
+    """Runs `everyone`, but each rank keeps its value, which need not be sendable."""
     kept: list[R] = []
     everyone(lambda: kept.append(compute()))
     return kept[0]

@@ -218,7 +218,7 @@ def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
 
 
 def _cause(error: LostRankError, started: Sequence[BaseProcess]) -> str:
-    """How the rank ended that was lost: it may take a moment to show."""
+    """Says how the lost rank ended; waits a moment for its exit code."""
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
         with suppress(RuntimeError):  # torchrun's store may be gone.
@@ -237,7 +237,7 @@ def _cause(error: LostRankError, started: Sequence[BaseProcess]) -> str:
 
 
 def _end_a_lost_torchrun() -> None:
-    """Where the host that keeps torchrun's store is gone, this host's torchrun would wait for it for minutes."""
+    """Kills this host's torchrun if the host of its store is gone: it would wait for minutes."""
     try:
         _store.check(["failed"])
     except RuntimeError:

@@ -66,7 +66,7 @@ class Lacking:
 
 @dataclass
 class Traits:
-    """What the records of a dataset have that rewards compare with."""
+    """What rewards need of records, and which of it a dataset has."""
 
     task: Task
     records: int = 0

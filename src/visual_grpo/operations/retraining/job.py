@@ -127,7 +127,7 @@ class Retraining:
         return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
 
     def summary(self, code: int, sentence: str, version: int | None = None) -> dict[str, Any]:
-        """How it ended, with what is known of this retraining; ``version`` is the one that was promoted."""
+        """Returns how the retraining ended and what is known of it; ``version`` is the promoted one."""
         return {
             "outcome": Code(code).name.lower() if code in set(Code) else "stopped",
             "code": code,

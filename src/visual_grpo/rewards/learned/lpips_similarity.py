@@ -130,7 +130,7 @@ class LpipsReward:
 
     @property
     def _cached(self) -> Path:
-        """Where torchvision keeps it."""
+        """Returns the path at which torchvision keeps it."""
         return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self.url).path).name
 
     def _not_here(self, error: BaseException) -> UserError:

@@ -125,7 +125,7 @@ class GlmImage:
 
 
 class GlmImageJointPolicy:
-    """One rollout for both stages (``JointPolicy``): the DiT decodes the very tokens that AR is trained on."""
+    """A `JointPolicy`: the DiT decodes the very tokens that AR is trained on."""
 
     def __init__(self, ar: TokenPolicy[EncodedPrompts], dit: FlowPolicy[Conditions]) -> None:
         """Two policies on one ``GlmImage``."""

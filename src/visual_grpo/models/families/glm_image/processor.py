@@ -39,7 +39,7 @@ class PreviewProcessor(GlmImageProcessor):
 
 
 def preview_side(pipeline_folder: str) -> int:
-    """What the folder says of itself; 16 for a released model."""
+    """Returns the preview side that the folder names; 16 for a released model."""
     facts = Path(pipeline_folder) / FACTS
     if not facts.is_file():
         return STOCK_SIDE
