@@ -158,7 +158,7 @@ class GRPOConfig(Strict):
 
 
 class TrainConfig(Strict):
-    """Settings that differ between trainings of one configuration."""
+    """Where a training starts, and which weights are its result."""
 
     seed: int | None = Field(
         None,
@@ -168,6 +168,13 @@ class TrainConfig(Strict):
     )
     start: AdapterName = Field(
         "base", description="base: fresh adapters; champion: the promoted one; or as the parameter adapter names one"
+    )
+    ema_decay: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="of an exponential moving average of the adapters over the updates (.9 to .999), which is evaluated"
+        " and saved in their place; null = none",
     )
 
 

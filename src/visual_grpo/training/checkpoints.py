@@ -18,6 +18,7 @@ from visual_grpo.grpo.checkpoint import set_later_aside, tensors_under
 from visual_grpo.grpo.distributed import group
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
+from visual_grpo.training.ema import AdapterAverage
 
 
 @dataclass(kw_only=True)
@@ -45,13 +46,14 @@ class RunCheckpoints:
         config: Parameters,
         trainer: Trainer,
         progress: Progress,
+        average: AdapterAverage,
         *,
         identity: Mapping[str, str],
         run_id: str | None,
         lineage: Mapping[str, str],
     ) -> None:
         """``identity`` is what the run depends on beside the parameters, ``run_id`` its MLflow run."""
-        self.config, self.trainer, self.progress = config, trainer, progress
+        self.config, self.trainer, self.progress, self.average = config, trainer, progress, average
         self.identity, self.run_id, self.lineage = identity, run_id, lineage
         self.folder = linked(Path(config.tracking.checkpoints))
         self.newest: Path | None = None
@@ -105,6 +107,7 @@ class RunCheckpoints:
         began = time.monotonic()
         state, trainer_facts = self.trainer.state()
         tensors = {f"trainer/{name}": value for name, value in state.items()}
+        tensors |= {f"ema/{name}": value for name, value in self.average.state().items()}
         tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
         random_tensors, random_facts = checkpoint.random_states()
         facts = {
@@ -143,6 +146,7 @@ class RunCheckpoints:
         resuming.refuse_another_origin(origin, facts, self.identity)
         vars(self.progress).update(facts["progress"], best_adapter=tensors_under("best", tensors))
         self.trainer.load_state(tensors_under("trainer", tensors), facts["trainer"])
+        self.average.load_state(tensors_under("ema", tensors))
         checkpoint.restore_random_states(tensors, facts["random"])
 
     def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:

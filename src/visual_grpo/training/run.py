@@ -28,6 +28,7 @@ from visual_grpo.grpo.distributed import group
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
 from visual_grpo.training.checkpoints import Progress, RunCheckpoints
+from visual_grpo.training.ema import AdapterAverage
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
 PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
@@ -95,9 +96,9 @@ class TrainingRun:
         self.film_prompts = distinct_prompts(held_out, SHOWN_PROMPTS)
         self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
         self.monitor = monitor
-        self.progress = Progress()
+        self.progress, self.average = Progress(), AdapterAverage(trainer, config.train.ema_decay)
         self.checkpoints = RunCheckpoints(
-            config, trainer, self.progress, identity=identity, run_id=run_id, lineage=lineage
+            config, trainer, self.progress, self.average, identity=identity, run_id=run_id, lineage=lineage
         )
         self.stopped_by: signal.Signals | None = None
 
@@ -139,11 +140,12 @@ class TrainingRun:
         Those that ``evaluation.adapter`` names are also in ``folder`` itself, where evaluate reads them, with the
         facts of the run in ``training.json`` and its metrics in ``training.csv``.
         """
-        last = self.model.adapters.state()
-        self.model.adapters.save(folder / "last")
-        self.model.adapters.load_state(self.progress.best_adapter or last)
-        self.model.adapters.save(folder / "best")
-        self.model.adapters.load_state(last)
+        with self.average.in_place():
+            last = self.model.adapters.state()
+            self.model.adapters.save(folder / "last")
+            self.model.adapters.load_state(self.progress.best_adapter or last)
+            self.model.adapters.save(folder / "best")
+            self.model.adapters.load_state(last)
         chosen = self._chosen()
         shutil.copytree(folder / chosen, folder, dirs_exist_ok=True)
         for pattern in PICTURES:
@@ -232,7 +234,8 @@ class TrainingRun:
         suspicion = look.suspicion if look is not None and self.config.alarm.action == "rollback" else 0.0
         if not progress.best_step or (-suspicion, score) > (-progress.best_suspicion, progress.best_score):
             progress.best_score, progress.best_step = score, self.trainer.step
-            progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
+            with self.average.in_place():
+                progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
 
     def _is_ended_by_alarm(self) -> bool:
         return bool(self.progress.alarms) and self.config.alarm.action != "warn"
@@ -244,7 +247,7 @@ class TrainingRun:
         for start in range(0, len(self.eval_prompts), size):
             records = self.eval_prompts[start : start + size]
             seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]
-            drawn = self.model.generate(records, seeds, self.config.sampling.eval)
+            drawn = self._generate(records, seeds)
             samples += drawn
             scores.append(self.scorer(records, drawn))
         names = scores[0].rewards
@@ -267,13 +270,18 @@ class TrainingRun:
         prompts = self.eval_prompts[:SHOWN_PROMPTS] or [self.train_prompts[i] for i in range(SHOWN_PROMPTS)]
         records = [record for record in prompts for _ in range(SHOWN_EACH)]
         seeds = [image_seed(self.config.evaluation.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
-        samples = self.model.generate(records, seeds, self.config.sampling.eval)
+        samples = self._generate(records, seeds)
         return records, samples, self.scorer(records, samples).total
 
     def film_samples(self) -> Sequence[Sample]:
         """Draws one sample of each of ``film_prompts`` at the eval sampler and the baseline's seeds."""
         seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in self.film_prompts]
-        return self.model.generate(self.film_prompts, seeds, self.config.sampling.eval) if seeds else []
+        return self._generate(self.film_prompts, seeds) if seeds else []
+
+    def _generate(self, records: Sequence[PromptRecord], seeds: Sequence[int]) -> Sequence[Sample]:
+        """Draws at the eval sampler, with the average of the adapters if there is one."""
+        with self.average.in_place():
+            return self.model.generate(records, seeds, self.config.sampling.eval)
 
 
 def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:

@@ -31,7 +31,8 @@ def test_two_and_three_processes_train_what_one_does(kind: str, tmp_path: Path) 
     output = prepare(project, kind, LEARNED)
     trained = {}
     for processes in ("1", "2", "3", "2,distributed.sharded=true"):
-        params = f"{LEARNED},{ROW_BY_ROW},evaluation.every=0,distributed.processes={processes}"
+        shared = "evaluation.every=0,train.ema_decay=0.5"  # The average holds all updates.
+        params = f"{LEARNED},{ROW_BY_ROW},{shared},distributed.processes={processes}"
         done = paste(command(kind, "train", params), project)
         assert done.returncode == 0, done.stderr[-2000:]
         assert (f"{processes[0]} processes train together." in done.stdout) == (processes[0] != "1")

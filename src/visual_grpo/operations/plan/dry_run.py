@@ -27,6 +27,7 @@ from visual_grpo.operations.plan.meter import HostValues, Meter, as_on_a_device
 from visual_grpo.operations.plan.phases import CONDITIONS, fewer_micro_batches, fewer_repeats, phases_of
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
+from visual_grpo.training.ema import AdapterAverage
 
 _RELEASED = Path(__file__).with_name("released")
 """Configuration files of released models by hub id. Their tokenizers only count words."""
@@ -161,6 +162,7 @@ class DryRunner:
         self.networks = planned.networks | segmenter_of(config)
         self._values = HostValues()
         self.trainer = planned_trainer(config, planned.plan, planned.model)
+        self.average = AdapterAverage(self.trainer, config.train.ema_decay)
         move_to_host(*planned.networks.values())  # Offloaded networks came to get their adapters.
         with self.counting() as meter:
             pass
@@ -211,6 +213,7 @@ class DryRunner:
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.adamw.state.values() for value in state.values())
             meter.hold(value for value in kept if isinstance(value, Tensor))
+        meter.hold(self.average.state().values())
         before = copied_bytes(*networks)
         with fewer_repeats(meter), as_on_a_device(), meter:
             yield meter

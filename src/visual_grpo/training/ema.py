@@ -1,0 +1,60 @@
+"""Exponential moving average (EMA) of the adapters, evaluated and saved in place of the trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import torch
+from diffusers.training_utils import EMAModel
+from torch import Tensor, nn
+
+from visual_grpo.grpo.checkpoint import tensors_under
+from visual_grpo.grpo.two_stage import Trainer
+
+
+class AdapterAverage:
+    """diffusers' EMA of each module's adapter, updated by every update of its optimizer that is not skipped.
+
+    After update n: ``average += (1 - d) (weights - average)`` with ``d = min(decay, n / (n + 9))``, and d = 0 at n = 1.
+    All ranks have the same weights, and so the same average.
+    """
+
+    def __init__(self, trainer: Trainer, decay: float | None) -> None:
+        """``decay`` None: there is no average, and `in_place` changes nothing."""
+        self._averages: dict[str, tuple[EMAModel, list[nn.Parameter]]] = {}
+        for module, own in trainer.modules.items() if decay is not None else ():
+            average = EMAModel(own.parameters, decay=decay, foreach=True)
+            self._averages[module] = average, own.parameters
+            own.optimizer.adamw.register_step_post_hook(_stepper(average, own.parameters))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Gives the adapters their average inside the block, and their trained weights back after it."""
+        with ExitStack() as stack:
+            for average, parameters in self._averages.values():
+                average.store(parameters)
+                stack.callback(average.restore, parameters)
+                average.copy_to(parameters)
+            yield
+
+    def state(self) -> dict[str, Tensor]:
+        """``MODULE/NUMBER`` -> average of a parameter, and ``MODULE/updates``; empty without an average."""
+        state: dict[str, Tensor] = {}
+        for module, (average, _) in self._averages.items():
+            state |= {f"{module}/{number}": value for number, value in enumerate(average.shadow_params)}
+            state[f"{module}/updates"] = torch.tensor(average.optimization_step)
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restores what `state` returned."""
+        for module, (average, parameters) in self._averages.items():
+            own = tensors_under(module, state)
+            updates = int(own.pop("updates"))
+            values = [own[str(number)] for number in range(len(own))]
+            average.load_state_dict({"optimization_step": updates, "shadow_params": values})
+            average.to(device=parameters[0].device)
+
+
+def _stepper(average: EMAModel, parameters: list[nn.Parameter]) -> Callable[..., None]:
+    return lambda *_: average.step(parameters)
