@@ -31,16 +31,18 @@ def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]
 
 
 def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS, **facts: Any) -> Path:
-    """The folder of a report; ``facts`` are further entries of the evaluation."""
+    """The folder of a report; ``facts`` are further entries of the evaluation, and ``adapters`` the training's."""
     before, after = drawn(tmp_path / "baseline", 0.0, splits), drawn(tmp_path / "trained", gain, splits)
     return written(tmp_path, before, after, **facts)
 
 
-def written(tmp_path: Path, before: pd.DataFrame, after: pd.DataFrame, **facts: Any) -> Path:
+def written(
+    tmp_path: Path, before: pd.DataFrame, after: pd.DataFrame, adapters: Path | None = None, **facts: Any
+) -> Path:
     """The folder of a report on ``baseline`` and ``trained`` in ``tmp_path``, whose scores are given."""
     entries = compare(before, after, bootstrap_samples=100, seed=0)
     controls = compare_controls(before, after, bootstrap_samples=100, seed=0)
     evaluation = {"headline": summarise(entries, controls), "rewards": entries, "controls": controls} | facts
     (tmp_path / "report").mkdir(parents=True)
-    write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY)
+    write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY, adapters)
     return tmp_path / "report"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
@@ -29,9 +30,10 @@ PROMPTS = (
 )
 WIDTHS = (1400, 800, 390)
 HEADINGS = [
-    *("The trained model against the base model", "Samples", "Training", "Scores", "Greatest gains", "Greatest losses"),
+    *("The trained model against the base model", "Samples", "Training", "Scores", "Greatest gains"),
     *("All pairs", "Configuration", "Where this result comes from", "Terms"),
 ]
+TITLE = "The trained model against the base model: better (ar+dit grpo 80 steps, 2026-11-25 18:50+00:00)"
 SETTINGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr"),
@@ -76,10 +78,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
     held_out = [replace(record, prompt=text) for record, text in zip(records("held_out", 7), PROMPTS, strict=True)]
     held_out += records("more", 8)
-    training = {"mlflow_run_id": "0" * 32, "command": "kedro run --params=" + "x" * 90}
+    training = {"mlflow_run_id": "0" * 32, "command": "kedro run --params=" + "x" * 90, "film": PROMPTS}
+    training |= {"run.name": "ar+dit grpo 80 steps", "finished": "2026-11-25 18:50+00:00"}
+    for step in range(1, 12):
+        Image.new("RGB", (100, 800), (20 * step, 0, 0)).save(folder / f"film-{step:06d}.png")
     splits = {"held_out": [replace(record, split="held_out") for record in held_out], "eval": records("eval", 2)}
     tree = parameters(grpo={"loss": "dapo"}).model_dump(mode="json")
-    return reported(folder, 0.2, splits, training=training, parameters=tree) / "evaluation.html"
+    return reported(folder, 0.2, splits, training=training, parameters=tree, adapters=folder) / "evaluation.html"
 
 
 def browse(page: Path, profile: Path) -> tuple[str, list[str]]:
@@ -111,7 +116,7 @@ def test_the_page_fits_and_works_at_three_widths(report: Path, tmp_path: Path) -
     assert [probe["width"] for probe in probes] == list(WIDTHS)
     for probe in probes:
         assert probe["needed"] <= probe["width"], f"the page scrolls sideways at {probe['width']} px"
-        assert probe["title"] == "The trained model against the base model: better"
+        assert probe["title"] == TITLE
         assert probe["headings"] == HEADINGS
         assert probe["panels"] == [False, True], "the second sampler was chosen"
         first, second, pages = probe["pages"]
@@ -125,4 +130,11 @@ def test_the_page_as_it_is_writes_nothing_to_the_console(report: Path, tmp_path:
     document, console = browse(report, tmp_path / "profile")
     assert console == []
     assert '<output id="page">1 of 2</output>' in document
-    assert "<title>The trained model against the base model: better</title>" in document
+    assert f"<title>{TITLE}</title>" in document
+
+
+def test_it_prints_verdict_samples_curves_and_scores_on_at_most_four_pages(report: Path, tmp_path: Path) -> None:
+    paper = tmp_path / "report.pdf"
+    command = [str(BROWSER), *SETTINGS, f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={paper}"]
+    subprocess.run([*command, report.as_uri()], capture_output=True, timeout=120, check=True)
+    assert 2 <= len(re.findall(rb"/Type /Page\b", paper.read_bytes())) <= 4

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from PIL import Image
+from PIL import Image, ImageColor
 
 from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.painter import records
@@ -131,8 +131,44 @@ def test_the_verdict_where_it_comes_from_and_the_configuration_are_said(report: 
     assert "<tr><th>modules.dit.rewards.palette</th><td>1.0</td></tr>" in text
 
 
+def test_texts_can_be_read_on_a_light_a_dark_and_a_printed_page() -> None:
+    style = (Path(page.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--(\w+): (#\w+)", block)) for block in re.findall(r":root \{(.*?)\}", style, re.DOTALL)]
+    assert len(themes) == 3
+    for theme in themes:
+        colours = [theme[name] for name in ("ink", "muted", "up", "down", "accent")]
+        low = {(c, on) for c in colours for on in (theme["paper"], theme["panel"]) if contrast(c, on) < 4.5}
+        assert low == set()
+
+
+def contrast(colour: str, background: str) -> float:
+    """WCAG 2.1's contrast ratio."""
+    light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: str) -> float:
+    channels = [value / 255 for value in ImageColor.getrgb(colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_a_table_has_one_scale_with_zero() -> None:
+    def row(name: str, low: float | None, high: float | None, at: float | None) -> dict[str, Any]:
+        where = {"name": name, "split": "held_out", "sampler": "eval", "prompts": 4}
+        return where | {"ci_low": low, "ci_high": high, "difference": at}
+
+    rows = [row("total", 0.1, 0.3, 0.2), row("shapes/all", -0.1, 0.1, 0.0), row("votes", None, None, None)]
+    (table,) = page._tables(rows)
+    assert table["ends"] == (-0.1, 0.3)
+    scales = [r["scale"] for r in table["rows"]]
+    assert {scale["zero"] for scale in scales} == {27.0}
+    assert [(s["low"], s["high"]) for s in scales] == [(50.0, 96.0), (4.0, 50.0), (None, None)]
+
+
 def test_losses_are_shown_if_there_are_any_and_no_number_is_minus_zero(tmp_path: Path) -> None:
     folder = reported(tmp_path / "loss", gain=-0.1)
+    assert re.findall("<h2>Greatest (.*)</h2>|<p.*>(No .*) on", read(folder)) == [("", "No gains"), ("losses", "")]
     assert (folder / "losses.png").exists()
     assert not (folder / "gains.png").exists()
     text = read(reported(tmp_path / "none", -1e-9))

@@ -192,22 +192,25 @@ def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
             "split": split,
             "sampler": sampler,
             "widest": max(rows, key=lambda entry: entry["prompts"]),
-            "rows": [_scaled(entry, rows) for entry in rows],
+            "ends": (ends := _ends(rows)),
+            "rows": [_scaled(entry, *ends) for entry in rows],
         }
         for (split, sampler), rows in sorted(tables.items(), key=lambda table: table[0][0] != "held_out")
     ]
 
 
-def _scaled(entry: Entry, rows: Sequence[Entry]) -> dict[str, Any]:
-    """Adds the interval in percent of the scale that a reward shares with its parts and that contains 0."""
-    reward, _, part = entry["name"].partition("/")
-    family = [other for other in rows if other["name"].split("/")[0] == reward]
-    shown = [other[key] for other in family for key in ("ci_low", "ci_high", "difference")]
-    ends = [0.0, *(end for end in shown if end is not None)]
-    low, span = min(ends), (max(ends) - min(ends)) or 1.0
+def _ends(rows: Sequence[Entry]) -> tuple[float, float]:
+    """Returns the scale of a table's intervals, which contains 0 and all of them."""
+    values = [row[key] for row in rows for key in ("ci_low", "ci_high", "difference") if row[key] is not None]
+    return min([0.0, *values]), max([0.0, *values])
+
+
+def _scaled(entry: Entry, low: float, high: float) -> dict[str, Any]:
+    """Adds the interval in percent of the scale from ``low`` to ``high``."""
     marks = {"zero": 0.0, "low": entry["ci_low"], "high": entry["ci_high"], "at": entry["difference"]}
+    span = (high - low) or 1.0
     scale = {name: None if value is None else 4 + 92 * (value - low) / span for name, value in marks.items()}
-    return {**entry, "part": part, "scale": scale}
+    return {**entry, "part": entry["name"].partition("/")[2], "scale": scale}
 
 
 def _guards(entries: Sequence[Entry], headline: Mapping[str, Any]) -> list[Entry]:

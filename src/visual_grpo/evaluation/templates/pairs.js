@@ -84,7 +84,7 @@
   get("previous").addEventListener("click", () => { page -= 1; show(); });
   get("next").addEventListener("click", () => { page += 1; show(); });
 
-  // The enlarged picture flips between the sides of its pair: by hovering, a click or the arrow keys.
+  // The enlarged picture flips between the sides of its pair by a click or the arrow keys.
   const viewer = get("viewer");
   let sides = [];
   let at = 0;
@@ -112,5 +112,5 @@
   viewer.addEventListener("keydown", (event) => {
     if (["ArrowLeft", "ArrowRight", " "].includes(event.key)) { event.preventDefault(); flip(); }
   });
-    show();
+  show();
 })();
