@@ -77,7 +77,7 @@ def test_a_folder_that_says_nothing_is_refused(tmp_path: Path) -> None:
     ("name", "told"),
     [
         ("qwen_imge", r"'qwen_imge', which is no known family\. Did you mean 'qwen_image'\?.*sd3"),
-        ("zzz", r"no known family\. Built in: glm_image"),
+        ("zzz", r"no known family\. Built in: flux, .*glm_image"),
         ("tests.models.toy_flow:MODULES", r"toy_flow:MODULES', which is a dict, not a visual_grpo Family"),
         ("tests.models.toy_flow:FAMILI", r"has no 'FAMILI'.*Did you mean 'FAMILY'"),
         ("nowhere:FAMILY", "no module 'nowhere'"),

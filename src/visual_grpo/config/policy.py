@@ -14,7 +14,7 @@ class ModelConfig(Strict):
     """Which model, and how it is held in memory."""
 
     family: str = Field(
-        "auto", description="glm_image, sd3, qwen_image, qwen2_5_vl or package.module:FAMILY; auto = the saved model's"
+        "auto", description="a built-in family (docs/own_model.md) or package.module:FAMILY; auto = the saved model's"
     )
     path: NotEmpty | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     revision: str | None = Field(None, description="branch, tag or commit of a hub id; null = newest")

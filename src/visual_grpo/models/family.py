@@ -94,6 +94,8 @@ class Family:
     """Makes a `Model` of what ``load`` gave."""
     options: type[Strict] = field(default=NoOptions)
     """``model.options`` of this family."""
+    plain_guidance: Callable[[float], dict[str, Any]] = field(default=lambda scale: {"guidance_scale": scale})
+    """Arguments of the plain pipeline's call for the guidance scale of a sampler, where 1 is off."""
 
     def kinds(self) -> set[Kind]:
         return {module.kind for module in self.modules.values()}

@@ -15,8 +15,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common import console
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.grpo.distributed import group
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.family import ModelSettings, Module
 from visual_grpo.models.flow_sde import log_prob, normalised_log_ratio, transition_kl
@@ -25,6 +27,14 @@ from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import draw_seeds, repeated, rows_by_source_count
 
 C = TypeVar("C")
+
+DISTILLED = (
+    "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. The noise of"
+    " stochastic steps is then not removed as in training: expect blurred or noisy pictures, and a reward that falls or"
+    " collapses. Train the undistilled model, whose adapter also loads into this one; or else set"
+    " policy.flow.window_steps=1, a low policy.flow.noise and grpo.learning_rate, and look at the pictures."
+)
+"""Printed before a training of a `FlowModel` that has a true attribute ``distilled``."""
 
 Velocity = Callable[[Tensor, float], Tensor]
 """(state [b, C, h, w] float32, timestep) -> guided velocity [b, C, h, w] float32, with gradient where it is on."""
@@ -256,4 +266,6 @@ class FlowGenerator(Generic[C]):
         self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> FlowPolicy[C]:
         """Returns the policy of the transformer; ``evaluation`` is not used."""
+        if getattr(self.model, "distilled", False) and group.rank() == 0:
+            console.note(DISTILLED)
         return FlowPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)

@@ -30,6 +30,12 @@ def as_images(decoded: Tensor) -> list[Tensor]:
     return list(((decoded.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
 
 
+def decoded(vae: Any, latents: Tensor) -> list[Tensor]:
+    """Decodes latents [b, C, h, w] by a VAE whose configuration has a scale and a shift, to images as `as_images`."""
+    latents = latents / vae.config.scaling_factor + vae.config.shift_factor
+    return as_images(vae.decode(latents.to(vae.dtype), return_dict=False)[0])
+
+
 def guided(
     conditional: Tensor, unconditional: Callable[[], Tensor], scale: float, *, both_branches: bool = False
 ) -> Tensor:
@@ -109,10 +115,15 @@ _ADVICE = (
 )
 
 
+def transformer_module(targets: str | list[str]) -> dict[str, Module]:
+    """The one module of a pipeline; ``targets`` are peft's: the matrices that get a LoRA."""
+    return {"dit": Module(kind="flow", adapter=PipelineAdapter, targets=targets, advice=_ADVICE)}
+
+
 def mmdit_modules(*feed_forwards: str) -> dict[str, Module]:
     """The module of a transformer with a stream for the image and one for the text (MMDiT, arXiv 2403.03206).
 
     ``feed_forwards``: what a block calls its feed-forward networks, such as ``ff`` and ``ff_context``.
     """
-    targets = [*_ATTENTION, *(f"{name}.net.{layer}" for name in feed_forwards for layer in ("0.proj", "2"))]
-    return {"dit": Module(kind="flow", adapter=PipelineAdapter, targets=targets, advice=_ADVICE)}
+    layers = [f"{name}.net.{layer}" for name in feed_forwards for layer in ("0.proj", "2")]
+    return transformer_module([*_ATTENTION, *layers])

@@ -213,7 +213,7 @@ def load_policy(
     """Loads one module of a saved model with a fresh adapter, as a ``Policy``, without any Kedro configuration.
 
     Args:
-        model: folder or hub id of a GLM-Image, Stable Diffusion 3, Qwen-Image or Qwen2.5-VL.
+        model: folder or hub id of a model of any family.
         module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other image models, ``vl`` of Qwen2.5-VL; None = the
             first.
         size: (height, width) in pixels, multiples of 32.

@@ -33,6 +33,14 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "qwen_image",
         {"model": {"base_weights": "4bit", "offload": "phases"}, "plan": {"gpu": "RTX 4090"}},
     ),
+    "flux": ("flux", {}),
+    "flux, 4 bits, 24 GB": (
+        "flux",
+        {"model": {"base_weights": "4bit", "offload": "phases"}, "plan": {"gpu": "L4"}},
+    ),
+    "z_image": ("z_image", {}),
+    "z_image, L4": ("z_image", {**_OFFLOADED, "plan": {"gpu": "L4"}}),
+    "flux2_klein": ("flux2_klein", {}),
     "qwen2_5_vl": ("qwen2_5_vl", {}),
     "qwen2_5_vl, 3B": ("qwen2_5_vl", {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}),
 }

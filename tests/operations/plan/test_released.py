@@ -22,6 +22,11 @@ WAITS = {
     "sd3": 173,
     "qwen_image": 356,
     "qwen_image, 48 GB": 356,
+    "flux": 482,
+    "flux, 4 bits, 24 GB": 482,
+    "z_image": 161,
+    "z_image, L4": 161,
+    "flux2_klein": 156,
     "qwen2_5_vl": 305,
     "qwen2_5_vl, 3B": 305,
 }
@@ -30,6 +35,9 @@ PARAMETERS = {
     "glm_image": {"vision_language_encoder": 10.11, "transformer": 6.93},
     "sd3": {"transformer": 2.24, "text_encoder_3": 4.76},
     "qwen_image": {"transformer": 20.43, "text_encoder": 8.29},
+    "flux": {"transformer": 11.90, "text_encoder_2": 4.76},
+    "z_image": {"transformer": 6.15, "text_encoder": 4.02},
+    "flux2_klein": {"transformer": 3.88, "text_encoder": 4.02},
     "qwen2_5_vl": {"model": 8.29, "segmenter": 0.217},
     "qwen2_5_vl, 3B": {"model": 3.75},
 }

@@ -177,4 +177,5 @@ FAMILY = Family(
     load=load,
     build=FlowGenerator.builder(QwenImage, _MODULES),
     options=QwenImageOptions,
+    plain_guidance=lambda scale: {"true_cfg_scale": scale},
 )

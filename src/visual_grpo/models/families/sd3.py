@@ -17,7 +17,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
-from visual_grpo.models.flow_parts import PooledText, as_images, guided, latent_shape, mmdit_modules
+from visual_grpo.models.flow_parts import PooledText, decoded, guided, latent_shape, mmdit_modules
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.rows import distinct
 
@@ -72,9 +72,7 @@ class Sd3:
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
-        vae = self.pipeline.vae
-        latents = latents / vae.config.scaling_factor + vae.config.shift_factor
-        return as_images(vae.decode(latents.to(vae.dtype), return_dict=False)[0])
+        return decoded(self.pipeline.vae, latents)
 
     def _encode(self, prompt: str) -> PooledText:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(

@@ -73,11 +73,6 @@ def check_ode(pipeline: Any, records: list[PromptRecord], scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_the_ode_is_the_pipelines_own(pipeline: Any, scale: float) -> None:
-    check_ode(pipeline, flow_checks.records_of(), scale)
-
-
-@pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_edits_too(edit_pipeline: Any, source_images: list[Path], scale: float) -> None:
     check_ode(edit_pipeline, flow_checks.records_of(source_images), scale)
 
@@ -108,25 +103,13 @@ def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
         assert torch.equal(torch.stack(images), want)
 
 
-@pytest.mark.parametrize(
-    ("edit", "both", "scale"), [(False, False, 1.0), (False, True, 4.0), (True, False, 4.0), (True, True, 4.0)]
-)
+@pytest.mark.parametrize(("edit", "both"), [(False, False), (True, False), (True, True)])
 def test_replay_scores_what_was_sampled(
-    pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool, scale: float
+    pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool
 ) -> None:
     chosen, sources = (edit_pipeline, source_images) if edit else (pipeline, ())
     model = flow_checks.generator_of(FAMILY, chosen, tiny.SIZE, unconditional_gradient=both)
-    assert flow_checks.replay_error(flow_checks.policy_of(model, scale), flow_checks.records_of(sources)) < 1e-6
-
-
-def test_both_streams_are_trained(pipeline: Any) -> None:
-    policy = flow_checks.policy_of(flow_checks.generator_of(FAMILY, pipeline, tiny.SIZE), 4.0)
-    # What the last block's text stream gives is dropped, so nothing asks for it.
-    block = "transformer_blocks.1."
-    dropped = {"attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2"}
-    assert {name.split(".lora")[0] for name in flow_checks.untrained(policy, flow_checks.records_of())} == {
-        block + name for name in dropped
-    }
+    assert flow_checks.replay_error(flow_checks.policy_of(model, 4.0), flow_checks.records_of(sources)) < 1e-6
 
 
 def test_the_gradient_goes_through_both_branches_and_the_scale(pipeline: Any) -> None:

@@ -41,7 +41,7 @@ def stock(pipeline: Any, rows: slice, noise: torch.Tensor, guidance_scale: float
 
 @pytest.mark.parametrize(
     ("t5", "length", "guidance_scale"),
-    [(True, 256, 1.0), (True, 256, 4.5), (True, 24, 4.5), (False, 256, 4.5), (False, 0, 1.0)],
+    [(True, 24, 4.5), (False, 256, 4.5), (False, 0, 1.0)],
 )
 def test_the_ode_is_the_pipelines_own(t5: bool, length: int, guidance_scale: float) -> None:
     pipeline = tiny.pipeline(t5=t5)
@@ -72,31 +72,6 @@ def test_each_record_has_its_own_prompt_where_some_are_equal(pipeline: Any) -> N
     want = model.conditions(RECORDS, [], 1.0).prompts
     for part, own in zip(got, want, strict=True):
         assert torch.equal(part, own[[0, 1, 0, 2]])
-
-
-def test_pixels_are_the_pipelines_own(pipeline: Any) -> None:
-    model = Sd3(pipeline, tiny.SIZE, Sd3Options())
-    noise = flow_checks.noise_of(model, 3)
-    latents = stock(pipeline, slice(3), noise, 1.0, output_type="latent")
-    want = flow_checks.as_uint8(stock(pipeline, slice(3), noise, 1.0, output_type="np"))
-    assert torch.equal(torch.stack(model.pixels(latents)), want)
-
-
-@pytest.mark.parametrize("guidance_scale", [1.0, 4.5])
-def test_replay_scores_what_was_sampled(pipeline: Any, guidance_scale: float) -> None:
-    policy = flow_checks.policy_of(flow_checks.generator_of(FAMILY, pipeline, tiny.SIZE), guidance_scale)
-    assert flow_checks.replay_error(policy, RECORDS) < 1e-6
-
-
-def test_both_streams_are_trained(pipeline: Any) -> None:
-    policy = flow_checks.policy_of(flow_checks.generator_of(FAMILY, pipeline, tiny.SIZE), 4.5)
-    # What the last block's text stream gives is dropped, so nothing asks for it.
-    assert {name.split(".lora")[0] for name in flow_checks.untrained(policy, RECORDS)} == {
-        "transformer_blocks.2.attn.add_q_proj"
-    }
-    names = {name for name, p in pipeline.transformer.named_parameters() if p.requires_grad}
-    assert any("ff_context.net.2" in name for name in names)
-    assert any("attn2.to_q" in name for name in names)
 
 
 def test_the_pipeline_loads_the_adapter_by_its_own_call(folder: Path, pipeline: Any, tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""FLUX.1 (dev, Krea, schnell) as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+
+Guidance is distilled into the transformer: the scale is one of its inputs, and it runs once a step. Shapes: N prompts,
+b rows, C x h x w latents of one image, which the transformer reads as T = h w / 4 tokens of width 4 C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import Strict
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow_parts import (
+    PooledText,
+    decoded,
+    latent_shape,
+    mmdit_modules,
+    packed,
+    packed_schedule,
+    unpacked,
+)
+from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.rows import distinct
+
+
+class FluxOptions(Strict):
+    max_sequence_length: int = Field(512, ge=1, le=512, description="T5 tokens of a prompt; schnell takes at most 256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    prompts: PooledText
+    """N prompts: T5's tokens, and CLIP's pooled embedding."""
+    guidance_scale: float
+
+
+class Flux:
+    def __init__(self, pipeline: Any, size: tuple[int, int], options: FluxOptions) -> None:
+        """``size``: (height, width) in pixels, multiples of 16."""
+        self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
+        self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels // 4)
+        self.distilled = not self.transformer.config.guidance_embeds  # schnell
+
+    def schedule(self, steps: int) -> Schedule:
+        return packed_schedule(self.pipeline.scheduler, steps, self.latent_shape)
+
+    @torch.no_grad()
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
+        unique, index = distinct(records)
+        length = self.options.max_sequence_length
+        texts = [self.pipeline.encode_prompt(record.prompt, None, max_sequence_length=length) for record in unique]
+        prompts = PooledText.of([PooledText(embeds, pooled) for embeds, pooled, _ in texts])
+        return Conditions(prompts=prompts.rows(index), guidance_scale=guidance_scale)
+
+    def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
+        prompts, (_, h, w) = conditions.prompts.rows(entries), self.latent_shape
+        device, dtype = prompts.embeds.device, self.transformer.dtype
+        image_ids = self.pipeline._prepare_latent_image_ids(len(entries), h // 2, w // 2, device, dtype)
+        text_ids = torch.zeros(prompts.embeds.shape[1], 3, device=device, dtype=dtype)
+        scale = torch.full((len(entries),), conditions.guidance_scale, device=device)
+        guidance = None if self.distilled else scale
+
+        def field(state: Tensor, timestep: float) -> Tensor:
+            velocity = self.transformer(
+                hidden_states=packed(state).to(dtype),
+                timestep=torch.full((len(state),), timestep, device=device, dtype=dtype) / 1000,
+                guidance=guidance,
+                pooled_projections=prompts.pooled,
+                encoder_hidden_states=prompts.embeds,
+                txt_ids=text_ids,
+                img_ids=image_ids,
+                return_dict=False,
+            )[0]
+            return unpacked(velocity.float(), h)
+
+        return field
+
+    @torch.no_grad()
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        return decoded(self.pipeline.vae, latents)
+
+
+_PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae", "transformer", "scheduler")
+_MODULES = mmdit_modules("ff", "ff_context")
+
+FAMILY = Family(
+    name="flux",
+    modules=_MODULES,
+    tasks=("t2i",),
+    saved_as=("FluxPipeline",),
+    load=lambda path, config: load_pipeline("FluxPipeline", path, config, _PARTS),
+    build=FlowGenerator.builder(Flux, _MODULES),
+    options=FluxOptions,
+)

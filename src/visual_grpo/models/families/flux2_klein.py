@@ -1,0 +1,119 @@
+"""FLUX.2 klein (base and distilled, 4B and 9B) as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+
+Shapes: N prompts, b rows, C x h x w normalised patches of one image: a patch is 2 x 2 of the VAE's latents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import pixel_shuffle
+
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import Strict
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow_parts import as_images, guided, transformer_module
+from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.offload import on_device
+from visual_grpo.models.rows import distinct
+
+
+class Flux2KleinOptions(Strict):
+    max_sequence_length: int = Field(512, ge=1, le=512, description="text tokens of a prompt, padded to so many")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    prompts: Tensor
+    """[N, L, D], with padding that the transformer reads as the pipeline lets it."""
+    negative: Tensor | None
+    """[1, L, D] of the empty prompt; None without guidance."""
+    guidance_scale: float
+
+
+class Flux2Klein:
+    def __init__(self, pipeline: Any, size: tuple[int, int], options: Flux2KleinOptions) -> None:
+        """``size``: (height, width) in pixels, multiples of 16."""
+        self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
+        patch = 2 * pipeline.vae_scale_factor
+        self.latent_shape = (self.transformer.config.in_channels, size[0] // patch, size[1] // patch)
+        self.distilled = pipeline.config.is_distilled
+
+    def schedule(self, steps: int) -> Schedule:
+        """Returns the pipeline's schedule, whose shift depends on the numbers of patches and of steps."""
+        _, h, w = self.latent_shape
+        mu = compute_empirical_mu(image_seq_len=h * w, num_steps=steps)
+        self.pipeline.scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=mu)
+        return Schedule.of(self.pipeline.scheduler)
+
+    @torch.no_grad()
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
+        unique, index = distinct(records)
+        prompts = torch.cat([self._encode(record.prompt) for record in unique])
+        guided = guidance_scale > 1 and not self.distilled  # As the pipeline: a distilled model has no guidance.
+        return Conditions(
+            prompts=prompts[index], negative=self._encode("") if guided else None, guidance_scale=guidance_scale
+        )
+
+    def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
+        prompts, negative, dtype = conditions.prompts[entries], conditions.negative, self.transformer.dtype
+        device, blank = prompts.device, torch.empty(len(entries), *self.latent_shape)
+        text_ids = self.pipeline._prepare_text_ids(prompts).to(device)
+        image_ids = self.pipeline._prepare_latent_ids(blank).to(device)
+
+        def forward(state: Tensor, timestep: float, texts: Tensor) -> Tensor:
+            velocity: Tensor = self.transformer(
+                hidden_states=state.flatten(2).transpose(1, 2).to(dtype),
+                timestep=torch.full((len(state),), timestep, device=device, dtype=dtype) / 1000,
+                guidance=None,
+                encoder_hidden_states=texts,
+                txt_ids=text_ids,
+                img_ids=image_ids,
+                return_dict=False,
+            )[0]
+            return velocity.float().transpose(1, 2).unflatten(2, self.latent_shape[1:])
+
+        if negative is None:
+            return lambda state, timestep: forward(state, timestep, prompts)
+        return lambda state, timestep: guided(
+            forward(state, timestep, prompts),
+            lambda: forward(state, timestep, negative.expand(len(entries), -1, -1)),
+            conditions.guidance_scale,
+        )
+
+    @torch.no_grad()
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        vae = self.pipeline.vae
+        with on_device(vae):
+            mean, variance = (value.view(1, -1, 1, 1) for value in (vae.bn.running_mean, vae.bn.running_var))
+            latents = latents * (variance + vae.config.batch_norm_eps).sqrt() + mean
+            return as_images(vae.decode(pixel_shuffle(latents, 2).to(vae.dtype), return_dict=False)[0])
+
+    def _encode(self, prompt: str) -> Tensor:
+        """[1, L, D]."""
+        return self.pipeline.encode_prompt(prompt, max_sequence_length=self.options.max_sequence_length)[0]
+
+
+_PARTS = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
+_MODULES = transformer_module(
+    r".*\.(to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out|linear_in|linear_out|to_qkv_mlp_proj)"
+    r"|single_transformer_blocks\.\d+\.attn\.to_out"
+)
+
+FAMILY = Family(
+    name="flux2_klein",
+    modules=_MODULES,
+    tasks=("t2i",),
+    saved_as=("Flux2KleinPipeline",),
+    load=lambda path, config: load_pipeline("Flux2KleinPipeline", path, config, _PARTS),
+    build=FlowGenerator.builder(Flux2Klein, _MODULES),
+    options=Flux2KleinOptions,
+)

@@ -1,0 +1,102 @@
+"""Z-Image and Z-Image-Turbo as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+
+The pipeline adds ``guidance_scale`` times the difference of its branches to the conditional one, so that its 0 is the 1
+of all other families, and its 4 their 5. Shapes: N prompts, b rows, C x h x w latents of one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import Strict
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow_parts import decoded, guided, latent_shape, packed_schedule, transformer_module
+from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.rows import distinct
+
+_BASE_SHIFT = 6.0
+"""Of the released Z-Image's scheduler; Turbo, whose classes are the same, has 3."""
+
+
+class ZImageOptions(Strict):
+    negative_prompt: str = Field("", description="what guidance steers away from")
+    max_sequence_length: int = Field(512, ge=1, le=1024, description="text tokens of a prompt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    prompts: list[Tensor]
+    """N of [length, D]: the transformer pads each by itself."""
+    negative: Tensor | None
+    """[length, D]; None without guidance."""
+    guidance_scale: float
+
+
+class ZImage:
+    def __init__(self, pipeline: Any, size: tuple[int, int], options: ZImageOptions) -> None:
+        """``size``: (height, width) in pixels, multiples of 16."""
+        self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, options
+        self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels)
+        self.distilled = pipeline.scheduler.config.shift < _BASE_SHIFT
+
+    def schedule(self, steps: int) -> Schedule:
+        return packed_schedule(self.pipeline.scheduler, steps, self.latent_shape)
+
+    @torch.no_grad()
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
+        unique, index = distinct(records)
+        texts = [self._encode(record.prompt) for record in unique]
+        return Conditions(
+            prompts=[texts[row] for row in index.tolist()],
+            negative=self._encode(self.options.negative_prompt) if guidance_scale > 1 else None,
+            guidance_scale=guidance_scale,
+        )
+
+    def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
+        prompts, negative = [conditions.prompts[entry] for entry in entries.tolist()], conditions.negative
+        if negative is None:
+            return lambda state, timestep: self._forward(state, timestep, prompts)
+        return lambda state, timestep: guided(
+            self._forward(state, timestep, prompts),
+            lambda: self._forward(state, timestep, [negative] * len(prompts)),
+            conditions.guidance_scale,
+        )
+
+    @torch.no_grad()
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        return decoded(self.pipeline.vae, latents)
+
+    def _encode(self, prompt: str) -> Tensor:
+        """[length, D], without padding."""
+        length = self.options.max_sequence_length
+        texts, _ = self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False, max_sequence_length=length)
+        return texts[0]
+
+    def _forward(self, state: Tensor, timestep: float, texts: list[Tensor]) -> Tensor:
+        """The transformer takes the share of the image, 0 to 1, and predicts image minus noise."""
+        images = list(state.to(self.transformer.dtype)[:, :, None])
+        share = (1000 - torch.full((len(state),), timestep, device=state.device)) / 1000
+        return -torch.stack(self.transformer(images, share, texts, return_dict=False)[0]).squeeze(2).float()
+
+
+_PARTS = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
+_MODULES = transformer_module(["to_q", "to_k", "to_v", "to_out.0", "w1", "w2", "w3"])
+
+FAMILY = Family(
+    name="z_image",
+    modules=_MODULES,
+    tasks=("t2i",),
+    saved_as=("ZImagePipeline",),
+    load=lambda path, config: load_pipeline("ZImagePipeline", path, config, _PARTS),
+    build=FlowGenerator.builder(ZImage, _MODULES),
+    options=ZImageOptions,
+    plain_guidance=lambda scale: {"guidance_scale": scale - 1},
+)

@@ -1,0 +1,363 @@
+"""Compares a family of flow models with the plain pipeline of diffusers that it describes.
+
+A family that differs from its pipeline trains without complaint, but another model than the one that users run. Shapes:
+B rows, C x h x w latents of one image.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.models.family import Family, ModelSettings
+from visual_grpo.models.flow import FlowGenerator, FlowModel, FlowPolicy, Schedule
+from visual_grpo.models.flow_parts import packed
+from visual_grpo.models.flow_sde import ode_step
+from visual_grpo.models.loading import load_pipeline, saved_class
+
+C = TypeVar("C")
+
+PROMPTS = (
+    "a cat",
+    "a red circle on a blue square, under it " + "a long row of small signs, " * 16,
+    "一只戴着红帽子的猫",
+)
+"""Of different lengths: rows of a batch are padded, and some are cut."""
+RECORDS = tuple(PromptRecord(id=str(number), prompt=prompt) for number, prompt in enumerate(PROMPTS))
+STEPS = 5
+_LIMITS = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02}
+"""In half precision a pipeline rounds the state after each step, and rows of a batch differ."""
+_FORMS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda state: state,
+    packed,
+    lambda state: state.flatten(2).transpose(1, 2),
+)
+"""How pipelines hold [B, C, h, w]: as it is, patches of 2 x 2 as tokens, or each of h x w as a token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One comparison."""
+
+    name: str
+    difference: float
+    limit: float
+    hint: str
+    """Where to look for the fault."""
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainRun:
+    """What a pipeline's own call gave."""
+
+    records: Sequence[PromptRecord]
+    guidance_scale: float
+    schedule: Schedule
+    first: Tensor
+    """The latents before the first step, as the pipeline holds them."""
+    last: Tensor
+    """The latents after the last step."""
+    images: Tensor | None
+    """[B, 3, H, W] uint8."""
+
+
+def check_family(
+    family: Family, path: str, config: ModelConfig, size: tuple[int, int], options: Any, guidance_scale: float
+) -> list[Finding]:
+    """Compares the family's model with the pipeline saved at ``path``, of which at most one is loaded at a time.
+
+    ``size``: (height, width) in pixels; one that is not square shows where they are swapped. Raises UserError for a
+    family that is not a flow model behind a text-to-image pipeline.
+    """
+    _require_plain(family)
+    config = config.model_copy(update={"base_weights": "full"})
+    policy = PolicyConfig(flow=FlowConfig(window_start=1, window_steps=3), denoise_batch=4)
+    settings = ModelSettings(size=size, policy=policy, options=options)
+    plain = load_plain(path, config)
+    runs = [
+        run_plain(family, plain, settings, RECORDS, STEPS, 1.0),
+        run_plain(family, plain, settings, RECORDS, STEPS, guidance_scale, images=True),
+        run_plain(family, plain, settings, RECORDS[:1], STEPS, guidance_scale),
+    ]
+    del plain
+    _free()
+    built = family.build(family.load(path, config), settings)
+    if not isinstance(built, FlowGenerator):
+        raise UserError(f"check_model compares flow models with their pipelines; {family.name} is no FlowGenerator.")
+    findings = [finding for run in runs for finding in compare(built.model, run, config.dtype)]
+    policy_of_module = stirred_policy(built, family, guidance_scale)
+    findings.append(_replay_finding(policy_of_module, config.dtype))
+    trained = draw(built.model, runs[1])
+    with TemporaryDirectory() as folder:
+        built.adapters.save(Path(folder))
+        del built, policy_of_module
+        _free()
+        plain = load_plain(path, config)
+        plain.load_lora_weights(str(Path(folder, next(iter(family.modules)))))
+    run = run_plain(family, plain, settings, RECORDS, STEPS, guidance_scale)
+    return [*findings, _adapter_finding(trained, runs[1], run, config.dtype)]
+
+
+def check_before_training(
+    family: Family, pipeline: Any, built: Any, settings: ModelSettings, guidance_scale: float, dtype: str
+) -> None:
+    """Draws one prompt in two steps by the pipeline and by the family; raises UserError where they differ.
+
+    Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of another kind.
+    """
+    if family.plain_guidance is None or not isinstance(built, FlowGenerator):
+        return
+    run = run_plain(family, pipeline, settings, RECORDS[:1], 2, guidance_scale)
+    failed = [finding for finding in compare(built.model, run, dtype) if not finding.passed]
+    if failed:
+        told = "\n".join(
+            f"  {each.name}: {each.difference:.2g}, at most {each.limit:g}. See {each.hint}" for each in failed
+        )
+        raise UserError(
+            f"The family {family.name} draws other latents than its pipeline {type(pipeline).__name__}, so that it"
+            f" would train another model than the one that users run:\n{told}\nAll checks: kedro run"
+            " --pipeline=check_model with the same parameters. A family without a pipeline to be compared with sets"
+            " Family.plain_guidance to None."
+        )
+
+
+def load_plain(path: str, config: ModelConfig) -> Any:
+    """Loads the pipeline by the class that it names, without the family."""
+    return load_pipeline(saved_class(path) or "DiffusionPipeline", path, config, ())
+
+
+@torch.no_grad()
+def run_plain(
+    family: Family,
+    pipeline: Any,
+    settings: ModelSettings,
+    records: Sequence[PromptRecord],
+    steps: int,
+    guidance_scale: float,
+    *,
+    images: bool = False,
+) -> PlainRun:
+    """Calls the pipeline with noise from `_noise`'s seeds. Options that its call has too are passed on to it."""
+    assert family.plain_guidance is not None
+    known = inspect.signature(pipeline.__call__).parameters
+    options = {name: value for name, value in settings.options.model_dump().items() if name in known}
+    if "negative_prompt" in options:  # As many as prompts: some pipelines take no single one.
+        options["negative_prompt"] = [options["negative_prompt"]] * len(records) if guidance_scale > 1 else None
+    with _recorded(pipeline.scheduler) as states:
+        try:
+            given = pipeline(
+                prompt=[record.prompt for record in records],
+                height=settings.size[0],
+                width=settings.size[1],
+                num_inference_steps=steps,
+                generator=[torch.Generator().manual_seed(row) for row in range(len(records))],
+                output_type="np" if images else "latent",
+                **options,
+                **family.plain_guidance(guidance_scale),
+            ).images
+        except (TypeError, ValueError) as error:
+            raise UserError(
+                f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call needs"
+                " the arguments prompt, height, width, num_inference_steps, generator and output_type, those that"
+                " Family.plain_guidance gives, and none that is required beside them."
+            ) from error
+    return PlainRun(
+        records=records,
+        guidance_scale=guidance_scale,
+        schedule=Schedule.of(pipeline.scheduler),
+        first=states[0],
+        last=states[-1],
+        images=torch.from_numpy((given * 255).round().astype("uint8")).permute(0, 3, 1, 2) if images else None,
+    )
+
+
+def compare(model: FlowModel[C], run: PlainRun, dtype: str) -> list[Finding]:
+    """Compares noise levels, latents and, where the run has some, images."""
+    count, guided = len(run.records), run.guidance_scale > 1
+    levels, form = _levels_difference(model.schedule(len(run.schedule)), run.schedule), _form(model, run)
+    latents = float("inf")
+    if form is not None and levels < float("inf"):
+        latents = far(form(draw(model, run)).flatten(), run.last.flatten())
+    name = f"guidance {run.guidance_scale:g}, {count} prompt{'s' * (count > 1)}"
+    guidance = " If only these rows fail, the guidance: its formula, the negative prompt, Family.plain_guidance."
+    found = [
+        Finding(
+            name=f"noise levels, {name}",
+            difference=levels,
+            limit=1e-6,
+            hint="schedule: the shift and what it depends on, and the sigmas that the pipeline's call passes.",
+        ),
+        Finding(
+            name=f"latents, {name}",
+            difference=latents,
+            limit=_LIMITS[dtype],
+            hint="conditions (prompt template, length, layer of the text encoder, padding) and velocity (sign, scale of"
+            " the timestep, order of packed latents, dtype); latent_shape." + guidance * guided,
+        ),
+    ]
+    if run.images is not None and form is not None:
+        pixels = torch.stack(model.pixels(_unformed(form, run.last, (count, *model.latent_shape)))).int()
+        same = pixels.shape == run.images.shape
+        found.append(
+            Finding(
+                name=f"pixels, {name}",
+                difference=float((pixels - run.images.int()).abs().max()) if same else float("inf"),
+                limit=0 if dtype == "float32" else 2,
+                hint="pixels: scale and shift of the latents, dtype and layout of what the VAE gives.",
+            )
+        )
+    return found
+
+
+@torch.no_grad()
+def draw(model: FlowModel[C], run: PlainRun) -> Tensor:
+    """Returns the latents of ``run``'s records at its steps by the deterministic sampler, [B, C, h, w] float32."""
+    return ode(model, run.records, _noise(model, run), run.guidance_scale, len(run.schedule))
+
+
+@torch.no_grad()
+def ode(
+    model: FlowModel[C], records: Sequence[PromptRecord], noise: Tensor, guidance_scale: float, steps: int
+) -> Tensor:
+    schedule = model.schedule(steps)
+    conditions = model.conditions(records, range(len(records)), guidance_scale)
+    velocity, state = model.velocity(conditions, torch.arange(len(records))), noise
+    for timestep, (sigma, next_sigma) in zip(schedule.timesteps, pairwise(schedule.sigmas), strict=True):
+        state = ode_step(velocity(state, timestep), state, sigma, next_sigma)
+    return state
+
+
+def far(ours: Tensor, want: Tensor) -> float:
+    """Returns the largest difference relative to the largest value."""
+    return float((ours.float() - want.float()).abs().max() / want.float().abs().max())
+
+
+def stirred_policy(built: FlowGenerator[C], family: Family, guidance_scale: float) -> FlowPolicy[C]:
+    """Attaches an adapter that has an effect, and returns its policy."""
+    (name,) = family.modules
+    built.adapters.attach({name: LoraParams(rank=4, alpha=12)}, 3)
+    sampler = SamplerConfig(steps=STEPS, guidance_scale=guidance_scale)
+    policy = built.policy(name, rollout=sampler, evaluation=sampler, kl_reference=True)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.trainable_parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.device))
+    return policy
+
+
+def replay_error(policy: FlowPolicy[C], records: Sequence[PromptRecord]) -> float:
+    """Returns the largest difference of log-probs between sampling and replay of all rows and of some, in units of a
+    mean over the latent's elements."""
+    got = policy.rollout(records, 2, torch.Generator().manual_seed(3))
+    elements, errors = got.trajectory.states[0, 0].numel(), []
+    for rows in (torch.arange(2 * len(records)), torch.tensor([2 * len(records) - 2, 1])):
+        with torch.no_grad():
+            replayed = torch.cat([chunk.log_probs for chunk in policy.replay(got.trajectory, rows)], 1)
+        errors.append(float((replayed - got.log_probs[rows]).abs().max()) / elements**0.5)
+    return max(errors)
+
+
+def _replay_finding(policy: FlowPolicy[C], dtype: str) -> Finding:
+    return Finding(
+        name="replay against sampler",
+        difference=replay_error(policy, RECORDS),
+        limit=_LIMITS[dtype],
+        hint="velocity: a row depends on its neighbours (padding without a mask), or on what an earlier call left.",
+    )
+
+
+def _adapter_finding(ours: Tensor, base: PlainRun, trained: PlainRun, dtype: str) -> Finding:
+    """An adapter that changes nothing is not loaded, whatever the latents are."""
+    form = next((form for form in _FORMS if form(ours).shape == trained.last.shape), None)
+    changed = far(trained.last, base.last) > _LIMITS[dtype]
+    return Finding(
+        name="adapter in the plain pipeline",
+        difference=far(form(ours), trained.last) if form is not None and changed else float("inf"),
+        limit=_LIMITS[dtype],
+        hint="the module's targets and adapter class, and the latents above.",
+    )
+
+
+def _require_plain(family: Family) -> None:
+    flow = [module for module in family.modules.values() if module.kind == "flow"]
+    if family.plain_guidance is None or len(flow) != 1 or len(family.modules) != 1 or "t2i" not in family.tasks:
+        raise UserError(
+            f"check_model compares a text-to-image flow model of one module with its pipeline; {family.name} has the"
+            f" modules {', '.join(family.modules)} and the tasks {', '.join(family.tasks)}."
+        )
+
+
+@contextmanager
+def _recorded(scheduler: Any) -> Iterator[list[Tensor]]:
+    """Meanwhile collects the states that ``scheduler.step`` gets and gives: the start, and one a step."""
+    states: list[Tensor] = []
+    step = scheduler.step
+
+    def record(output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = step(output, timestep, sample, *args, **kwargs)
+        states.extend([sample] * (not states))
+        states.append(result[0])
+        return result
+
+    scheduler.step = record
+    try:
+        yield states
+    finally:
+        del scheduler.step
+
+
+def _levels_difference(ours: Schedule, plain: Schedule) -> float:
+    """Returns the largest difference of sigmas and of timesteps in thousandths; infinite for other numbers of them."""
+    if len(ours) != len(plain) or len(ours.sigmas) != len(plain.sigmas):
+        return float("inf")
+    differences = [abs(sigma - other) for sigma, other in zip(ours.sigmas, plain.sigmas, strict=True)]
+    differences += [abs(t - other) / 1000 for t, other in zip(ours.timesteps, plain.timesteps, strict=True)]
+    return max(differences)
+
+
+def _noise(model: FlowModel[C], run: PlainRun) -> Tensor:
+    """Returns the noise that diffusers draws for rows with a generator of their own, [B, C, h, w] float32."""
+    rows = [
+        torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(row), dtype=run.first.dtype)
+        for row in range(len(run.records))
+    ]
+    return torch.cat(rows).to(run.first.device).float()
+
+
+def _form(model: FlowModel[C], run: PlainRun) -> Callable[[Tensor], Tensor] | None:
+    """Returns how the pipeline holds latents; None where its noise is not of the model's ``latent_shape``."""
+    noise, (_, h, w), first = _noise(model, run), model.latent_shape, run.first.float().flatten()
+    for form in _FORMS:
+        possible = noise.numel() == first.numel() and (form is not packed or h % 2 == w % 2 == 0)
+        if possible and torch.equal(form(noise).flatten(), first):
+            return form
+    return None
+
+
+def _unformed(form: Callable[[Tensor], Tensor], held: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Inverts ``form``, which only moves elements: its effect on their numbers tells where each came from."""
+    numbers = form(torch.arange(held[0].numel()).view(1, *shape[1:])).flatten()
+    return held.flatten(1)[:, numbers.argsort().to(held.device)].view(shape).float()
+
+
+def _free() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,106 @@
+"""Every flow family on small models of the real classes: the checks of `check_model`, and a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.evaluation.painter import brightness
+from tests.models.families.flux import tiny as flux
+from tests.models.families.flux2_klein import tiny as flux2_klein
+from tests.models.families.qwen_image import tiny as qwen_image
+from tests.models.families.sd3 import tiny as sd3
+from tests.models.families.z_image import tiny as z_image
+from visual_grpo.config import GRPOConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.family import BUILT_IN, ModelSettings, find_family
+from visual_grpo.models.family_check import RECORDS, check_family
+from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.training.components import load_policy
+
+SIZE = (64, 96)
+CPU = ModelConfig(device="cpu")
+CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "sd3": (sd3.pipeline, {"negative_prompt": "blurry"}),
+    "qwen_image": (qwen_image.pipeline, {}),
+    "flux": (flux.pipeline, {"max_sequence_length": 64}),
+    "flux, schnell": (lambda: flux.pipeline(schnell=True), {"max_sequence_length": 64}),
+    "z_image": (z_image.pipeline, {"negative_prompt": "blurry"}),
+    "z_image, turbo": (lambda: z_image.pipeline(turbo=True), {"max_sequence_length": 100}),
+    "flux2_klein": (flux2_klein.pipeline, {"max_sequence_length": 256}),
+    "flux2_klein, distilled": (lambda: flux2_klein.pipeline(distilled=True), {"max_sequence_length": 100}),
+}
+"""A model of each flow family, and options that are not its defaults."""
+_LAST = "transformer_blocks.1."
+UNTRAINED = {
+    "sd3": {"transformer_blocks.2.attn.add_q_proj"},
+    "qwen_image": {
+        _LAST + name for name in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
+    },
+}
+"""What the last block's text stream gives is dropped, so nothing asks for it."""
+
+TRAINED = {
+    "sd3": ("ff_context.net.2", "attn2.to_q"),
+    "qwen_image": ("img_mlp.net.2", "txt_mlp.net.0.proj"),
+    "flux": ("ff_context.net.2", "single_transformer_blocks.0.attn.to_q"),
+    "z_image": ("layers.0.feed_forward.w2", "context_refiner.0.attention.to_q"),
+    "flux2_klein": ("ff_context.linear_out", "transformer_blocks.0.attn.to_out", "attn.to_qkv_mlp_proj"),
+}
+"""Some of the matrices that have a LoRA."""
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict[str, Any]]:
+    build, options = CASES[request.param]
+    folder = tmp_path_factory.mktemp("model")
+    build().save_pretrained(folder)
+    return request.param, folder, options
+
+
+def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -> None:
+    name, folder, options = case
+    family = find_family("auto", str(folder))
+    assert family.name == name.partition(",")[0]
+    findings = check_family(family, str(folder), CPU, SIZE, family.options(**options), 4.0)
+    assert len(findings) == 9
+    assert {finding.name: finding.difference for finding in findings if finding.difference > 1e-6} == {}
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "," not in name], indirect=True)
+def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]]) -> None:
+    name, folder, options = case
+    sampler = SamplerConfig(steps=3, guidance_scale=4.0)
+    policy = load_policy(str(folder), size=SIZE, rollout=sampler, options=options, kl_reference=True, device="cpu")
+    before = policy.adapter_state_dict()
+    config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01)
+    steps = list(GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config).fit(RECORDS))
+    assert steps[0].values["ratio/first_max_abs_log"] < 1e-4
+    after = policy.adapter_state_dict()
+    still = {
+        key.split(".lora")[0] for key, value in after.items() if "lora_B" in key and torch.equal(value, before[key])
+    }
+    assert [part for part in TRAINED[name] if not any(part in key for key in after)] == []
+    assert still == UNTRAINED.get(name, set())
+
+
+@pytest.mark.parametrize("name", ["flux", "z_image", "flux2_klein"])
+def test_a_distilled_model_is_warned_of_before_it_is_trained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    family, sampler = find_family(name), SamplerConfig(steps=3, guidance_scale=1.0)
+    settings = ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
+    for case, (build, _) in CASES.items():
+        if case.partition(",")[0] == name:
+            model = family.build(build(), settings)
+            model.adapters.attach({"dit": LoraParams()}, 0)
+            assert not capsys.readouterr().out
+            model.policy("dit", rollout=sampler, evaluation=sampler)
+            assert ("distilled to a few steps" in capsys.readouterr().out) == ("," in case)
+
+
+def test_every_flow_family_has_a_case() -> None:
+    families = {name for name in BUILT_IN if "flow" in find_family(name).kinds()}
+    assert families == {name.partition(",")[0] for name in CASES} | {"glm_image"}
