@@ -49,6 +49,18 @@ def test_a_resumed_loop_counts_from_where_it_was_and_times_neither_those_steps_n
     assert lines() == ["train 7/10  0:01:40 elapsed", "train 8/10  0:00:40 left"]
 
 
+def test_a_bar_below_gets_more_steps_and_another_end():
+    clock, (target, lines) = Clock(), plain()
+    with console.progress("train", 10, console=target, clock=clock) as bar:
+        check = bar.below("check", 2)
+        for total in (2, 2, 4):
+            clock.now += 6
+            check.advance(total=total)
+        check.print()
+        bar.advance()
+    assert lines() == ["check 3/4  0:00:18 elapsed", "train 1/10  0:00:18 elapsed"]
+
+
 def test_a_line_of_another_part_of_the_program_does_not_run_into_the_bar(monkeypatch: pytest.MonkeyPatch):
     stream = io.StringIO()
     monkeypatch.setattr(console, "_console", lambda: Console(file=io.StringIO(), width=120, force_terminal=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from kedro.io import DataCatalog
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
+from tests.evaluation.test_verdict import entry as an_entry
 from visual_grpo.config import flatten
 from visual_grpo.config.command import Command, use_source
+from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.hooks import EndingHooks
 from visual_grpo.hooks.cli import parsed, run
 
@@ -168,3 +171,20 @@ def test_the_next_command_makes_what_is_not_there_yet(
     EndingHooks().after_pipeline_run({"runtime_params": given}, makes, catalog)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
     assert line.endswith(f"kedro run {following}")
+
+
+def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("trained", "evaluation_report")
+    catalog = DataCatalog({name: JSONDataset(filepath=str(tmp_path / name)) for name in names})
+    (tmp_path / "evaluation_report").mkdir()
+    page = tmp_path / "evaluation_report" / "evaluation.html"
+    page.touch()
+    headline = summarise([an_entry()])
+    page.with_suffix(".json").write_text(json.dumps({"headline": headline}), encoding="utf-8")
+    makes = Pipeline([node(Path.cwd, None, name, name=name) for name in names])
+    EndingHooks().after_pipeline_run({"runtime_params": {}}, makes, catalog)
+    *_, said, following = capsys.readouterr().out.splitlines()
+    assert said == headline["sentence"]
+    assert following == f"Next: open {page.as_uri()} (make ui shows all runs)"

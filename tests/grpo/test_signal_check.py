@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,24 +57,29 @@ def test_a_reward_that_sees_passes_and_one_that_does_not_is_refused_after_all_ro
     assert (caught.value.module, caught.value.signal) == ("dit", not_seeing)
 
 
-def test_rollouts_are_drawn_until_they_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter(range(0, 1000, 6))
-    monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
-
-    def measured(most: int, scorer: Any) -> tuple[Signal, list[str]]:
+def test_rollouts_are_drawn_until_they_can_tell() -> None:
+    def measured(most: int, scorer: Any) -> tuple[Signal, list[str], list[int]]:
         notes: list[str] = []
-        found = measure_signal(trainer_of(scorer), records(10), most=most, useful=0.01, note=notes.append)
-        return found, notes
+        looks: list[int] = []
+        found = measure_signal(
+            trainer_of(scorer),
+            records(10),
+            most=most,
+            useful=0.01,
+            note=notes.append,
+            advance=lambda done, needed: looks.append(needed),
+        )
+        return found, notes, looks
 
-    few, notes = measured(3, CountingScorer())
-    assert (few.rollouts, notes) == (3, ["1 of at most 3 rollouts"])
+    few, notes, looks = measured(3, CountingScorer())
+    assert (few.rollouts, notes, looks) == (3, [], [3] * 3)
     assert measured(20, CountingScorer())[0].rollouts == 6
-    late, notes = measured(20, blind)
+    late, notes, looks = measured(20, blind)
     assert late.rollouts == 20
-    assert [note.split(" in ")[1] for note in notes if "cannot tell" in note] == [
+    assert [note.split(" in ")[1] for note in notes] == [
         f"{rollouts} rollouts cannot tell yet; drawing more" for rollouts in (6, 12)
     ]
-    assert notes[:2] == [f"{n} of at most 20 rollouts" for n in (1, 4)]
+    assert looks == [6] * 6 + [12] * 6 + [20] * 8
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.verdict import summarise
+from visual_grpo.evaluation.verdict import lines, show, summarise
 from visual_grpo.pipeline_registry import create_pipeline
-from visual_grpo.pipelines.evaluate import show_verdict
+from visual_grpo.pipelines.evaluate import show_scores
 
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
 
@@ -41,7 +41,7 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     assert "total*" in table
     assert "rollout" not in table
     assert "+0.200 [+0.200, +0.200]" in table
-    sentence, control = table.rstrip().splitlines()[-2:]
+    sentence, control = lines(evaluation["headline"])
     assert sentence.startswith(
         "On 3 held-out prompts (6 pairs) it is not shown that the trained model is better: fewer than 10 independent"
         " prompts are too few to rely on the interval; mean total 0."
@@ -107,7 +107,9 @@ def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(pain
 
 def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     entries = [an_entry(images=170, unscored_trained=34, unscored_differs=True), an_entry("guard", optimised=False)]
-    show_verdict(summarise(entries), entries)
+    headline = summarise(entries)
+    show_scores(headline, entries)
+    show(headline)
     shown = capsys.readouterr().out
     assert "│ 0 / 34" in shown
     assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from visual_grpo.common import console
 from visual_grpo.data.table import FEW_PROMPTS
 from visual_grpo.evaluation.paired import CONFIDENCE
 
@@ -151,6 +152,14 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
     if headline["units"] < FEW_PROMPTS and not headline["doubts"]:
         sentences.append(FEW_NOTE)
     return sentences + [EVAL_NOTE] * (headline["split"] == "eval")
+
+
+def show(headline: Mapping[str, Any]) -> None:
+    """Prints the headline in words, its sentence bold and, where there is a difference, in colour."""
+    sentence, *rest = lines(headline)
+    console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(headline["verdict"], "bold"))
+    for line in rest:
+        console.note(line)
 
 
 def change(block: Mapping[str, Any]) -> str:

@@ -8,8 +8,6 @@ cosine is taken of the gradients as AdamW scales them: without that a few elemen
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -107,8 +105,6 @@ _GREATEST_USEFUL_COSINE = 0.05
 """A run of few steps learns little from any cosine, which says nothing of whether there is something to learn."""
 _ADAM_EPSILON = 1e-8
 """AdamW's: it hardly moves an element whose gradient is smaller."""
-_NOTE_SECONDS = 15.0
-"""Between two notes on how far the check is."""
 
 
 def useful_cosine(steps: int) -> float:
@@ -161,14 +157,18 @@ def measure_signal(
     most: int,
     useful: float,
     note: Callable[[str], None] = lambda text: None,
+    advance: Callable[[int, int], None] = lambda done, needed: None,
 ) -> Signal:
     """The cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
 
     Draws until one look lets the run pass, ``most`` rollouts at most: that it does not pass is not believed sooner,
-    since a few rollouts can disagree by chance. Changes neither the policy nor what the training will draw. ``note``
-    is told now and then how far it is.
+    since a few rollouts can disagree by chance. Changes neither the policy nor what the training will draw.
+
+    Args:
+        note: is told that more rollouts are needed.
+        advance: is told after each rollout how many there are, and how many there will be at the next look.
     """
-    config, gradients, noted = trainer.config, list[Tensor](), -math.inf
+    config, gradients = trainer.config, list[Tensor]()
     generator = torch.Generator().manual_seed(trainer.seed + _SEED_OFFSET)
     order = PromptOrder.over(prompts, trainer.seed + _SEED_OFFSET)
     look = min(_FIRST_LOOK, most)
@@ -176,9 +176,7 @@ def measure_signal(
         while len(gradients) < look:
             chosen = [prompts[i] for i in order.draw(config.prompts_per_step)]
             gradients.append(probe_gradient(trainer, chosen, generator))
-            if time.monotonic() - noted >= _NOTE_SECONDS:
-                noted = time.monotonic()
-                note(f"{len(gradients)} of at most {most} rollouts")
+            advance(len(gradients), look)
         cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
         samples = config.prompts_per_step * config.group_size
         signal = Signal(cosine=cosine, error=error, rollouts=look, samples=samples)

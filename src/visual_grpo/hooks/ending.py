@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from kedro.pipeline.node import Node
 from visual_grpo.common import console
 from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.config.pipelines import FLOW
+from visual_grpo.evaluation import verdict
 from visual_grpo.tracking.tracker import Tracker
 
 SHOWN = {
@@ -34,6 +36,15 @@ SHOWN = {
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"
+OPENED = {
+    "evaluation_report": REPORT,
+    "comparison": REPORT,
+    "promotion": REPORT,
+    "generated": "contact_sheet.png",
+    "scores": "sheet.png",
+    "reward_report": "sheet.png",
+}
+"""Dataset -> the file in its folder to look at first; a promotion that compares nothing has none."""
 LAST_OUTPUTS = {"starter_report": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
 """Dataset -> the position of its pipeline in `FLOW`."""
 
@@ -55,17 +66,16 @@ class EndingHooks:
         """Runs before MLflow's run is closed, since its name is shown."""
         made = pipeline.all_outputs()
         where = {label: _path(catalog, name) for name, label in SHOWN.items() if name in made}
-        if "evaluation_report" in made:
-            where["report"] = f"{_path(catalog, 'evaluation_report')}/{REPORT}"
-        for dataset in ("comparison", "promotion"):
-            if dataset in made and (Path(_path(catalog, dataset)) / REPORT).is_file():
-                where["report"] = f"{_path(catalog, dataset)}/{REPORT}"
-        if "report" in where:  # A terminal opens the link.
-            where["report"] = (Path.cwd() / where["report"]).as_uri()
+        files = [Path.cwd() / _path(catalog, name) / file for name, file in OPENED.items() if name in made]
+        opened = next(filter(Path.is_file, files), None)
+        after = None if is_stage_of_dvc() else _next(run_params, made, catalog, opened)
+        if opened is not None and after is None:
+            where["open"] = opened.as_uri()  # A terminal follows the link.
         name = Tracker.active().name()
         console.summary("", where | ({"MLflow run": name} if name else {}))
-        after = _next(run_params, made, catalog)
-        if after is not None and not is_stage_of_dvc():
+        if opened is not None and opened.name == REPORT and "promotion" not in made:  # It has said its decision.
+            verdict.show(json.loads(opened.with_suffix(".json").read_text(encoding="utf-8"))["headline"])
+        if after is not None:
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
 
 
@@ -78,12 +88,12 @@ class MemoryHooks:
         gc.collect()
 
 
-def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol) -> str | None:
+def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol, report: Path | None) -> str | None:
     done = [step for name, step in LAST_OUTPUTS.items() if name in made]
     if not done:
         return None
     if max(done) == len(FLOW) - 1:
-        return "make ui    (all runs, sorted by their result)"
+        return "make ui" if report is None else f"open {report.as_uri()} (make ui shows all runs)"
     command = Command.from_run_params(run_params).without("resume")
     # A baseline for an earlier adapter is drawn to judge it, not to train another.
     judges = "adapter" in command.parameters

@@ -64,7 +64,10 @@ class TrainingReport:
         try:
             done = run.checkpoints.completed_steps()
             with console.progress("train", run.config.grpo.steps, completed=done) as self.bar:
-                progress = run.run(Callbacks(on_step=self._on_step, note=self.bar.note, on_alarm=self._on_alarm))
+                callbacks = Callbacks(
+                    on_step=self._on_step, note=self.bar.note, on_probe=self._on_probe, on_alarm=self._on_alarm
+                )
+                progress = run.run(callbacks)
             if run.stopped_by is not None:
                 raise Stopped(run.stopped_by)
         except KeyboardInterrupt:
@@ -78,6 +81,14 @@ class TrainingReport:
                 console.note(_where_it_stopped(run, "Once the cause of the error is gone, go on with"))
             raise
         return progress
+
+    def _on_probe(self, module: str, done: int, needed: int) -> None:
+        """Shows when the signal check is likely to end: most modules pass at the first look."""
+        if done == 1:
+            self.probes = self.bar.below(f"Signal check: {module}", needed)
+        self.probes.advance(total=needed)
+        if done == 2:  # The first two say how long a rollout takes.
+            self.probes.print()
 
     def _on_step(self, metrics: StepMetrics, row: dict[str, float]) -> None:
         for log in self.logs:

@@ -13,7 +13,7 @@ from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
 from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.draw import distinct_prompts
-from visual_grpo.evaluation.verdict import lines, summarise
+from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
 
 _UNCOMPARED = (
@@ -56,8 +56,6 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
     if evaluation["differences"]:
         rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]
         console.table("What differs between the trainings", ["", "first", "second"], rows)
-    for line in lines(headline):
-        console.note(line)
     return comparison_draft
 
 

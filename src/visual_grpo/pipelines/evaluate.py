@@ -12,7 +12,7 @@ from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.draw import read_scores
-from visual_grpo.evaluation.verdict import change, decimals, extent, lines, result, summarise
+from visual_grpo.evaluation.verdict import change, decimals, extent, result, summarise
 from visual_grpo.tracking.model_ref import find_adapters
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import conditions, draw_samples
@@ -83,12 +83,12 @@ def write_report(
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
-    """Prints the verdict, once the report is there."""
-    show_verdict(evaluation["headline"], evaluation["rewards"])
+    """Prints a short table, once the report is there; the verdict comes at the command's end."""
+    show_scores(evaluation["headline"], evaluation["rewards"])
 
 
-def show_verdict(headline: dict[str, Any], entries: list[dict[str, Any]]) -> None:
-    """Prints a short table of the headline's split and sampler, then the headline in words."""
+def show_scores(headline: dict[str, Any], entries: list[dict[str, Any]]) -> None:
+    """Prints a table of the headline's split and sampler."""
     view, task = (headline["split"], headline["sampler"]), headline["task"] or {}
     rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == view]
     shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == task.get("score")]
@@ -97,10 +97,6 @@ def show_verdict(headline: dict[str, Any], entries: list[dict[str, Any]]) -> Non
         ["score", "base", "trained", "difference [95%]", "unscored"],
         [_cells(entry, headline) for entry in shown],
     )
-    sentence, *rest = lines(headline)
-    console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(headline["verdict"], "bold"))
-    for line in rest:
-        console.note(line)
 
 
 def _shown(path: Path) -> str:

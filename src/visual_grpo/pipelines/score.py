@@ -62,7 +62,7 @@ def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]
     rows: list[list[Any]] = []
     for name, weight in [*weights.items(), ("total", None)]:
         variance = covariances["total"]
-        share = f"{weight * covariances[name] / variance:.0%}" if weight is not None and variance else None
+        share = f"{weight * covariances[name] / variance:z.0%}" if weight is not None and variance else None
         scores = table[name]
         cells = [f"{value:z.3g}" for value in (scores.mean(), scores.std(ddof=0), scores.min(), scores.max())]
         rows.append([name, weight, *cells, share, int(scores.isna().sum()) or None])

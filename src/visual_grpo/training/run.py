@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,6 +61,8 @@ class Callbacks:
     on_step: Callable[[StepMetrics, dict[str, float]], None]
     """A step's metrics, and the row that goes into the history."""
     note: Callable[[str], None]
+    on_probe: Callable[[str, int, int], None] = lambda module, done, needed: None
+    """A module's rollouts of the signal check: how many are drawn, and how many its next look needs."""
     on_alarm: Callable[[int, str, Shown], None] = lambda step, sentence, shown: None
     """The step, why the reward is taken to be cheated, and what it judged."""
 
@@ -203,7 +206,14 @@ class TrainingRun:
             def note(text: str, module: str = module) -> None:
                 callbacks.note(f"Signal check: {module} {text}")
 
-            signals[module] = measure_signal(trainer, self.train_prompts, most=most, useful=useful, note=note)
+            signals[module] = measure_signal(
+                trainer,
+                self.train_prompts,
+                most=most,
+                useful=useful,
+                note=note,
+                advance=partial(callbacks.on_probe, module),
+            )
         summary = check_signal(signals, useful, self.advice)
         callbacks.note(f"Signal check (cosine between policy gradients): {summary}")
 
