@@ -55,7 +55,8 @@ def test_a_bar_below_gets_more_steps_and_another_end():
         check = bar.below("check", 2)
         for total in (2, 2, 4):
             clock.now += 6
-            check.advance(total=total)
+            check.expect(total)
+            check.advance()
         check.print()
         bar.advance()
     assert lines() == ["check 3/4  0:00:18 elapsed", "train 1/10  0:00:18 elapsed"]

@@ -203,6 +203,8 @@ def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trai
     assert set(read_scores(trainings.folder / "out/first")["split"]) == {"held_out"}
     assert found["headline"]["names"] == [f"{first} (ar, 2 steps, seed 0)", f"{second} (ar, 2 steps, seed 0)"]
     assert found["differences"] == {"grpo.loss": ["grpo", "dapo"], "code": ["first", "second"]}
+    assert found["headline"]["notes"][0] == f"The rewards are those of the training of {second} (ar, 2 steps, seed 0)."
+    assert found["headline"]["notes"][1].startswith("One training each: this compares two adapters, not two methods.")
     assert "What differs between the trainings" in (trainings.folder / "out/evaluation.html").read_text()
 
 
@@ -210,6 +212,7 @@ def test_an_adapter_is_compared_with_the_base_model(trainings: Trainings) -> Non
     found = trainings.compare(first="none", second=trainings.add("second", 0.3))
     assert found["headline"]["difference"] == pytest.approx(0.3, abs=0.02)
     assert found["differences"] == {}
+    assert len(found["headline"]["notes"]) == 1, "one adapter alone is compared with no method"
     with pytest.raises(UserError, match="both none"):
         trainings.compare(first="none", second="none")
 

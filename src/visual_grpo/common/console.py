@@ -44,14 +44,15 @@ class Bar:
         """Shows another bar below, such as of a part of the first step."""
         return Bar(self._display, description, total, 0, self._every)
 
-    def advance(self, n: int = 1, *, total: int | None = None, **fields: Value) -> None:
-        """Counts ``n`` more steps as done, of another ``total`` from here on if one is given.
+    def expect(self, total: int) -> None:
+        """Changes the number of steps."""
+        self._display.update(self._task.id, total=total)
 
-        ``fields`` are shown beside the bar until they are replaced.
-        """
+    def advance(self, n: int = 1, **fields: Value) -> None:
+        """Counts ``n`` more steps as done; ``fields`` are shown beside the bar until they are replaced."""
         self._fields |= fields
         self._shown = " ".join(f"{name}={format_value(value)}" for name, value in self._fields.items())
-        self._display.update(self._task.id, advance=n, total=total, shown=escape(sanitize(self._shown)))
+        self._display.update(self._task.id, advance=n, shown=escape(sanitize(self._shown)))
         if self._display.get_time() - self._printed_at >= self._every:
             self.print()
 

@@ -86,7 +86,8 @@ class TrainingReport:
         """Shows when the signal check is likely to end: most modules pass at the first look."""
         if done == 1:
             self.probes = self.bar.below(f"Signal check: {module}", needed)
-        self.probes.advance(total=needed)
+        self.probes.expect(needed)
+        self.probes.advance()
         if done == 2:  # The first two say how long a rollout takes.
             self.probes.print()
 

@@ -40,7 +40,10 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
         scores[before], scores[after], bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
     codes = code_digests({name: reward.function for name, reward in parameters.rewards.items()})
-    notes = [f"{side.name}: {n}" for side in (first, second) for n in judged_by_other_code(side.facts, codes)]
+    notes = [f"The rewards are those of the training of {(second if second.facts else first).name}."]
+    if first.facts and second.facts:
+        notes.append("One training each: this compares two adapters, not two methods. Other seeds give other adapters.")
+    notes += [f"{side.name}: {n}" for side in (first, second) for n in judged_by_other_code(side.facts, codes)]
     headline = summarise(entries, names=(first.name, second.name), notes=notes)
     evaluation = {
         "headline": headline,
