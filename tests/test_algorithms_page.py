@@ -45,6 +45,7 @@ def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
     rows = 6
     old, new = drawn(rows, S), drawn(rows, S) + drawn(rows, S, seed=1, scale=0.3)
     kl, advantages = abs(drawn(rows, S, seed=2)), drawn(rows, seed=3)
+    moved = abs(drawn(rows, S, seed=5, scale=1e-5))
     mask = drawn(rows, S, seed=4) > -0.5
     mask[0] = False  # A row without a counted decision.
     kind = LOSSES[name]
@@ -55,13 +56,18 @@ def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
         ratio = np.exp(np.mean([new[i, s] - old[i, s] for s in steps]))
         clipped = np.clip(ratio, 1 - kind.clip_low, 1 + kind.clip_high)
         of_kl = np.exp(new[i, t] - old[i, t]) if corrected else 1.0
-        return float(-min(ratio * advantages[i], clipped * advantages[i]) + BETA * of_kl * kl[i, t])
+        surrogate = min(ratio * advantages[i], clipped * advantages[i])
+        if name == "dppo":
+            farther = (ratio > 1 and advantages[i] > 0) or (ratio < 1 and advantages[i] < 0)
+            surrogate = 0 if farther and moved[i, t] > 1e-5 else ratio * advantages[i]
+        return float(-surrogate + BETA * of_kl * kl[i, t])
 
     sums = [math.fsum(loss(i, t) for t in steps) for i, steps in enumerate(counted)]
     by_row = [total / len(steps) for total, steps in zip(sums, counted, strict=True) if len(steps)]
     want = {
         "grpo": np.mean(by_row),
         "gspo": np.mean(by_row),
+        "dppo": np.mean(by_row),
         "dr_grpo": sum(sums) / (rows * S),
         "dapo": sum(sums) / mask.sum(),
     }[name]
@@ -79,7 +85,7 @@ def test_the_losses_and_their_aggregation(name: Any, corrected: bool) -> None:
         kl_weight=BETA,
         kl_correction=corrected,
     )
-    chunk = ReplayChunk(steps=slice(0, S), log_probs=tensor(new), kl=tensor(kl))
+    chunk = ReplayChunk(steps=slice(0, S), log_probs=tensor(new), kl=tensor(kl), divergence=lambda: tensor(moved))
     policy_loss = PolicyLoss(config, [batch])
     assert float(policy_loss(chunk, batch, torch.arange(rows))[0]) == pytest.approx(want)
 
@@ -90,8 +96,11 @@ def test_the_tables() -> None:
     assert stated == {
         name: [
             "per row" if kind.sequence_ratio else "per decision",
-            f"{kind.clip_low:f}".rstrip("0"),
-            f"{kind.clip_high:f}".rstrip("0"),
+            *(
+                ["none", "none"]
+                if kind.divergence_limit
+                else [f"{c:f}".rstrip("0") for c in (kind.clip_low, kind.clip_high)]
+            ),
             kind.advantage_scale,
         ]
         for name, kind in LOSSES.items()

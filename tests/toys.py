@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class ToyGaussianPolicy(ToyTokenPolicy):
     def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
         rows = [record for record in prompts for _ in range(group_size)]
         noise = self.noise(len(rows), generator)
+        self.sampled_from = self.table.detach().clone()
         states = self.table.detach() + noise
         log_probs = torch.distributions.Normal(self.table.detach(), 1.0).log_prob(states)
         mask = torch.ones_like(states, dtype=torch.bool)
@@ -87,7 +89,12 @@ class ToyGaussianPolicy(ToyTokenPolicy):
             chosen = slice(step, step + 1)
             normal = torch.distributions.Normal(self.table[chosen], 1.0)
             kl = (self.table[chosen] ** 2 / 2).expand(len(rows), 1)
-            yield ReplayChunk(steps=chosen, log_probs=normal.log_prob(trajectory[rows, chosen]), kl=kl)
+            moved = partial(self._moved, chosen, len(rows))
+            log_probs = normal.log_prob(trajectory[rows, chosen])
+            yield ReplayChunk(steps=chosen, log_probs=log_probs, kl=kl, divergence=moved)
+
+    def _moved(self, chosen: slice, rows: int) -> Tensor:
+        return ((self.table - self.sampled_from).detach()[chosen] ** 2 / 2).expand(rows, 1)
 
 
 @contextmanager

@@ -127,3 +127,18 @@ def test_tokens_and_start_noise_of_a_seed_are_independent() -> None:
     denoiser = Denoiser(ToyFlow(), PolicyConfig())
     sizes = denoiser.start_noise(seeds).flatten(1)[:, :64].square()
     assert torch.corrcoef(torch.cat([uniforms, sizes], 1).t())[:16, 16:].abs().max() < LARGEST
+
+
+def test_a_replay_knows_how_far_each_step_has_moved() -> None:
+    policy = policy_with(flow=EVERY_STEP)
+    trajectory = rollout(policy).trajectory
+    rows, offsets = torch.tensor([5, 0]), torch.tensor([0.3, 0.1])
+    policy.model.transformer.slope.data += 0.05
+    for step, chunk in enumerate(policy.replay(trajectory, rows)):
+        state = trajectory.states[rows, step]
+        mean, std = published(state, policy.model.transformer(state, offsets).detach(), step)
+        ours = torch.distributions.Normal(mean, std)
+        theirs = torch.distributions.Normal(trajectory.means[rows, step], std)
+        want = torch.distributions.kl_divergence(ours, theirs).flatten(1).mean(1, keepdim=True)
+        assert chunk.divergence is not None
+        torch.testing.assert_close(chunk.divergence(), want, rtol=1e-4, atol=0)

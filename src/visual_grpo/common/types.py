@@ -248,6 +248,9 @@ class ReplayChunk:
     kl: Tensor | None
     """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if the policy has no reference, and then
     ``kl_weight`` must be 0."""
+    divergence: Callable[[], Tensor] | None = None
+    """Computes the exact KL to the policy that sampled, [b, s] float32 >= 0 in nats per latent element; None for
+    tokens."""
 
 
 class Policy(Protocol[T]):

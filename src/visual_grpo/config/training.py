@@ -88,7 +88,7 @@ class RewardConfig(Strict):
 class GRPOConfig(Strict):
     """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
 
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo"] = Field(
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo"] = Field(
         "grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
     )
     steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
@@ -117,6 +117,12 @@ class GRPOConfig(Strict):
     )
     clip_high: float | None = Field(
         None, gt=0, description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28)"
+    )
+    divergence_limit: float | None = Field(
+        None,
+        gt=0,
+        description="dppo, in place of the clips: KL of a denoising step to the policy that sampled it, nats a latent"
+        " element; null = the loss's own",
     )
     kl_weight: float = Field(0.0, ge=0, description="of the k3 KL to the model without adapter, nats a token")
     kl_correction: bool = Field(
@@ -149,6 +155,14 @@ class GRPOConfig(Strict):
     ratio_tolerance: float | None = Field(
         None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
     )
+
+    @model_validator(mode="after")
+    def _only_dppo_has_a_limit(self) -> Self:
+        if self.divergence_limit is not None and self.loss != "dppo":
+            raise ValueError(
+                f"divergence_limit is for the loss dppo, not for {self.loss}: leave it out, or set loss=dppo"
+            )
+        return self
 
     def replays(self, dtype: str) -> bool:
         """Returns whether the ratio's denominator is the replay's log-probs, for weights of ``dtype``."""

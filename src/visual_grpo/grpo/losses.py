@@ -10,6 +10,7 @@ unscored sample: it is left out of every mean and its advantage is 0 (DeepSeekMa
 | dr_grpo | per step     | sum over all steps / (rows * S): no length bias | arXiv 2503.20783    |
 | dapo    | per step     | mean over all steps of the batch, clip-higher | arXiv 2503.14476 eq. 8 |
 | gspo    | per sequence | mean over rows                               | arXiv 2507.18071 eq. 5 |
+| dppo    | per step     | as grpo; masks by divergence instead of clips | arXiv 2606.11025       |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import ReplayChunk, TrainBatch
 from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.dppo import masked_surrogate
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
 
@@ -126,6 +128,8 @@ class LossKind:
     clip_low: float = 0.2
     clip_high: float = 0.2
     advantage_scale: Scale = "group"
+    divergence_limit: float | None = None
+    """Of `dppo.masked_surrogate`, which then replaces the clips."""
 
 
 LOSSES = {
@@ -133,6 +137,7 @@ LOSSES = {
     "dr_grpo": LossKind(aggregation="constant", advantage_scale="none"),
     "dapo": LossKind(aggregation="step_mean", clip_high=0.28),
     "gspo": LossKind(aggregation="row_mean", sequence_ratio=True, clip_low=3e-4, clip_high=4e-4),
+    "dppo": LossKind(aggregation="row_mean", divergence_limit=1e-5),
 }
 
 MAX_LOG_RATIO = 20.0
@@ -240,6 +245,10 @@ class PolicyLoss:
         else:
             raise ValueError("gspo needs all steps of a row in one chunk; this policy replays them apart")
         loss = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
+        clipped = clipped_away(ratio, advantages, self.clip_low, self.clip_high)
+        if self.kind.divergence_limit is not None:
+            limit = self.config.divergence_limit or self.kind.divergence_limit
+            loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
         if self.config.kl_weight:
             loss = loss + self.config.kl_weight * self._kl(chunk, old)
         if self.config.sampler_correction is not None:
@@ -253,7 +262,7 @@ class PolicyLoss:
             metrics = {
                 "ratio": torch.where(counted, ratio, 0.0),
                 "abs_log_ratio": log_ratio.abs(),
-                "clip_fraction": clipped_away(ratio, advantages, self.clip_low, self.clip_high).float(),
+                "clip_fraction": clipped.float(),
                 # k3 of the old policy against the new one: how far this rollout's updates have moved it.
                 "approx_kl": k3(log_ratio),
             }

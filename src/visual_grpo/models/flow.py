@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.distributed import group
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.family import ModelSettings, Module
-from visual_grpo.models.flow_sde import log_prob, normalised_log_ratio, transition_kl
+from visual_grpo.models.flow_sde import log_prob, moved_by, normalised_log_ratio, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import draw_seeds, repeated, rows_by_source_count
@@ -209,7 +210,9 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
                 kl = None
                 if trajectory.reference_means is not None:
                     kl = transition_kl(mean, trajectory.reference_means[rows, column], std)[:, None].cpu()
-                yield ReplayChunk(steps=slice(column, column + 1), log_probs=log_probs[:, None].cpu(), kl=kl)
+                moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
+                steps = slice(column, column + 1)
+                yield ReplayChunk(steps=steps, log_probs=log_probs[:, None].cpu(), kl=kl, divergence=moved)
 
     @torch.no_grad()
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:

@@ -63,6 +63,12 @@ def transition_kl(mean: Tensor, reference_mean: Tensor, std: float) -> Tensor:
     return (mean - reference_mean).square().flatten(1).mean(1) / (2 * std**2)
 
 
+@torch.no_grad()
+def moved_by(mean: Tensor, old_means: Tensor, index: tuple[Tensor, int], std: float) -> Tensor:
+    """[b, 1] on the CPU: `transition_kl` to the transitions that b rows were drawn from, ``old_means[index]``."""
+    return transition_kl(mean, old_means[index], std)[:, None].cpu()
+
+
 def normalised_log_ratio(sample: Tensor, mean: Tensor, old_mean: Tensor, std: float) -> Tensor:
     """[B] log-ratio to the old policy, freed of its bias and of its dependence on the step's variance.
 

@@ -138,6 +138,12 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
             " leave policy.stages out, or train all modules (policy.train=all)."
         )
+    tokens = [name for name in modules if family.modules[name].kind == "tokens"]
+    if grpo.loss == "dppo" and tokens:
+        yield (
+            f"grpo.loss is dppo, which masks by the exact divergence of a denoising step, but {tokens[0]} draws tokens."
+            " Set another loss, or train only a flow module (policy.train)."
+        )
     yield from _flow_problems([name for name in modules if family.modules[name].kind == "flow"], config)
     scale = policy.decode_guidance_scale
     decodes = "flow" in kinds and any(family.modules[name].kind == "tokens" for name in modules)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from diffusers.training_utils import EMAModel
 from torch import Tensor, nn
 
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.two_stage import Trainer
+
+if TYPE_CHECKING:
+    from diffusers.training_utils import EMAModel
 
 
 class AdapterAverage:
@@ -23,7 +26,11 @@ class AdapterAverage:
     def __init__(self, trainer: Trainer, decay: float | None) -> None:
         """``decay`` None: there is no average, and `in_place` changes nothing."""
         self._averages: dict[str, tuple[EMAModel, list[nn.Parameter]]] = {}
-        for module, own in trainer.modules.items() if decay is not None else ():
+        if decay is None:
+            return
+        from diffusers.training_utils import EMAModel  # Two seconds, which a training without it should not pay.
+
+        for module, own in trainer.modules.items():
             average = EMAModel(own.parameters, decay=decay, foreach=True)
             self._averages[module] = average, own.parameters
             own.optimizer.adamw.register_step_post_hook(_stepper(average, own.parameters))

@@ -110,8 +110,8 @@ def train_every_way(config: Parameters, kind: str) -> list[tuple[Tensor, list[An
     """The table and the metrics after a training with each of `OPTIONS`; for cut layers, each of the default loss."""
     found = []
     for options in OPTIONS[len(LOSSES) :] if kind == "LayeredTokens" else OPTIONS:
-        if kind == "SeededSteps" and options.get("loss") == "gspo":
-            continue  # It needs all steps in one chunk.
+        if options.get("loss") == {"SeededSteps": "gspo", "SeededTokens": "dppo"}.get(kind, ""):
+            continue  # One needs all steps in one chunk, the other exact divergences.
         policy = KINDS[kind]()
         steps = list(trainer(policy, **options).fit(records(10)))
         found.append((policy.table.detach(), steps))
