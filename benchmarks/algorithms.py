@@ -1,0 +1,205 @@
+"""Trains the small Stable Diffusion 3 by several algorithms at equal CPU time, and compares them on held-out prompts.
+
+Each seed needs a clone in FOLDER/seed-SEED in which starter and data_preparation have run with ``--env=sd3_small
+--params=seed=SEED,output=data`` (`seeds.py` makes such clones). ``--cost`` prints the CPU seconds of a step of every
+variant, measured in turns in one process; ``--steps`` then gives each variant those that cost the same. Rollouts are
+drawn with the trained weights, whatever is saved, so that one training gives both rows of a variant: its last weights,
+and their average (``train.ema_decay``). Evaluation is not counted. What is done is not done again.
+
+    python benchmarks/algorithms.py 0 --folder FOLDER --cost
+    python benchmarks/algorithms.py 3 4 5 --folder FOLDER --steps default=50 dppo=50 matching=70
+    python benchmarks/algorithms.py 0 --folder FOLDER --steps dppo=50 --name tried --params grpo.divergence_limit=0.01
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import project
+import torch
+
+from visual_grpo.common import quiet_libraries
+from visual_grpo.common.types import StepMetrics
+from visual_grpo.config import Parameters
+from visual_grpo.data.table import RecordTable
+from visual_grpo.evaluation.compare import join
+from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
+from visual_grpo.evaluation.paired import PairedDifference, paired_difference
+from visual_grpo.models.denoising import Denoiser
+from visual_grpo.models.flow_sde import ode_step
+from visual_grpo.training import components
+from visual_grpo.training.ema import AdapterAverage
+
+VARIANTS = {
+    "default": "",
+    "dppo": "grpo.loss=dppo,grpo.divergence_limit=0.001",
+    "matching": "policy.flow.likelihood=matching,policy.share_start_noise=false,policy.flow.draws=2",
+}
+SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"
+RESULTS, BASE = Path("results/algorithms"), "base"
+GUARDS = ("reward/edge_density", "reward/colour_entropy")
+
+
+class Training:
+    """One training of a clone."""
+
+    def __init__(self, folder: Path, seed: int, params: str) -> None:
+        given = ",".join(filter(None, [SHARED, f"seed={seed}", params]))
+        arguments = argparse.Namespace(folder=folder, params=given, env="sd3_small")
+        self.config: Parameters
+        self.records: RecordTable
+        self.config, self.records = project.load(arguments)
+        path = self.config.starter.model
+        spec = components.make_run_spec(self.config, path)
+        self.scorer = components.build_scorer(self.config, spec.modules)
+        self.model: Any = components.build_model(self.config, path)
+        self.trainer: Any = components.build_trainer(self.config, spec, self.model, self.scorer)
+        self.average = AdapterAverage(self.trainer, self.config.train.ema_decay)
+        self.history: list[dict[str, float]] = []
+        self._steps: Iterator[StepMetrics] = self.trainer.fit(self.records.split("train"))
+
+    def step(self) -> bool:
+        """Takes a step; False if all are done."""
+        metrics = next(self._steps, None)
+        if metrics is not None:
+            self.history.append({"step": metrics.step, **metrics.values})
+        return metrics is not None
+
+    def keep(self, folder: Path, *, base: bool = False, averaged: bool = False) -> None:
+        """Draws and scores the held-out prompts; the folder is complete if it exists."""
+        fresh = folder.with_name(f".{folder.name}")
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        evaluation, adapter = self.config.evaluation, self.model.adapters["dit"]
+        held_out = self.records.split("held_out")
+        requests = plan_images({"held_out": held_out}, seed=0, images_per_prompt=4, max_prompts=None)
+        with self.average.in_place() if averaged else adapter.disabled() if base else nullcontext():
+            samplers, size = {"eval": self.config.sampling.eval}, evaluation.batch_size
+            draw_and_score(self.model, self.scorer, requests, samplers, fresh, batch_size=size, facts={})
+            norm = 1.0 if base else self.velocity_norm()
+        pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
+        facts = {
+            "steps": len(self.history),
+            "samples": sum(row["samples"] for row in self.history),
+            "cpu": sum(row["seconds/cpu"] for row in self.history),
+            "velocity_norm": norm,
+            "grpo": self.config.grpo.model_dump(mode="json"),
+            "flow": self.config.policy.flow.model_dump(mode="json"),
+        }
+        (fresh / "facts.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        fresh.rename(folder)
+
+    @torch.no_grad()
+    def velocity_norm(self) -> float:
+        """Mean of |v| with the adapter over |v| without it, at the states of the base model's ODE."""
+        records = list(self.records.split("held_out"))[:32]
+        steps, guidance = self.config.sampling.eval.denoising()
+        flow, schedule = self.model.model, self.model.model.schedule(steps)
+        velocity = flow.velocity(flow.conditions(records, range(32), guidance), torch.arange(len(records)))
+        state = Denoiser(flow, self.config.policy).start_noise(range(len(records)))
+        ratios = []
+        for step, timestep in enumerate(schedule.timesteps):
+            trained = velocity(state, timestep).flatten(1).norm(dim=1)
+            with self.model.adapters["dit"].disabled():
+                base = velocity(state, timestep)
+            ratios.append(trained / base.flatten(1).norm(dim=1))
+            state = ode_step(base, state, schedule.sigmas[step], schedule.sigmas[step + 1])
+        return float(torch.stack(ratios).mean())
+
+
+def cost(folder: Path, seed: int, params: str) -> None:
+    """Prints CPU seconds of a step, the mean of four after the first of each."""
+    trainings = {name: Training(folder, seed, f"{own},{params}") for name, own in VARIANTS.items()}
+    for _ in range(5):
+        for training in trainings.values():
+            training.step()
+    for name, training in trainings.items():
+        print(name, f"{sum(row['seconds/cpu'] for row in training.history[1:]) / 4:.2f} CPU s a step")
+
+
+def train(folder: Path, seed: int, name: str, params: str) -> None:
+    found = folder / RESULTS
+    if (found / f"{name} ema").exists():
+        return
+    training = Training(folder, seed, params)
+    if not (found / BASE).exists():
+        training.keep(found / BASE, base=True)
+    while training.step():
+        pass
+    training.keep(found / name)
+    training.keep(found / f"{name} ema", averaged=True)
+
+
+def table(clones: dict[int, Path], names: Sequence[str]) -> str:
+    """Each variant, and its difference to the last weights of the default; all seeds pooled, each with its prompts."""
+    folders = {(seed, name): clone / RESULTS / name for seed, clone in clones.items() for name in (BASE, *names)}
+    scores = {key: read_scores(folder) for key, folder in folders.items() if folder.exists()}
+    heads = (
+        "variant (seeds)",
+        "total",
+        "minus default",
+        "all right",
+        "minus default",
+        "guards",
+        "velocity norm",
+        "CPU s",
+    )
+    lines = [f"| {' | '.join([*heads, 'steps'])} |", "|---" * (len(heads) + 1) + "|"]
+    for name in (BASE, *names):
+        done = [seed for seed in clones if {(seed, BASE), (seed, "default"), (seed, name)} <= scores.keys()]
+        if not done:
+            continue
+        facts = [json.loads((folders[seed, name] / "facts.json").read_text()) for seed in done]
+        cells = [f"{name} ({', '.join(map(str, done))})"]
+        for column in ("total", "part/shapes/all"):
+            found = compared(scores, done, "default", name, column)
+            cells += [f"{found.trained_mean:.3f}"]
+            cells += [f"{found.difference:+.3f} [{found.ci_low:+.3f}, {found.ci_high:+.3f}]"]
+        guards = [compared(scores, done, BASE, name, column) for column in GUARDS]
+        cells += [", ".join(f"{guard.difference / guard.baseline_mean:+.1%}" for guard in guards)]
+        cells += [f"{sum(fact['velocity_norm'] for fact in facts) / len(facts):.3f}"]
+        cells += [f"{sum(fact['cpu'] for fact in facts) / len(facts):.0f}", str(facts[0]["steps"])]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def compared(
+    scores: dict[tuple[int, str], pd.DataFrame], seeds: Sequence[int], before: str, after: str, column: str
+) -> PairedDifference:
+    pairs = pd.concat([join(scores[seed, before], scores[seed, after]).assign(base=seed) for seed in seeds])
+    clusters = [f"{base}/{unit}" for base, unit in zip(pairs["base"], pairs["unit"], strict=True)]
+    return paired_difference(pairs[f"{column}_baseline"], pairs[f"{column}_trained"], clusters)
+
+
+def main() -> None:
+    quiet_libraries.silence_libraries()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--folder", type=Path, required=True, help="where the clones are")
+    parser.add_argument("--steps", nargs="+", default=[], help="VARIANT=STEPS of each variant to train")
+    parser.add_argument("--name", help="of the results, where it is not the variant's")
+    parser.add_argument("--params", default="", help="further parameters, as for kedro run")
+    parser.add_argument("--cost", action="store_true", help="print the CPU seconds of a step of each variant")
+    arguments = parser.parse_args()
+    clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
+    for seed, clone in clones.items():
+        if arguments.cost:
+            cost(clone, seed, arguments.params)
+        for variant, steps in (given.split("=") for given in arguments.steps):
+            params = ",".join(filter(None, [VARIANTS[variant], f"grpo.steps={steps}", arguments.params]))
+            train(clone, seed, arguments.name or variant, params)
+    first = next(iter(clones.values())) / RESULTS
+    found = sorted(folder.name for folder in first.glob("[!.]*") if folder.name != BASE)
+    if "default" in found:
+        print(table(clones, ["default", *(name for name in found if name != "default")]))
+
+
+if __name__ == "__main__":
+    main()
