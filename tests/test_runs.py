@@ -262,6 +262,7 @@ def test_a_run_has_a_name_flat_parameters_and_its_lineage(runs):
     assert (made["end"], made["status"], made["tags"]["mlflow.runName"]) == ("done", "FINISHED", "make seed 0")
     assert f"MLflow run  make seed 0 ({made['id'][:8]})" in runs["printed"]
     assert made["params"]["grpo.group_size"] == "8"
+    assert not any(name.startswith(("vote.", "plan.", "generate.")) for name in made["params"]), "of other pipelines"
     assert "grpo.clip_low" in made["params"], "defaults that no YAML file names are logged too"
     assert not any(name.startswith("parameters") for name in made["params"])
     report = json.loads((runs["data"] / "report.json").read_text())
@@ -321,7 +322,7 @@ def test_resuming_goes_on_in_the_checkpoints_run(runs):
 def test_an_extended_run_keeps_its_name_the_command_and_the_code_of_its_first_part(runs):
     assert runs["extended"]["end"] == "done"
     tags = runs["extended_run"]["data"]["tags"]
-    assert tags["mlflow.runName"] == "ar+dit grpo lr7e-4+6e-4 80 steps seed 0"
+    assert tags["mlflow.runName"] == "ar+dit seed 0 grpo 80 steps lr7e-4+6e-4"
     assert tags["resumed.grpo.steps"] == "90"
     assert (tags["command"], tags["git.commit"], tags["version.python"]) == ("the first command", "abc", "3")
     assert tags["resumed.command"].startswith("python ")

@@ -18,20 +18,20 @@ BOTH = ("ar", "dit")
 @pytest.mark.parametrize(
     ("changes", "modules", "environment", "given", "name"),
     [
-        ({}, BOTH, None, {}, "ar+dit grpo lr7e-4+6e-4 80 steps seed 0"),
-        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "ar+dit joint grpo lr7e-4+6e-4 80 steps seed 0"),
-        ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "ar grpo lr7e-4 80 steps seed 0"),
-        ({"grpo": {"loss": "dapo"}}, ("dit",), "sd3", {}, "sd3 dit dapo lr6e-4 80 steps seed 0"),
-        ({"data": {"path": "a/photos"}}, ("ar",), None, {}, "photos ar grpo lr7e-4 80 steps seed 0"),
+        ({}, BOTH, None, {}, "ar+dit seed 0 grpo 80 steps lr7e-4+6e-4"),
+        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "ar+dit joint seed 0 grpo 80 steps lr7e-4+6e-4"),
+        ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "ar seed 0 grpo 80 steps lr7e-4"),
+        ({"grpo": {"loss": "dapo"}}, ("dit",), "sd3", {}, "sd3 dit seed 0 dapo 80 steps lr6e-4"),
+        ({"data": {"path": "a/photos"}}, ("ar",), None, {}, "photos ar seed 0 grpo 80 steps lr7e-4"),
         (
             {},
             ("ar",),
             None,
             {"seed": 0, "grpo.steps": 80, "grpo.kl_weight": 0.1},
-            "ar grpo lr7e-4 80 steps seed 0 grpo.kl_weight=0.1",
+            "ar seed 0 grpo.kl_weight=0.1 grpo 80 steps lr7e-4",
         ),
-        ({"reward": "text"}, ("ar",), None, {"reward": "text"}, "ar grpo lr7e-4 80 steps seed 0 reward=text"),
-        ({}, ("ar",), None, dict.fromkeys("abcd", 1), "ar grpo lr7e-4 80 steps seed 0 a=1 b=1 c=1 ..."),
+        ({"reward": "text"}, ("ar",), None, {"reward": "text"}, "ar seed 0 reward=text grpo 80 steps lr7e-4"),
+        ({}, ("ar",), None, dict.fromkeys("abcd", 1), "ar seed 0 a=1 b=1 c=1 ... grpo 80 steps lr7e-4"),
         ({}, (), "text", {}, "text starter+baseline+labels+score seed 0"),
     ],
 )

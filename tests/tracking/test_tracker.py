@@ -34,7 +34,9 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     assert (nothing.run_id, nothing.name()) == (None, None)
     assert project.said == []
     view = project.client.get_experiment(project.experiment).tags["mlflow.sharedViewState.gain"]
-    assert json.loads(view)["orderByKey"] == "metrics.`result/gain`", "`make ui` opens this view"
+    view = json.loads(view)
+    assert view["orderByKey"] == "metrics.`result/gain`", "`make ui` opens this view"
+    assert view["compareRunCharts"][0]["imageKeys"] == ["samples"], "pictures come first"
 
 
 def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Project):

@@ -23,6 +23,7 @@ from visual_grpo.config.pipelines import FLOW
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.api import use_project
 from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.sync import training_params
 from visual_grpo.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class TrackingHooks:
             return
         origin = self._origin(config, pipeline)
         tracker.tags(lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path)))
-        tracker.params(flatten(config.public()))
+        tracker.params(training_params(config.public()))
 
     def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
         from visual_grpo.training import components
@@ -133,21 +134,24 @@ def run_name(
     environment: str | None,
     changed: Mapping[str, Any],
 ) -> str:
-    """Names a run: ``ar+dit grpo lr7e-4+6e-4 80 steps seed 0``, or ``baseline seed 0`` without a training.
+    """Names a run: ``ar+dit seed 0 grpo 80 steps lr7e-4+6e-4``, or ``baseline seed 0`` without a training.
+
+    What usually differs comes first, since tables cut long names.
 
     Args:
         modules: those that are trained, each with its learning rate; () = none.
         environment: Kedro's; None = the default one.
-        changed: parameters given with ``--params``, by their dotted names; those that the name lacks follow it.
+        changed: parameters given with ``--params``, by their dotted names; those that the name lacks follow the seed.
     """
     if modules:
         rates = dict.fromkeys(_short(config.grpo_of(module).learning_rate) for module in modules)
         joint = ["joint"] if config.policy.stages == "joint" and len(modules) > 1 else []
         steps = counted(config.grpo.steps, "step")
-        what, seed = ["+".join(modules), *joint, config.grpo.loss, f"lr{'+'.join(rates)}", steps], config.training_seed
+        what, seed = ["+".join(modules), *joint], config.training_seed
+        settings = [config.grpo.loss, steps, f"lr{'+'.join(rates)}"]
     else:
         ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
-        what, seed = ["+".join(ordered)], config.seed
+        what, seed, settings = ["+".join(ordered)], config.seed, []
     start = [] if environment is None else [environment]
     data = [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
     changes = [
@@ -156,7 +160,7 @@ def run_name(
         if name not in _NAMED and not name.endswith(".learning_rate")
     ]
     more = ["..."] if len(changes) > _MOST_CHANGES else []
-    return " ".join([*start, *data, *what, f"seed {seed}", *changes[:_MOST_CHANGES], *more])
+    return " ".join([*start, *data, *what, f"seed {seed}", *changes[:_MOST_CHANGES], *more, *settings])
 
 
 def _short(number: float) -> str:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.common.errors import UserError
@@ -35,8 +35,37 @@ COLUMNS = (
     *(f"metrics.`result/{name}`" for name in _RESULTS),
     *("metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`", "params.`seed`"),
 )
-VIEW = {"orderByKey": COLUMNS[0], "orderByAsc": False, "selectedColumns": COLUMNS}
-"""The table of runs in `make ui`: value of an experiment's tag that MLflow's page reads."""
+_FIRST = "first"
+_IMAGES: dict[str, Any] = {"type": "IMAGE", "imageKeys": ["samples"], "step": 1, "showRunParams": False}
+_CURVE: dict[str, Any] = {
+    "type": "LINE",
+    "xAxisKey": "step",
+    "xAxisScaleType": "linear",
+    "scaleType": "linear",
+    "range": {},
+}
+_CURVE |= {"yAxisKey": "metric", "yAxisExpressions": [], "lineSmoothness": 0, "selectedXAxisMetricKey": ""}
+_CHARTS: dict[str, dict[str, Any]] = {
+    "samples": _IMAGES,
+    **{name: _CURVE | {"metricKey": name, "selectedMetricKeys": [name]} for name in ("eval/total", "reward/total")},
+    "gain": {"type": "BAR", "metricKey": "result/gain"},
+}
+_SHOWN = {"deleted": False, "isGenerated": False}
+VIEW = {
+    "orderByKey": COLUMNS[0],
+    "orderByAsc": False,
+    "selectedColumns": COLUMNS,
+    "compareRunSections": [
+        {"uuid": _FIRST, "name": "Samples, reward, gain", "display": True, "isReordered": True, **_SHOWN}
+    ],
+    "compareRunCharts": [
+        {"uuid": name, "metricSectionId": _FIRST, "runsCountToCompare": 10, **_SHOWN, **chart}
+        for name, chart in _CHARTS.items()
+    ],
+    "isAccordionReordered": True,
+}
+"""What `make ui` opens: the table of runs, and the charts that come first. MLflow's page reads it from a tag of the
+experiment; it adds the other charts below."""
 KEY = "run.key"
 """Tag of a run: the id that stands for it if MLflow was away at its start, or if an earlier run was deleted."""
 EVALUATION = "evaluate.status"

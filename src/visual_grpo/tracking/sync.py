@@ -47,7 +47,12 @@ _OF_MODULE = {
     *("kl", "entropy", "approx_kl", "clip_fraction", "ratio/first_max_abs_log", "sampler_gap/mean", "sampler_gap/max"),
     *("grad_norm", "learning_rate", "updates_skipped", "speed/samples_per_second"),
 }
-_OF_RUN = {"reward/total", "samples", "seconds/step", "memory_gb"}
+_OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
+_OF_OTHERS = {
+    *("generate", "score", "compare", "reward_report", "vote", "promotion", "retrain", "plan", "gpu_check"),
+    *("run", "reproduce"),
+}
+"""Sections of pipelines that are no part of a training's run."""
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
@@ -108,7 +113,7 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     values = api.log_metrics(client, run_id, _curves(adapters, config), {})
     pictures = api.log_pictures(client, run_id, _pictures(adapters))
     if not run.data.params:
-        api.set_params(client, run_id, flatten(facts["parameters"]))
+        api.set_params(client, run_id, training_params(facts["parameters"]))
     source = json.dumps({"uri": config.data.path})
     records = Dataset("records", facts["data"][:_LONGEST_DIGEST], "local", source)
     client.log_inputs(run_id, datasets=[DatasetInput(records, [InputTag("mlflow.data.context", "training")])])
@@ -176,6 +181,11 @@ def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[
         names = {f"{module}/{name}" for module in modules for name in names}
     names |= _OF_RUN
     return {name: value for name, value in row.items() if name in names or name.startswith(("eval/", "watch/"))}
+
+
+def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Flattens the parameters that a training and its evaluation depend on."""
+    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in _OF_OTHERS}
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
