@@ -57,7 +57,7 @@ def main() -> None:
 def _seed(seed: int, clone: Path, arguments: argparse.Namespace) -> None:
     if not clone.exists():
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    shared = f"seed={seed}" + (f",{arguments.params}" if arguments.params else "")
+    shared = f"output=data,seed={seed}" + (f",{arguments.params}" if arguments.params else "")
     for pipeline in BEFORE:
         if not (clone / f"{pipeline}.done").exists():
             _kedro(clone, pipeline, shared, arguments.env)

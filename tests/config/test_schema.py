@@ -67,6 +67,13 @@ def test_the_defaults_are_typed(defaults):
         ("grpo.steps", "many", "grpo.steps = 'many': should be a valid integer"),
         ("policy.flow.noise", 0, "policy.flow.noise = 0: should be greater than 0"),
         ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),
+        (
+            "policy.flow",
+            {"likelihood": "matching", "noise": 0.5, "ratio_norm": True},
+            "likelihood is matching, which has no noise, ratio_norm: set noise=0.7, ratio_norm=False",
+        ),
+        ("policy.flow.draws", 2, "likelihood is sde, which has no draws: set draws=1"),
+        ("policy.flow.likelihood", "matching", "differ by their start noise alone: set policy.share_start_noise=false"),
         ("policy.signal_check.rollouts", 2, "at least 3, since fewer have no standard error"),
         ("sampling.eval.guidance_scale", 0.5, "should be greater than or equal to 1 (classifier-free guidance"),
         ("sampling.rollout.top_p", 0.9, "sampling.rollout can have no top_p below 1"),

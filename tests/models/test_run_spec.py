@@ -131,6 +131,8 @@ def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
     flow_only = make_run_spec(find_family("sd3"), of_sd3(tmp_path))
     assert list(flow_only.samplers) == ["sde", "eval"]
     assert flow_only.rollout.temperature is None
+    matching = {"flow": {"likelihood": "matching"}, "share_start_noise": False}
+    assert list(make_run_spec(find_family("sd3"), of_sd3(tmp_path, policy=matching)).samplers) == ["eval"]
     vl = make_run_spec(find_family("qwen2_5_vl"), of_vl(tmp_path, sampling={"rollout": {}, "eval": {}}))
     assert list(vl.samplers) == ["rollout", "eval"]
     assert (vl.rollout.temperature, vl.rollout.top_p, vl.rollout.top_k) == (1.0, 1.0, 0)

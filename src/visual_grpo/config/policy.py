@@ -39,25 +39,49 @@ class LoraParams(Strict):
 
 
 class FlowConfig(Strict):
-    """Which denoising steps of a flow module are stochastic, and so decisions that can be trained."""
+    """Which decisions of a flow module are trained: stochastic denoising steps, or draws of noise on its samples."""
 
+    likelihood: Literal["sde", "matching"] = Field(
+        "sde",
+        description="of a sample. sde: that of its stochastic steps; matching: how well the model matches it with noise"
+        " (arXiv 2509.25050), for samples of the ODE; needs policy.share_start_noise=false",
+    )
     sampler: Literal["sde", "cps"] = Field("sde", description="transition; see policies/flow_sde.py")
     noise: float = Field(0.7, gt=0, description="noise level a of the transition; cps: at most 1")
     window_start: int | None = Field(
         0, ge=0, description="first stochastic step; null = drawn for every rollout, the same for all its samples"
     )
     window_steps: int | None = Field(
-        1, ge=1, description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance"
+        1,
+        ge=1,
+        description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance. matching:"
+        " steps at whose noise levels noise is drawn",
     )
     train_share: float = Field(
         1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
     )
     ratio_norm: bool = Field(False, description="GRPO-Guard's normalised ratio (arXiv 2510.22319)")
+    draws: int = Field(1, ge=1, description="matching: draws of noise at each of the window's noise levels")
+    norm_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="matching: weight of the share by which the velocity's norm exceeds that of the model without"
+        " adapter (arXiv 2606.27771)",
+    )
 
     @model_validator(mode="after")
     def _cps_noise_is_an_angle(self) -> Self:
         if self.sampler == "cps" and self.noise > 1:
             raise ValueError(f"noise of the cps sampler is at most 1 (a quarter turn), got {self.noise}")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_are_of_the_likelihood(self) -> Self:
+        others = ("draws", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise", "ratio_norm")
+        defaults = {name: type(self).model_fields[name].default for name in others}
+        if changed := [name for name in others if getattr(self, name) != defaults[name]]:
+            back = ", ".join(f"{name}={defaults[name]}" for name in changed)
+            raise ValueError(f"likelihood is {self.likelihood}, which has no {', '.join(changed)}: set {back}")
         return self
 
 
@@ -110,6 +134,15 @@ class PolicyConfig(Strict):
         "growing", description="static: of full length from the first token on; on a GPU each token is a CUDA graph"
     )
     rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
+
+    @model_validator(mode="after")
+    def _samples_of_the_ode_differ(self) -> Self:
+        if self.flow.likelihood == "matching" and self.share_start_noise:
+            raise ValueError(
+                "flow.likelihood is matching, whose samples differ by their start noise alone: set"
+                " policy.share_start_noise=false, or all samples of a prompt are one picture"
+            )
+        return self
 
 
 class SamplerSettings(Strict):

@@ -251,6 +251,7 @@ class PolicyLoss:
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
         if self.config.kl_weight:
             loss = loss + self.config.kl_weight * self._kl(chunk, old)
+        loss = loss if chunk.penalty is None else loss + chunk.penalty
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)

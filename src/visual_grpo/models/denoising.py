@@ -5,8 +5,8 @@ Shapes: N entries of the conditions, B rows, W stochastic steps, C x h x w laten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -40,6 +40,8 @@ class DenoisedPath:
     """[B, W, C, h, w] float32 of the transitions that they were drawn from."""
     stds: list[float]
     """[W] standard deviations of those."""
+    stats: Mapping[str, float] = field(default_factory=dict)
+    """Measurements for the metrics of a step."""
 
 
 class Denoiser(Generic[C]):
@@ -74,7 +76,7 @@ class Denoiser(Generic[C]):
         window = self.window(steps, torch.Generator().manual_seed(0))
         return self.pixels(self.sample_path(conditions, entries, seeds, seeds, steps=steps, window=window).latents)
 
-    def window(self, steps: int, generator: torch.Generator) -> range:
+    def window(self, steps: int, generator: torch.Generator) -> Sequence[int]:
         """Returns the stochastic steps among ``steps`` denoising steps; draws the start of a window without one."""
         flow = self.flow
         count = flow.window_steps or steps - 1 - (flow.window_start or 0)
@@ -104,7 +106,7 @@ class Denoiser(Generic[C]):
         step_seeds: Sequence[int],
         *,
         steps: int,
-        window: range,
+        window: Sequence[int],
         shared_prefix: int = 1,
     ) -> DenoisedPath:
         """Stochastic steps in ``window``, ODE elsewhere.
@@ -124,7 +126,7 @@ class Denoiser(Generic[C]):
         before, after, means, stds = [], [], [], []
         with on_device(transformer):
             with fast_lora(transformer):
-                state = self._ode(start, conditions, entries[::shared_prefix], schedule, range(window.start))
+                state = self._ode(start, conditions, entries[::shared_prefix], schedule, range(window[0]))
             for column, step in enumerate(window):
                 stepped = entries if column else entries[::shared_prefix]
                 mean, std = self._transition(state, conditions, stepped, schedule, step)
@@ -136,7 +138,7 @@ class Denoiser(Generic[C]):
                 means.append(mean)
                 stds.append(std)
             with fast_lora(transformer):
-                latents = self._ode(state, conditions, entries, schedule, range(window.stop, steps))
+                latents = self._ode(state, conditions, entries, schedule, range(window[-1] + 1, steps))
         return DenoisedPath(
             latents=latents,
             states=torch.stack(before, 1),
@@ -152,6 +154,10 @@ class Denoiser(Generic[C]):
         velocity = self.model.velocity(conditions, entries)(state, schedule.timesteps[step])
         sigma, next_sigma = schedule.sigmas[step], schedule.sigmas[step + 1]
         return transition(velocity, state, sigma, next_sigma, self.flow.noise, self.flow.sampler)
+
+    def penalty(self, mean: Tensor, reference_mean: Tensor) -> Tensor | None:
+        """[b, 1] that the loss of a step adds, with gradient; None = nothing. Means are [b, C, h, w]."""
+        return None
 
     def _transition(
         self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int

@@ -22,6 +22,7 @@ from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.distributed import group
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.family import ModelSettings, Module
+from visual_grpo.models.flow_matching import denoiser_of
 from visual_grpo.models.flow_sde import log_prob, moved_by, normalised_log_ratio, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
 from visual_grpo.models.offload import on_device
@@ -130,9 +131,10 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
     ) -> None:
         """``sampler`` draws training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
         super().__init__(adapter)
-        self.model, self.config, self.kl_reference = model, config, kl_reference
+        self.model, self.config = model, config
+        self.kl_reference = kl_reference or config.flow.norm_penalty > 0
         self.steps, self.guidance_scale = sampler.denoising()
-        self.denoiser = Denoiser(model, config)
+        self.denoiser = denoiser_of(model, config)
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()
 
@@ -182,7 +184,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
             next_states=path.next_states[:, columns],
             means=path.means[:, columns],
             shared_prefix=shared_prefix,
-            first_sde_step=window.start,
+            first_sde_step=window[0],
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
@@ -193,7 +195,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
             trajectory=trajectory,
             log_probs=torch.stack(log_probs, 1).cpu(),
             mask=torch.ones(len(entries), len(columns), dtype=torch.bool),
-            stats={"seconds/decode": time.perf_counter() - started},
+            stats={"seconds/decode": time.perf_counter() - started, **path.stats},
         )
 
     def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[ReplayChunk]:
@@ -207,12 +209,19 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
                     old_mean = trajectory.means[rows, column]
                     old = log_prob(sample, old_mean, std)
                     log_probs = old + normalised_log_ratio(sample, mean, old_mean, std)
-                kl = None
+                kl = penalty = None
                 if trajectory.reference_means is not None:
-                    kl = transition_kl(mean, trajectory.reference_means[rows, column], std)[:, None].cpu()
+                    reference_mean = trajectory.reference_means[rows, column]
+                    kl = transition_kl(mean, reference_mean, std)[:, None].cpu()
+                    penalty = self.denoiser.penalty(mean, reference_mean)
                 moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
-                steps = slice(column, column + 1)
-                yield ReplayChunk(steps=steps, log_probs=log_probs[:, None].cpu(), kl=kl, divergence=moved)
+                yield ReplayChunk(
+                    steps=slice(column, column + 1),
+                    log_probs=log_probs[:, None].cpu(),
+                    kl=kl,
+                    divergence=moved,
+                    penalty=penalty,
+                )
 
     @torch.no_grad()
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:

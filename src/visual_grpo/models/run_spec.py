@@ -102,7 +102,7 @@ def _judged_samplers(family: Family, config: Parameters, rollout: SamplerConfig)
     samplers = {}
     if "tokens" in family.kinds():
         samplers["rollout"] = rollout
-    if "flow" in family.kinds() and _window_fits(config):
+    if "flow" in family.kinds() and config.policy.flow.likelihood == "sde" and _window_fits(config):
         samplers["sde"] = rollout.model_copy(update={"stochastic": True})
     return samplers | {"eval": config.sampling.eval}
 

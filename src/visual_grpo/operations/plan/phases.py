@@ -18,6 +18,7 @@ from visual_grpo.common.types import ReplayChunk
 from visual_grpo.models import decoding, tokens
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.flow import FlowPolicy
+from visual_grpo.models.flow_matching import MatchingDenoiser
 from visual_grpo.operations.plan.meter import Meter
 
 CONDITIONS = "prompts and conditions"
@@ -38,6 +39,7 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
     marked: list[tuple[Any, str, str]] = [
         (tokens, "sample_tokens", "tokens"),
         (Denoiser, "sample_path", "denoising"),
+        (MatchingDenoiser, "sample_path", "denoising"),
         (Denoiser, "integrate", "denoising"),
         (Denoiser, "pixels", "pictures (VAE)"),
     ]

@@ -1,0 +1,117 @@
+"""Forward-process training: decisions, log-probs, KL and penalty against formulas in float64, and that it learns."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.test_flow import RECORDS, ROLLOUT
+from tests.models.toy_flow import SlopeAdapter, ToyFlow
+from visual_grpo.common.types import Scores
+from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
+from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.flow import FlowPolicy
+from visual_grpo.models.rows import draw_seeds
+
+OFFSETS = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.3, 0.3]).view(-1, 1, 1, 1).double()
+
+
+def policy_with(**flow: Any) -> FlowPolicy[Tensor]:
+    model = ToyFlow()
+    config = PolicyConfig(flow=FlowConfig(likelihood="matching", **flow), share_start_noise=False)
+    return FlowPolicy(model, SlopeAdapter(model.transformer), ROLLOUT, config)
+
+
+def rollout(policy: FlowPolicy[Tensor]) -> Any:
+    return policy.rollout(RECORDS, 2, torch.Generator().manual_seed(3))
+
+
+def chunks(policy: FlowPolicy[Tensor], got: Any, rows: Tensor) -> list[Any]:
+    return list(policy.replay(got.trajectory, rows))
+
+
+def test_the_decisions_are_noised_samples_of_the_plain_ode_at_the_windows_levels() -> None:
+    policy = policy_with(window_start=1, window_steps=2, draws=2)
+    got = rollout(policy)
+    trajectory = got.trajectory
+    assert trajectory.steps == (1, 1, 2, 2)
+    assert got.log_probs.shape == (6, 4)
+    levels = torch.tensor([0.8, 0.8, 0.5, 0.5]).view(1, 4, 1, 1, 1)
+    clean = trajectory.states - levels * trajectory.next_states  # x = x0 + s u
+    noise = clean + trajectory.next_states
+    torch.testing.assert_close(clean, clean[:, :1].expand_as(clean), rtol=0, atol=1e-5)
+    assert float(noise.std()) == pytest.approx(1, abs=0.03)
+    assert abs(float(noise.mean())) < 0.03
+    assert torch.corrcoef(noise.flatten(2).flatten(0, 1)).fill_diagonal_(0).abs().max() < 0.2
+    generator = torch.Generator().manual_seed(3)
+    draw_seeds(3, generator)  # Of the conditions.
+    state = policy.denoiser.start_noise(draw_seeds(6, generator)).double()
+    for sigma, following in pairwise(ToyFlow.sigmas):
+        state = state + (following - sigma) * (-0.4 * state + OFFSETS)
+    torch.testing.assert_close(clean[:, 0].double(), state, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4, 5], [5, 0]])
+def test_log_ratio_divergence_and_penalty_by_the_formula(rows: list[int]) -> None:
+    policy = policy_with(window_steps=2, draws=2, norm_penalty=0.3)
+    got = rollout(policy)
+    trajectory, chosen = got.trajectory, torch.tensor(rows)
+    before = torch.cat([chunk.log_probs for chunk in chunks(policy, got, chosen)], 1)
+    torch.testing.assert_close(before.detach(), got.log_probs[chosen], rtol=0, atol=1e-4)
+    with torch.no_grad():
+        policy.model.transformer.slope -= 0.3
+    for column, chunk in enumerate(chunks(policy, got, chosen)):
+        state, target = (part[chosen, column].double() for part in (trajectory.states, trajectory.next_states))
+        offsets = OFFSETS[chosen]
+        old, new, base = (slope * state + offsets for slope in (-0.4, -0.7, 0.0))
+        elements = state[0].numel()
+        errors = [(velocity - target).square().flatten(1).sum(1) for velocity in (old, new)]
+        want = (errors[0] - errors[1]) / elements**0.5
+        ratio = (chunk.log_probs.detach() - got.log_probs[chosen, column : column + 1])[:, 0]
+        torch.testing.assert_close(ratio.double(), want, rtol=1e-4, atol=1e-4)
+        for value, other in ((chunk.divergence(), old), (chunk.kl.detach(), base)):
+            distance = (new - other).square().flatten(1).mean(1, keepdim=True)
+            torch.testing.assert_close(value.double(), distance, rtol=1e-4, atol=0)
+        excess = new.flatten(1).norm(dim=1) / base.flatten(1).norm(dim=1) - 1
+        assert (excess > 0).all()
+        torch.testing.assert_close(chunk.penalty.detach()[:, 0].double(), 0.3 * excess, rtol=1e-4, atol=0)
+    slope = policy.model.transformer.slope
+    (gradient,) = torch.autograd.grad(chunk.penalty.sum(), [slope])
+    assert gradient < 0, "a smaller |slope| shrinks the velocity"
+
+
+def test_a_norm_below_the_references_costs_nothing() -> None:
+    policy = policy_with(norm_penalty=0.3)
+    denoiser, reference = policy.denoiser, torch.ones(2, 4, 12, 16)
+    found = denoiser.penalty(torch.stack([0.9 * reference[0], 1.5 * reference[0]]), reference)
+    assert found is not None
+    torch.testing.assert_close(found, torch.tensor([[0.0], [0.15]]))
+    assert policy_with().denoiser.penalty(reference, reference) is None
+
+
+def test_the_velocitys_norm_is_reported_relative_to_its_targets() -> None:
+    got = rollout(policy_with(window_steps=3))
+    norms = [part.flatten(2).norm(dim=2) for part in (got.trajectory.means, got.trajectory.next_states)]
+    assert got.stats["velocity_norm"] == pytest.approx(float((norms[0] / norms[1]).mean()), rel=1e-5)
+
+
+class Contrast:
+    """Reward: the standard deviation of a picture, which the slope decides."""
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        total = torch.stack([sample.float().std() / 255 for sample in samples])
+        return Scores(total=total, rewards={"contrast": total}, parts={}, weights={"contrast": 1.0})
+
+
+@pytest.mark.parametrize("changes", [{}, {"loss": "dppo", "divergence_limit": 0.01}, {"kl_weight": 0.01}])
+def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
+    policy = policy_with(window_steps=None, draws=2)
+    policy.kl_reference = "kl_weight" in changes
+    settings: dict[str, Any] = {"steps": 15, "prompts_per_step": 3, "group_size": 4, "learning_rate": 0.05}
+    trainer = GRPOTrainer(policy, Contrast(), GRPOConfig(updates_per_rollout=2, **settings, **changes))
+    found = [step.values["reward/total"] for step in trainer.fit(RECORDS)]
+    assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005
