@@ -149,7 +149,7 @@ def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
     of_the_run |= {"sampler_gap/mean", "sampler_gap/max"}  # Where the ratio compares with the replay.
     of_the_run |= {"watch/NAME", "watch_low/NAME", "watch_high/NAME"}
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/visual_grpo/models").rglob("*.py"))
-    of_policies = set(re.findall(r'"((?:seconds|speed)/\w+|entropy|tokens_per_sample)"', source))
+    of_policies = set(re.findall(r'"((?:seconds|speed)/\w+|entropy|tokens_per_sample|velocity_norm)"', source))
     assert {general(name) for name in logged()} | of_policies | of_the_run == explained
 
 
