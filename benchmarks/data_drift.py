@@ -17,8 +17,8 @@ from PIL import Image
 
 from visual_grpo.config import DataChecks, DataConfig
 from visual_grpo.data.drift import Profile, check, drift, lost_share, profile_of
+from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.table import RecordTable, write_manifest
 from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.words import draw_words
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.config import DataConfig
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.table import RecordTable
 
 _BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss."""

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from visual_grpo.common.types import PromptRecord, Rollout
 from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
-from visual_grpo.models.decoding import TokenTrajectory
 from visual_grpo.models.families.glm_image.decoder import Conditions
 from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
 from visual_grpo.models.flow import FlowPolicy, FlowTrajectory
 from visual_grpo.models.flow_sde import log_prob, ode_step, transition
+from visual_grpo.models.generation import TokenTrajectory
 from visual_grpo.models.lora import fast_lora
 from visual_grpo.models.prompt_cache import forward
 from visual_grpo.models.tokens import TokenPolicy

@@ -18,7 +18,7 @@ import project
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.config import ControlConfig, Parameters
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare
 from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
 from visual_grpo.evaluation.verdict import change

@@ -30,7 +30,7 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import AlarmConfig, Parameters, RewardConfig
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.draw import distinct_prompts, read_scores
 from visual_grpo.rewards.catalogue import build_reward_set

@@ -27,7 +27,7 @@ from torch import Tensor
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.images import to_pil
 from visual_grpo.config import Parameters, RewardConfig
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.draw import distinct_prompts
 from visual_grpo.training import components

@@ -12,7 +12,7 @@ from kedro.framework.startup import bootstrap_project
 from omegaconf import OmegaConf
 
 from visual_grpo.config import Parameters
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -93,7 +93,7 @@ def _methods(policy: object) -> list[tuple[object, str, str]]:
     """(object, method name, phase) of the phases of a rollout."""
     if isinstance(policy, TokenPolicy):
         return [
-            (tokens, "sample_merged", "tokens"),
+            (tokens, "sample_with_adapter", "tokens"),
             (policy, "reference_log_probs", "reference"),
             (policy.model, "samples", "decode"),
         ]

@@ -30,7 +30,7 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters, RewardConfig
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.draw import distinct_prompts, image_seed
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.pipelines.vote import find_pairs

@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 
 from tests.markdown import ROOT
 from visual_grpo.config import Parameters
-from visual_grpo.config.defaults import AUTO, with_output_folders
+from visual_grpo.config.presets import AUTO, with_output_folders
 from visual_grpo.config.schema import _section, validate
 from visual_grpo.pipeline_registry import PIPELINES
 from visual_grpo.settings import CONFIG_LOADER_ARGS

@@ -23,9 +23,9 @@ from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
 from visual_grpo.data.checks import KEYS
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.sources import LAYOUTS
-from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.verdict import TASK_MEASURES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer

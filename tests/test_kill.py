@@ -42,7 +42,7 @@ WITHIN = (
     "visual_grpo.grpo.checkpoint:save_checkpoint",
     "visual_grpo.grpo.checkpoint:remove_old",
     "visual_grpo.training.run:TrainingRun.evaluate",
-    "visual_grpo.tracking.api:log_metrics",
+    "visual_grpo.tracking.mlflow_api:log_metrics",
 )
 TRAINING = "visual_grpo.training.run:TrainingRun._train"
 OF_TIME_AND_MEMORY = re.compile(r"(.*/)?(seconds|speed)/.*|(.*/)?memory_gb")

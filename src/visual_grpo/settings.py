@@ -24,7 +24,7 @@ PROJECT_PATH = Path(__file__).resolve().parents[2]
 # A custom reward is a file in the project's root. At the end of the path, so that it hides no package.
 sys.path.append(str(PROJECT_PATH))
 
-# Of those that want to be first, the last here is called first.
+# pluggy calls the hooks that are marked `tryfirst` in reverse order: Input, Adapter, Parameter, Output.
 HOOKS = (
     OutputHooks(),
     ParameterHooks(),

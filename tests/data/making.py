@@ -11,8 +11,8 @@ from typing import Any
 from PIL import Image
 
 from visual_grpo.config import DataConfig
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation, remove_unused_images
-from visual_grpo.data.table import RecordTable
 
 
 def picture(path: Path, size: tuple[int, int] = (40, 40), colour: str | tuple[int, ...] = "red") -> Path:

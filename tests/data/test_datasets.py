@@ -18,7 +18,7 @@ from PIL import Image
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.datasets import DraftDataset, FolderDataset, RecordsDataset
-from visual_grpo.data.table import write_manifest
+from visual_grpo.data.manifest import write_manifest
 
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys

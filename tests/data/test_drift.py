@@ -28,7 +28,7 @@ from visual_grpo.data.drift import (
     read_profile,
     write_profile,
 )
-from visual_grpo.data.table import RecordTable, write_manifest
+from visual_grpo.data.manifest import RecordTable, write_manifest
 
 ANIMALS = ("cat", "dog", "horse", "bear", "owl", "whale", "crane", "lizard", "snail", "tiger")
 PLACES = ("house", "lake", "wood", "street", "mountain", "bridge", "harbour", "field", "desert", "island", "market")

@@ -14,8 +14,8 @@ from PIL import Image, ImageOps
 from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import fit, read_image, read_size
+from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.table import FEW_PROMPTS, RecordTable
 
 
 def rows(folder):

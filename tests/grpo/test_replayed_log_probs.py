@@ -13,7 +13,7 @@ from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores, TrainBatch
-from visual_grpo.grpo.checks import LARGEST, SLACK, TOLERANCES, RatioCheckError, check_ratio
+from visual_grpo.grpo.checks import MAX_FACTOR, MEAN_FACTOR, TOLERANCES, RatioCheckError, check_ratio
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.trainer import GRPOTrainer
 
@@ -135,9 +135,9 @@ def test_a_deep_model_may_round_more() -> None:
         check_ratio(1.5 * floor, 0.5, "bfloat16")
     check_ratio(1.5 * floor, 0.5, "bfloat16", rounding)
     with pytest.raises(RatioCheckError):
-        check_ratio(1.01 * SLACK * rounding, 0.5, "bfloat16", rounding)
+        check_ratio(1.01 * MEAN_FACTOR * rounding, 0.5, "bfloat16", rounding)
     with pytest.raises(RatioCheckError):
-        check_ratio(0.05, 1.01 * LARGEST * rounding, "bfloat16", rounding)
+        check_ratio(0.05, 1.01 * MAX_FACTOR * rounding, "bfloat16", rounding)
     with pytest.raises(RatioCheckError):  # And a shallow one less.
         check_ratio(0.9 * floor, 0.5, "bfloat16", rounding / 10)
     with pytest.raises(RatioCheckError):

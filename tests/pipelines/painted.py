@@ -20,7 +20,7 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import DraftDataset, FolderDataset, RecordsDataset
-from visual_grpo.data.table import write_manifest
+from visual_grpo.data.manifest import write_manifest
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.training import components
 

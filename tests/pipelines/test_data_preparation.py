@@ -13,7 +13,7 @@ from tests.data.making import jsonl, picture
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import DraftDataset, RecordsDataset
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.pipelines.data_preparation import prepare_records, report_records

@@ -23,7 +23,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import RecordsDataset
-from visual_grpo.data.table import RecordTable, write_manifest
+from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.evaluation.pictures import BETTER, GAP, WIDTH, WORSE
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline

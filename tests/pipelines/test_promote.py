@@ -18,7 +18,7 @@ from tests.tracking.toy_adapters import base_model, with_facts
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
-from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
+from visual_grpo.data.manifest import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.evaluation import report
 from visual_grpo.pipelines.promote import judge, promote, roll_back
 from visual_grpo.rewards.catalogue import reward_digests

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
-from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
+from visual_grpo.data.manifest import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.operations.candidates import ComparedModel
 from visual_grpo.pipelines.compare import compare_adapters, differences

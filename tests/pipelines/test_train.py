@@ -26,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
-from visual_grpo.data.table import RecordTable, SeenPrompts, write_manifest
+from visual_grpo.data.manifest import RecordTable, SeenPrompts, write_manifest
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.tracking.tracker import Tracker

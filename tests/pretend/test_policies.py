@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models import decoding
-from visual_grpo.models.decoding import EOS_CHECK_INTERVAL
+from visual_grpo.models import generation
+from visual_grpo.models.generation import EOS_CHECK_INTERVAL
 from visual_grpo.operations.plan.phases import replaced
 
 FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
@@ -71,7 +71,7 @@ def transfers_between_tokens(gpu: Accelerator) -> Iterator[list[tuple[int, int]]
 
         return run
 
-    with replaced(decoding, "prefill", prefilled), replaced(decoding, "layers", counted):
+    with replaced(generation, "prefill", prefilled), replaced(generation, "layers", counted):
         yield seen
 
 
@@ -102,10 +102,10 @@ def test_a_copy_at_every_token_is_seen_and_a_tensor_left_on_the_host_is_refused(
     def stays(real: Any) -> Any:
         return lambda log_probs, uniforms: real(log_probs, uniforms.cpu())
 
-    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, replaced(decoding, "draw", copies):
+    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, replaced(generation, "draw", copies):
         train(config, folder, records)
     assert between
     assert all(count >= 2 for _, count in between)
     said = r"aten.mul got .* on cpu, .* on cuda:0, models/token_probs.py"
-    with Accelerator(), replaced(decoding, "draw", stays), pytest.raises(DeviceMixError, match=said):
+    with Accelerator(), replaced(generation, "draw", stays), pytest.raises(DeviceMixError, match=said):
         train(config, folder, records)

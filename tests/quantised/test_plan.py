@@ -71,5 +71,5 @@ def test_networks_that_take_turns_bring_their_codes(pipeline_folder: Path) -> No
     for bits in ("full", "4bit"):
         config = config_of(pipeline_folder, bits)
         config = config.model_copy(update={"model": config.model.model_copy(update={"offload": "phases"})})
-        brought[bits] = DryRunner(config, planned_model(config)).step().brought
+        brought[bits] = DryRunner(config, planned_model(config)).step().copied_from_host
     assert 0 < brought["4bit"] < brought["full"]

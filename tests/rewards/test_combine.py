@@ -8,7 +8,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import build_reward
-from visual_grpo.rewards.combine import Counting, RewardSet
+from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 
 PROMPTS = [PromptRecord(id=i, prompt=i) for i in ("a", "b", "c")]
@@ -112,12 +112,12 @@ def test_a_text_is_painted_by_the_first_reward_that_paints() -> None:
     assert judge.picture(PROMPTS[0], SAMPLES[0]) is SAMPLES[0], "an image is its own picture"
 
 
-def counting(**rules: Counting) -> RewardSet:
+def counting(**rules: ClipAndConditions) -> RewardSet:
     return RewardSet({"easy": (constant(-1, 0.5, 3), 2.0), "hard": (constant(0.1, 0.9, None), 1.0)}, rules)
 
 
 def test_scores_beyond_the_range_count_as_its_end_and_are_told_as_they_are() -> None:
-    scores = counting(easy=Counting(clip=(0.0, 1.0)))(PROMPTS, SAMPLES)
+    scores = counting(easy=ClipAndConditions(clip=(0.0, 1.0)))(PROMPTS, SAMPLES)
     assert scores.rewards["easy"].tolist() == [0, 0.5, 1]
     assert scores.parts["easy/raw"].tolist() == [-1, 0.5, 3]
     assert scores.total[:2].tolist() == pytest.approx([0.1, 1.9])
@@ -125,12 +125,12 @@ def test_scores_beyond_the_range_count_as_its_end_and_are_told_as_they_are() -> 
 
 
 def test_a_reward_counts_only_where_another_is_had() -> None:
-    rules = {"easy": Counting(clip=(-2.0, None), only_where={"hard": 0.9})}
+    rules = {"easy": ClipAndConditions(clip=(-2.0, None), only_where={"hard": 0.9})}
     scores = counting(**rules)(PROMPTS, SAMPLES)
     assert scores.rewards["easy"][:2].tolist() == [-2, 0.5]
     assert scores.rewards["easy"][2].isnan(), "whether it counts is not known"
     lower = RewardSet({"size": (constant(1, 2, 3), -1.0), "hard": (constant(0, 1, 1), 1.0)},
-                      {"size": Counting(clip=(None, 9.0), only_where={"hard": 1.0})})  # fmt: skip
+                      {"size": ClipAndConditions(clip=(None, 9.0), only_where={"hard": 1.0})})  # fmt: skip
     assert lower(PROMPTS, SAMPLES).rewards["size"].tolist() == [9, 2, 3], "of what is to be low, the worst is high"
     assert lower.weighted({"size": -2.0, "hard": 1.0})(PROMPTS, SAMPLES).total.tolist() == [-18, -3, -5]
 
@@ -138,16 +138,16 @@ def test_a_reward_counts_only_where_another_is_had() -> None:
 @pytest.mark.parametrize(
     ("rule", "complaint"),
     [
-        (Counting(clip=(1.0, 0.0)), r"rewards.easy.clip must be \[low, high\] with low < high, got \[1, 0\]"),
+        (ClipAndConditions(clip=(1.0, 0.0)), r"rewards.easy.clip must be \[low, high\] with low < high, got \[1, 0\]"),
         (
-            Counting(clip=(0.0, None), only_where={"hrad": 0.5}),
+            ClipAndConditions(clip=(0.0, None), only_where={"hrad": 0.5}),
             "'hrad', which is no other .* Did you mean 'hard'",
         ),
-        (Counting(clip=(0.0, None), only_where={"easy": 0.5}), "names 'easy', which is no other reward"),
-        (Counting(clip=(None, 1.0), only_where={"hard": 0.5}), "rewards.easy.clip has no lower end"),
+        (ClipAndConditions(clip=(0.0, None), only_where={"easy": 0.5}), "names 'easy', which is no other reward"),
+        (ClipAndConditions(clip=(None, 1.0), only_where={"hard": 0.5}), "rewards.easy.clip has no lower end"),
     ],
 )
-def test_rules_that_cannot_be_applied_are_refused(rule: Counting, complaint: str) -> None:
+def test_rules_that_cannot_be_applied_are_refused(rule: ClipAndConditions, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         counting(easy=rule)
 

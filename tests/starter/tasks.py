@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from visual_grpo.starter.base import Advance, ChildTask
+from visual_grpo.starter.pretraining import Advance, ChildTask
 
 
 def in_this_process(tasks: Sequence[ChildTask], at_once: int, advance: Advance) -> None:

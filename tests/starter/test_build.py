@@ -18,11 +18,11 @@ from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, Parameters, StarterConfig, Task
 from visual_grpo.pipelines import starter as nodes
 from visual_grpo.starter import build
-from visual_grpo.starter.base import Job
 from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.glm_image import corpus
 from visual_grpo.starter.glm_image.pretrain_ar import pretrain_language_half
 from visual_grpo.starter.glm_image.pretrain_decoder import pretrain_decoder_half
+from visual_grpo.starter.pretraining import Job
 
 HEIGHT, WIDTH, SEED = 32, 64, 3
 STEPS = {"vae": 2, "dit": 2, "ar": 2}

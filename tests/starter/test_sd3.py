@@ -10,8 +10,8 @@ from diffusers import StableDiffusion3Pipeline
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as glm_modules
-from visual_grpo.starter.base import Job
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
+from visual_grpo.starter.pretraining import Job
 from visual_grpo.starter.sd3 import PROMPT_TOKENS, build_transformer, normalise_latents, pretrain_dit, pretrain_sd3
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
 

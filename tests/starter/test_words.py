@@ -13,7 +13,6 @@ from PIL import Image
 from tests.starter.tasks import in_this_process, silent_progress, weights_are_equal
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter import build
-from visual_grpo.starter.base import Job
 from visual_grpo.starter.build import build_starter
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import build_processor
@@ -25,6 +24,7 @@ from visual_grpo.starter.glm_image.pretrain_on_words import (
     text_ids,
     tile_codebook,
 )
+from visual_grpo.starter.pretraining import Job
 from visual_grpo.starter.words import WORDS, draw, prompt_of
 
 HEIGHT, WIDTH, SEED = 32, 96, 3

@@ -11,7 +11,7 @@ import pytest
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.tracking import tracker
-from visual_grpo.tracking.model_ref import Registered
+from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.tracker import Tracker
 
 EXPERIMENT = "visual_grpo"

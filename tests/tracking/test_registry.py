@@ -19,7 +19,7 @@ from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.operations.lineage import DIFFERS, find_subject, lines
-from visual_grpo.tracking.model_ref import Registered, find_adapters, find_start
+from visual_grpo.tracking.adapter_lookup import Registered, find_adapters, find_start
 from visual_grpo.tracking.registry import Registry
 
 NAME = "shapes"
@@ -280,12 +280,12 @@ def test_a_locked_database_and_a_server_that_is_away_are_told_and_nothing_change
 def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) -> None:
     for digest, settings in (("a" * 64, "s" * 64), ("a" * 64, "s" * 64), ("a" * 64, "t" * 64), ("b" * 64, "s" * 64)):
         REGISTRY.note_gate(digest, settings, promoted=False)
-    assert REGISTRY.gates_of_a_year(but=("a" * 64, "s" * 64)) == 2
-    assert REGISTRY.gates_of_a_year(but=("c" * 64, "s" * 64)) == 3
+    assert REGISTRY.gates_in_last_year(excluding=("a" * 64, "s" * 64)) == 2
+    assert REGISTRY.gates_in_last_year(excluding=("c" * 64, "s" * 64)) == 3
     assert (REGISTRY.is_judged("a" * 64, "t" * 64), REGISTRY.is_judged("b" * 64, "t" * 64)) == (True, False)
     gate = next(iter(project.client.get_registered_model(NAME).tags))
     project.client.set_registered_model_tag(NAME, gate, "2020-01-01T00:00:00+00:00 promoted")
-    assert REGISTRY.gates_of_a_year(but=("c" * 64, "s" * 64)) == 2, "a year has 365 days"
+    assert REGISTRY.gates_in_last_year(excluding=("c" * 64, "s" * 64)) == 2, "a year has 365 days"
 
 
 def test_a_version_an_alias_and_a_folder_are_the_same_adapters(project: Project, trained: Path, tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ class PromptRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other fields of the record; rewards may read them."""
     split_group: str | None = None
-    """Group key: records that share it (one image, one prompt) go to the same split; None = ungrouped."""
+    """Records that share this key (one image, one prompt) go to the same split; None = split by the id."""
 
 
-Ratio = tuple["Tensor", "Tensor"]
+Fraction = tuple["Tensor", "Tensor"]
 """(numerator, denominator) of B samples, each [B] float32, the denominator >= 0; both NaN = unscored."""
 
 
@@ -67,7 +67,7 @@ class RewardOutput:
     """[B] float32, higher is better."""
     parts: Mapping[str, Tensor] = field(default_factory=dict)
     """Named components of the score, each [B] float32: reported, never optimised by themselves."""
-    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    ratios: Mapping[str, Fraction] = field(default_factory=dict)
     """Named scores whose mean is a ratio of sums, such as the cumulative IoU of masks: reported, never optimised."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Rows that are NaN because asking for them failed (a server does not answer), each with the reason: the run stops
@@ -105,7 +105,7 @@ class Scores:
     """Each reward's own values, [B] float32, unweighted."""
     parts: Mapping[str, Tensor]
     """``reward/part`` -> [B] float32."""
-    ratios: Mapping[str, Ratio] = field(default_factory=dict)
+    ratios: Mapping[str, Fraction] = field(default_factory=dict)
     """``reward/ratio`` -> numerators and denominators."""
     weights: Mapping[str, float]
     """Weight of each reward; 0 = reported only."""
@@ -203,6 +203,8 @@ class Rollout(Generic[T]):
     rounding: float = 0.0
     """Mean |log ratio|, in nats, that half precision is expected to make between sampler and replay; 0 = the
     dtype's floor (`grpo.checks`)."""
+    block: range | None = None
+    """Rows that this process drew, the only ones in ``trajectory``; None = all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,12 +218,25 @@ class TrainBatch(Generic[T]):
     advantages: Tensor
     """[B] float32, of all rows of the rollout."""
     replayed_log_probs: Tensor | None = None
-    """[B, S] float32: log-probs of the sampling weights as the replay computes them; None = the sampler's are used."""
+    """[B, S] float32: the sampler's log-probs, which `store_replay` replaces; None = the sampler's stay in use."""
 
     @property
     def old_log_probs(self) -> Tensor:
         """[B, S] float32, the denominator of the ratio."""
         return self.rollout.log_probs if self.replayed_log_probs is None else self.replayed_log_probs
+
+    def store_replay(self, chunk: ReplayChunk, rows: Tensor) -> None:
+        """Makes the log-probs of an on-policy replay of ``rows`` ([b]) the denominator of their ratios."""
+        assert self.replayed_log_probs is not None
+        self.replayed_log_probs[rows, chunk.steps] = chunk.log_probs.detach()
+
+    def micro_batches(self, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the rows that this process drew, at most ``size`` at a time, and their places in the trajectory."""
+        rows, block = self.rows, self.rollout.block
+        if block is not None:
+            rows = rows[(rows >= block.start) & (rows < block.stop)]
+        for part in rows.split(size or len(rows)) if len(rows) else ():
+            yield part, part - (block.start if block else 0)
 
     def prompt_ids(self, rows: Tensor) -> list[str]:
         return [self.rollout.prompts[int(row)].id for row in rows]

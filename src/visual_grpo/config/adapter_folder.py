@@ -10,13 +10,13 @@ from typing import Any
 from visual_grpo.common.digests import file_digest, tree_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import merged
-from visual_grpo.config.defaults import pinned
+from visual_grpo.config.presets import pinned
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
 prompts that the training never saw."""
 DATA_PROFILE = "data_profile.json"
-"""Statistics of the training's data, to compare later ones with (`data.profile`)."""
+"""Statistics of the training's data, to compare later ones with (`data.drift`)."""
 CODE = "code of reward "
 """Before a reward's name in the facts: the digest of the user's own function."""
 FILE = "file of reward "
@@ -24,7 +24,7 @@ FILE = "file of reward "
 COMMIT = "commit of reward "
 """Likewise: the hub's commit of the weights that the option names."""
 ADJUSTED = "resumed.parameters"
-"""In the facts: what a resumed training went on with otherwise, a line each (`training.resuming.adjusted`)."""
+"""In the facts: the parameters that were changed at a resume, a line each (`training.resuming.adjusted`)."""
 START_RUN = "start.run"
 """In the facts: the MLflow run of the adapters that the training started from."""
 AGAIN = "Train again, or use the adapters of the MLflow run."

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from visual_grpo.config.base import AdapterName, Name, NotEmpty, Strict
 from visual_grpo.config.data import DataChecks
-from visual_grpo.config.defaults import ROOT
+from visual_grpo.config.presets import ROOT
 
 FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
 """The pipelines of the data flow, in their order."""

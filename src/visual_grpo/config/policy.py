@@ -46,7 +46,10 @@ class FlowConfig(Strict):
         description="of a sample. sde: that of its stochastic steps; matching: how well the model matches it with noise"
         " (arXiv 2509.25050), for samples of the ODE; needs policy.share_start_noise=false",
     )
-    sampler: Literal["sde", "cps"] = Field("sde", description="transition; see policies/flow_sde.py")
+    sampler: Literal["sde", "cps"] = Field(
+        "sde",
+        description="transition: of Flow-GRPO (arXiv 2505.05470), or coefficients-preserving (arXiv 2509.05952)",
+    )
     noise: float = Field(0.7, gt=0, description="noise level a of the transition; cps: at most 1")
     window_start: int | None = Field(
         0, ge=0, description="first stochastic step; null = drawn for every rollout, the same for all its samples"
@@ -201,7 +204,7 @@ class DistributedConfig(Strict):
         return section
 
     @model_validator(mode="after")
-    def _has_whom_to_share_with(self) -> Self:
+    def _sharding_needs_processes(self) -> Self:
         if self.sharded and self.processes == 1:
             raise ValueError("sharded needs processes of at least 2, each of which keeps a part of the model")
         return self

@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 from visual_grpo.common.errors import UserError, nearest, nearest_hint
 from visual_grpo.config.base import AdapterName, NotEmpty, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
-from visual_grpo.config.defaults import AUTO, PRESET_NAMES, PresetName, is_drawn, with_output_folders, with_rewards
 from visual_grpo.config.pipelines import (
     CompareConfig,
     GenerateConfig,
@@ -26,6 +25,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
+from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_output_folders, with_rewards
 from visual_grpo.config.training import (
     AlarmConfig,
     EvaluationConfig,
@@ -79,7 +79,7 @@ class Parameters(Strict):
     )
     sampling: SamplingConfig
     reward: Literal["auto", PresetName] | None = Field(
-        "auto", description="preset of rewards (config/defaults.py); auto = what the records allow; null = only rewards"
+        "auto", description="preset of rewards (config/presets.py); auto = what the records allow; null = only rewards"
     )
     rewards: dict[str, RewardConfig] = Field(
         default_factory=dict, description="added to the preset's by name, or in their place; null removes one"

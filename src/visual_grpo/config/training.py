@@ -91,8 +91,10 @@ class GRPOConfig(Strict):
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo"] = Field(
         "grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
     )
-    steps: int = Field(ge=1, description="rollouts; each is followed by updates_per_rollout updates")
-    prompts_per_step: int = Field(ge=1, description="prompts of a rollout, a group of samples each")
+    steps: int = Field(
+        ge=1, description="training steps: draw and score samples, then take updates_per_rollout updates"
+    )
+    prompts_per_step: int = Field(ge=1, description="prompts of a step, a group of samples each")
     group_size: int = Field(ge=2, description="samples of each prompt")
     rollout_prompts: int | None = Field(
         None, ge=1, description="prompts drawn at a time; servers judge them while the next are drawn; null = all"
@@ -131,12 +133,15 @@ class GRPOConfig(Strict):
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         None,
         description="what advantages are divided by, the deviation of: the group's rewards; all rewards of the step;"
-        " these less their group's mean (GDPO); null = the loss's own (dr_grpo none, else group)",
+        " these less their group's mean (GDPO); null = the loss's own (dr_grpo none, else group);"
+        " not used with combine=gdpo",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
     combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
-    max_refills: int = Field(0, ge=0, description="dapo: further rollouts to replace zero-variance groups")
+    max_refills: int = Field(
+        0, ge=0, description="DAPO's dynamic sampling, with any loss: how often groups without variance are redrawn"
+    )
     non_finite: Literal["stop", "skip"] = Field(
         "stop",
         description="an update whose loss or gradient is NaN or infinite: stop the run; or skip it, and end the run"

@@ -15,7 +15,7 @@ from visual_grpo.config.command import rerun_command
 if TYPE_CHECKING:
     from kedro_datasets._typing import ImagePreview, TablePreview
 
-    from visual_grpo.data.table import RecordTable
+    from visual_grpo.data.manifest import RecordTable
 
 
 class DataError(UserError, DatasetError):
@@ -97,7 +97,7 @@ class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
         self._path, self.metadata = Path(filepath), metadata
 
     def load(self) -> RecordTable:
-        from visual_grpo.data.table import RecordTable
+        from visual_grpo.data.manifest import RecordTable
 
         if not self._exists():
             raise _missing(self._path, "data_preparation")

@@ -23,7 +23,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image
 from visual_grpo.config import DataChecks, Strict
 from visual_grpo.config.adapter_folder import DATA_PROFILE
-from visual_grpo.data.table import SPLITS, RecordTable, prompt_key
+from visual_grpo.data.manifest import SPLITS, RecordTable, prompt_key
 
 T = TypeVar("T")
 Picture = tuple[Path, tuple[Any, Any]]

@@ -24,9 +24,9 @@ from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import ImageStore, PreparedImage
+from visual_grpo.data.manifest import FEW_PROMPTS, SEALED, SPLITS, RecordTable, assign_split, prompt_key, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected, prefix_rejections
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.table import FEW_PROMPTS, SEALED, SPLITS, RecordTable, assign_split, prompt_key, write_manifest
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""

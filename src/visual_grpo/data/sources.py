@@ -14,7 +14,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import fresh_folder
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.command import Command
-from visual_grpo.data import folders, tables
+from visual_grpo.data import folders, tabular
 from visual_grpo.data.record import Item, Limits, Note, is_image_name, is_system_file
 
 _MAX_NAMES = 100_000
@@ -32,15 +32,15 @@ class Layout:
 
 
 LAYOUTS = {
-    "records": Layout(tables.find_records, tables.read_records, "records.jsonl with a prompt on each line"),
+    "records": Layout(tabular.find_records, tabular.read_records, "records.jsonl with a prompt on each line"),
     "prompts": Layout(
         folders.find_prompts,
         folders.read_prompts,
         "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ...",
     ),
     "image_folder": Layout(
-        tables.find_metadata,
-        tables.read_metadata,
+        tabular.find_metadata,
+        tabular.read_metadata,
         "metadata.jsonl or metadata.csv (also in folders below) with file_name and text, prompt or caption",
     ),
     "captions": Layout(
@@ -49,8 +49,8 @@ LAYOUTS = {
         "images with a caption of the same name, such as cat.jpg with cat.txt",
     ),
     "table": Layout(
-        tables.find_table,
-        tables.read_table,
+        tabular.find_table,
+        tabular.read_table,
         "*.parquet, *.csv or *.jsonl (also in data), or a folder of save_to_disk, with a column for the prompt",
     ),
     "coco": Layout(folders.find_coco, folders.read_coco, "COCO annotations (*.json) beside the images"),
@@ -78,11 +78,11 @@ class RecordSource:
     def read(self, task: Task | None = None) -> Iterator[Item]:
         """Yields the records, as those of ``task`` if given, with rejections and notes."""
         data = self.data if task is None else self.data.model_copy(update={"task": task})
-        reader = tables.read_hub if self.layout == "hub" else LAYOUTS[self.layout].read
+        reader = tabular.read_hub if self.layout == "hub" else LAYOUTS[self.layout].read
         return reader(self.path, self.limits, data)
 
     def count(self) -> int:
-        rows = tables.count_table(self.path, self.data.split) if self.layout == "table" else None
+        rows = tabular.count_table(self.path, self.data.split) if self.layout == "table" else None
         return sum(not isinstance(item, Note) for item in self.read()) if rows is None else rows
 
 
@@ -93,8 +93,8 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
         UserError: the path does not exist, no layout fits, several folders below are datasets of their own, or the file
             with the records leads outside the data's folder.
     """
-    if data.path.startswith(tables.HUB):
-        path = Path(data.path.removeprefix(tables.HUB), "none")  # No local file belongs to the dataset.
+    if data.path.startswith(tabular.HUB):
+        path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
         return RecordSource("hub", path, Limits.from_config(data, path), data)
     path = Path(data.path)
     if not path.exists():
@@ -111,7 +111,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
             limits.require_inside(file)
         if path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS:
             entries = (entry.name for entry in path.iterdir())
-            if not any(is_image_name(entry) or tables.is_metadata(entry) for entry in entries):
+            if not any(is_image_name(entry) or tabular.is_metadata(entry) for entry in entries):
                 # Tables may lie beside images without being meant, such as a log in CSV.
                 _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
         return RecordSource(name, file, limits, data)
@@ -159,7 +159,7 @@ def _suggestions(path: Path, parameter: str) -> str:
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     text = f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
-        text += f" For a dataset of the Hugging Face hub: --params={parameter}={tables.HUB}{path}."
+        text += f" For a dataset of the Hugging Face hub: --params={parameter}={tabular.HUB}{path}."
     if parameter == "data.path":
         text += f" To draw the default dataset:\n{Command.current().without('data.path').for_pipeline('starter')}"
     return text

@@ -91,7 +91,7 @@ class InterimAnalysis:
     @property
     def alarm(self) -> str | None:
         """States why the reward seems to be hacked; None if nothing shows it."""
-        # What can no longer be scored takes its part in the total away with it.
+        # Unscored samples drop out of the total, so their share may rise without a rise of the total.
         worse = [signal for signal in self.signals if signal.is_worse and (self.has_risen or signal.name == UNSCORED)]
         if not worse:
             return None

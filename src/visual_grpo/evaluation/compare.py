@@ -19,7 +19,7 @@ EVAL_SAMPLER = "eval"
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
 _EXTENT = ("images_per_prompt", "max_prompts")
-"""Parameters of `evaluation` that say how many samples are drawn: more of them include the fewer."""
+"""Parameters of `evaluation` that say how many samples are drawn; a larger set contains the smaller one."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int
 
 
 def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
-    before, after, clusters = rows[f"{column}_baseline"], rows[f"{column}_trained"], independent(rows)
+    before, after, clusters = rows[f"{column}_baseline"], rows[f"{column}_trained"], cluster_ids(rows)
     if column.startswith(NUMERATOR):
         below = DENOMINATOR + column.removeprefix(NUMERATOR)
         first, second = (before, rows[f"{below}_baseline"]), (after, rows[f"{below}_trained"])
@@ -161,9 +161,9 @@ def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[s
     }
 
 
-def independent(rows: pd.DataFrame) -> list[str]:
-    """[n] cluster of each row: the smallest id of the records that are held out together (such as all queries about an
-    image)."""
+def cluster_ids(rows: pd.DataFrame) -> list[str]:
+    """Returns the [n] clusters: the smallest id of the records that are held out together, such as all queries about an
+    image."""
     units = rows["unit"] if "unit" in rows else rows["id"]
     return list(rows["id"].groupby(units).transform("min"))
 

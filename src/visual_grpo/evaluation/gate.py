@@ -20,8 +20,8 @@ import pandas as pd
 from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
-from visual_grpo.data.table import FEW_PROMPTS
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, TableNames, independent, join
+from visual_grpo.data.manifest import FEW_PROMPTS
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, TableNames, cluster_ids, join
 from visual_grpo.evaluation.paired import POWER, PairedDifference, detectable_gain, paired_difference
 from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 
@@ -162,7 +162,7 @@ def decide(
         pairs = join(table, candidate, TableNames(f"scores of {name}", "scores of the candidate", together))
         conditions += _conditions(name, pairs, guards, rule, groups or {})
         differences = (pairs["total_trained"] - pairs["total_baseline"]).astype("float64")
-        of_units = differences.groupby(independent(pairs)).mean().dropna()
+        of_units = differences.groupby(cluster_ids(pairs)).mean().dropna()
         units.append(len(of_units))
         gains[name] = rule.margin + detectable_gain(float(of_units.std()), len(of_units), rule.alpha)
     return GateDecision(
@@ -228,13 +228,13 @@ def _conditions(
 def _difference(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
     """Compares a score; each end of the interval is a one-sided bound of level ``rule.alpha``."""
     before, after = pairs[f"{column}_baseline"], pairs[f"{column}_trained"]
-    return paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
+    return paired_difference(before, after, cluster_ids(pairs), 1 - 2 * rule.alpha)
 
 
 def _unscored(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
     """Compares the shares of samples without this score."""
     before, after = (pairs[f"{column}_{side}"].isna() for side in ("baseline", "trained"))
-    measured = paired_difference(before, after, independent(pairs), 1 - 2 * rule.alpha)
+    measured = paired_difference(before, after, cluster_ids(pairs), 1 - 2 * rule.alpha)
     # Where none is missing nothing can have risen, on a single prompt neither.
     return measured if before.any() or after.any() else replace(measured, ci_high=0.0)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from visual_grpo.common import console
-from visual_grpo.data.table import FEW_PROMPTS
+from visual_grpo.data.manifest import FEW_PROMPTS
 from visual_grpo.evaluation.paired import CONFIDENCE
 
 TASK_MEASURES = {
@@ -25,7 +25,7 @@ GUARDS = ("edge_density", "colour_entropy")
 MOST_FALL = 0.25
 """Share of the base's mean by which a guard may fall before a gain is doubted."""
 NAMES = ("the base model", "the trained model")
-EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are rather too good."
+EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are optimistic."
 FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
 _MOST_DECIMALS, _NO_SIZE = 6, 5e-7
 _NUMBERS = {

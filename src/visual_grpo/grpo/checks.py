@@ -1,9 +1,9 @@
 """Checks of a run: the replay gives the sampler's log-probs, and there is something to learn.
 
 **Signal check.** Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
-two of them is about 0 and training is a random walk at any learning rate. A run is stopped only where all the rollouts
-that it may draw cannot tell its cosine from 0, although they could have told a useful one (`Signal.verdict`). The
-cosine is taken of the gradients as AdamW scales them: without that a few elements would decide it.
+two of them is about 0 and training is a random walk at any learning rate. A run is stopped only after the last allowed
+rollout, if the cosine is not significantly above 0 and its standard error is small enough to have shown a useful cosine
+(`Signal.verdict`). The gradients are scaled as AdamW scales them: else a few elements would decide the cosine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOLERANCES = {
     "float16": (5e-3, 1e-1),
     "bfloat16": (4e-2, 1.0),
 }
-SLACK, LARGEST = 2.0, 30.0
+MEAN_FACTOR, MAX_FACTOR = 2.0, 30.0
 """Mean and largest |log ratio| accepted, in units of the mean that rounding is expected to make."""
 
 
@@ -52,13 +52,13 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
     """
     mean_floor, max_floor = TOLERANCES[dtype]
     if rounding:
-        mean_floor, max_floor = SLACK * rounding, LARGEST * rounding
+        mean_floor, max_floor = MEAN_FACTOR * rounding, MAX_FACTOR * rounding
     if tolerance is not None:
         mean_floor, max_floor = tolerance, tolerance
     if mean <= mean_floor and maximum <= max_floor:
         return
     raise RatioCheckError(
-        "The ratio self-check stopped the run before its first update.\n"
+        "The ratio check stopped the run before its first update.\n"
         f"  expected: |log ratio| between sampler and replay at most {max_floor:g}"
         f" (mean {mean_floor:g}) in {dtype}\n"
         f"  measured: max {maximum:.3g}, mean {mean:.3g}\n"
@@ -97,18 +97,18 @@ def require_scored(batches: Sequence[TrainBatch[Any]], scores: Sequence[Scores],
 
 
 _SEED_OFFSET = 7_919
-"""The check's rollouts are other ones than the training's."""
+"""Makes the check's rollouts differ from the training's."""
 _FIRST_LOOK = 6
-"""Rollouts before the first look; then twice as many, and so on. Fewer stop no run: their standard error is itself so
-uncertain that a planted cosine of .1 would be refused in up to 4% of runs with 3 or 4 rollouts (300 draws each)."""
+"""Rollouts before the first test, doubled before each further one. Fewer never stop a run: their standard error is so
+uncertain that with 3 or 4 rollouts up to 4% of runs with a planted cosine of .1 would be refused (300 draws each)."""
 _GREATEST_USEFUL_COSINE = 0.05
-"""A run of few steps learns little from any cosine, which says nothing of whether there is something to learn."""
+"""Upper limit of `useful_cosine`: a short run learns little from any cosine."""
 _ADAM_EPSILON = 1e-8
 """AdamW's: it hardly moves an element whose gradient is smaller."""
 
 
 def useful_cosine(steps: int) -> float:
-    """A cosine that a run of ``steps`` could learn from: the sum of all its updates is half signal, half noise.
+    """Returns the cosine at which the sum of ``steps`` updates is half signal, half noise.
 
     Of the squared norm of n updates' sum the part they have in common is n c / (1 + (n - 1) c), a half at
     c = 1 / (n + 1). So a long run learns from less: .008 was enough for the 360 steps of the negative points.
@@ -132,9 +132,9 @@ class Signal:
         return f"{self.cosine:z.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
 
     def verdict(self, useful: float) -> Literal["passed", "refused", "unclear"]:
-        """``passed`` needs no more rollouts; the others hold only once all that may be drawn are.
+        """Returns whether the cosine is above 0; final if ``passed``, else only after the last allowed rollout.
 
-        ``useful``: rollouts that would not have seen such a cosine cannot stop the run.
+        ``useful``: the run is refused only if its rollouts would have shown such a cosine.
         """
         if self.cosine - 2 * self.error > 0:
             return "passed"
@@ -159,14 +159,14 @@ def measure_signal(
     note: Callable[[str], None] = lambda text: None,
     advance: Callable[[int, int], None] = lambda done, needed: None,
 ) -> Signal:
-    """The cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
+    """Measures the cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
 
-    Draws until one look lets the run pass, ``most`` rollouts at most: that it does not pass is not believed sooner,
-    since a few rollouts can disagree by chance. Changes neither the policy nor what the training will draw.
+    Draws until a test passes, at most ``most`` rollouts: only the last test can fail, since a few rollouts can disagree
+    by chance. Changes neither the policy nor what the training will draw.
 
     Args:
-        note: is told that more rollouts are needed.
-        advance: is told after each rollout how many there are, and how many there will be at the next look.
+        note: receives a line when more rollouts are needed.
+        advance: receives, after each rollout, their number and the number needed for the next test.
     """
     config, gradients = trainer.config, list[Tensor]()
     generator = torch.Generator().manual_seed(trainer.seed + _SEED_OFFSET)
@@ -194,7 +194,7 @@ def probe_gradient(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], g
     config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.optimizer.scaler
     clock = Clock(device=str(trainer.device))
     scored = sample_and_score(trainer.policy, trainer.scorer, prompts, config, generator, clock)
-    batches = trainer.compare(all_groups(scored, config.group_size))
+    batches = trainer.build_batches(all_groups(scored, config.group_size))
     loss, scale = PolicyLoss(config, batches), scaler.state_dict()
     for _ in range(MOST_OVERFLOWS):
         trainer.compute_gradient(batches, loss, UpdateMetrics(), on_policy=True)

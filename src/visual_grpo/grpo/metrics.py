@@ -67,13 +67,10 @@ class UpdateMetrics:
             self.add(name, values, counted)
         self.max_abs_log_ratio = max(self.max_abs_log_ratio, float(metrics["abs_log_ratio"].max()))
 
-    def record_replay(self, batch: TrainBatch[Any], chunk: ReplayChunk, rows: Tensor) -> None:
-        """Stores an on-policy replay of ``rows`` ([b]) in its batch, and adds its gap to the sampler."""
-        if batch.replayed_log_probs is None:
-            return
+    def record_gap(self, batch: TrainBatch[Any], chunk: ReplayChunk, rows: Tensor) -> None:
+        """Adds the gap between the sampler's log-probs of ``rows`` ([b]) and their on-policy replay."""
         log_probs, counted = chunk.log_probs.detach(), batch.rollout.mask[rows][:, chunk.steps]
         gap = torch.where(counted, log_probs - batch.rollout.log_probs[rows][:, chunk.steps], 0.0).abs()
-        batch.replayed_log_probs[rows[:, None], torch.arange(chunk.steps.start, chunk.steps.stop)] = log_probs
         self.add(SAMPLER_GAP, gap, counted)
         self.max_sampler_gap = max(self.max_sampler_gap, float(gap.max()))
 

@@ -84,9 +84,9 @@ def _is_8bit(optimizer: torch.optim.Optimizer) -> bool:
 class GradientSums:
     """Adds up what backward passes leave in ``grad`` of ``parameters`` inside a ``with`` block.
 
-    In float64 for those on a CPU: AdamW makes a whole step even of a gradient that nearly cancels, so that rounding
-    would decide its direction, and another number of processes rounds elsewhere. On a GPU ``grad`` itself is the sum,
-    in the parameter's precision: its memory is short, and its kernels do not repeat to the last bit anyway.
+    On a CPU in float64: Adam's step does not shrink with the gradient, so rounding could decide the sign of a step, and
+    the result would depend on the number of processes. On a GPU ``grad`` itself is the sum, in the parameter's
+    precision, to save memory; its kernels do not repeat to the last bit anyway.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -196,7 +196,7 @@ class AdapterOptimizer:
         self.guard = NonFiniteGuard(config.non_finite)
 
     @contextmanager
-    def update(self, metrics: UpdateMetrics) -> Iterator[None]:
+    def skipping_non_finite(self, metrics: UpdateMetrics) -> Iterator[None]:
         """Skips the update inside where its loss or gradient is not finite, unless the run should stop."""
         try:
             yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,15 @@ from visual_grpo.grpo.losses import zero_variance_groups
 from visual_grpo.grpo.metrics import Clock
 
 T = TypeVar("T")
-ScoredGroups = tuple[Rollout[T], Scores, Tensor]
-"""A rollout, its scores, and [n] int64: which of its groups are trained on."""
+
+
+class ScoredGroups(NamedTuple, Generic[T]):
+    """The groups of a scored rollout that are trained on."""
+
+    rollout: Rollout[T]
+    scores: Scores
+    groups: Tensor
+    """[n] int64: their numbers in the rollout."""
 
 
 class PromptOrder:
@@ -38,7 +45,7 @@ class PromptOrder:
     def over(
         cls, prompts: Iterable[PromptRecord], seed: int, positions: Mapping[str, int] | None = None
     ) -> PromptOrder:
-        """Reads every record once."""
+        """Returns the order over these prompts, each of which is read once."""
         return cls([len(prompt.source_images) for prompt in prompts], seed, positions)
 
     def draw(self, count: int) -> list[int]:
@@ -92,7 +99,9 @@ def sample_and_score(
 
 def all_groups(scored: Sequence[tuple[Rollout[T], Scores]], group_size: int) -> list[ScoredGroups[T]]:
     """Chooses every group of every rollout."""
-    return [(rollout, scores, torch.arange(len(rollout.samples) // group_size)) for rollout, scores in scored]
+    return [
+        ScoredGroups(rollout, scores, torch.arange(len(rollout.samples) // group_size)) for rollout, scores in scored
+    ]
 
 
 def informative_groups(
@@ -115,9 +124,9 @@ def informative_groups(
         scored += refill
         constant += [zero_variance_groups(scores.total, config.group_size) for _, scores in refill]
         missing = config.prompts_per_step - sum(int((~flags).sum()) for flags in constant)
-    chosen = [(*pair, (~flags).nonzero()[:, 0]) for pair, flags in zip(scored, constant, strict=True)]
+    chosen = [ScoredGroups(*pair, (~flags).nonzero()[:, 0]) for pair, flags in zip(scored, constant, strict=True)]
     for pair, flags in zip(scored, constant, strict=True):
         kept = flags.nonzero()[:missing, 0]
-        chosen.append((*pair, kept))
+        chosen.append(ScoredGroups(*pair, kept))
         missing -= len(kept)
     return chosen

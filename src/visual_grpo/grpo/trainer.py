@@ -16,8 +16,7 @@ from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.checks import RatioCheck, require_scored
-from visual_grpo.grpo.distributed import group
-from visual_grpo.grpo.distributed.policy import local_part
+from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import (
@@ -45,7 +44,7 @@ class GRPOTrainer(Generic[T]):
         dtype: str = "float32",
         module: str = "policy",
     ) -> None:
-        """``dtype`` is that of the weights: it decides on loss scaling and on the floor of the ratio self-check."""
+        """``dtype`` is that of the weights: it decides on loss scaling and on the floor of the ratio check."""
         self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
         self._module = module
         self.parameters = policy.trainable_parameters()
@@ -58,7 +57,7 @@ class GRPOTrainer(Generic[T]):
 
     @property
     def modules(self) -> dict[str, GRPOTrainer[Any]]:
-        """Built on each call: a stored reference to itself would keep model and optimizer alive."""
+        """Not stored: a reference cycle would delay freeing the model's GPU memory."""
         return {self._module: self}
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
@@ -80,19 +79,19 @@ class GRPOTrainer(Generic[T]):
 
         groups = informative_groups(draw, self.config)
         self.positions = dict(order.positions)
-        return self.update(self.compare(groups), scored, clock)
+        return self.update(self.build_batches(groups), scored, clock)
 
-    def learn(self, rollout: Rollout[T], scores: Scores, clock: Clock) -> StepMetrics:
+    def update_on(self, rollout: Rollout[T], scores: Scores, clock: Clock) -> StepMetrics:
         """Updates the policy on a rollout that was drawn and scored elsewhere."""
         scored = [(rollout, scores)]
-        return self.update(self.compare(all_groups(scored, self.config.group_size)), scored, clock)
+        return self.update(self.build_batches(all_groups(scored, self.config.group_size)), scored, clock)
 
-    def compare(self, groups: Sequence[ScoredGroups[T]]) -> list[TrainBatch[T]]:
+    def build_batches(self, groups: Sequence[ScoredGroups[T]]) -> list[TrainBatch[T]]:
         """Gives each sample its advantage over the other samples of its prompt, in all rollouts together."""
         config, size = self.config, self.config.group_size
-        groups = [part for part in groups if len(part[2])]
-        rows = [(numbers[:, None] * size + torch.arange(size)).reshape(-1) for _, _, numbers in groups]
-        scores = [scores for _, scores, _ in groups]
+        groups = [part for part in groups if len(part.groups)]
+        rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in groups]
+        scores = [part.scores for part in groups]
         limits: dict[str, Any] = {"epsilon": config.advantage_epsilon, "clip": config.advantage_clip}
         if config.combine == "gdpo":
             rewards = {
@@ -136,8 +135,9 @@ class GRPOTrainer(Generic[T]):
     ) -> UpdateMetrics:
         """Takes one optimizer update over all rows."""
         metrics = UpdateMetrics()
-        with self.optimizer.update(metrics):
-            self.compute_gradient(batches, loss, metrics, on_policy=all(earlier.skipped for earlier in before))
+        unchanged = all(earlier.skipped for earlier in before)  # The weights are still those that sampled.
+        with self.optimizer.skipping_non_finite(metrics):
+            self.compute_gradient(batches, loss, metrics, on_policy=unchanged)
             if not before:  # Later updates are of another policy than the rollout.
                 self.ratio_check(metrics, batches)
             number = self.step * self.config.updates_per_rollout + len(before)
@@ -148,19 +148,19 @@ class GRPOTrainer(Generic[T]):
     def compute_gradient(
         self, batches: list[TrainBatch[T]], loss: PolicyLoss, metrics: UpdateMetrics, *, on_policy: bool
     ) -> None:
-        """Leaves the gradient over all ranks' rows, times the loss scale, in ``grad``; adds to ``metrics``.
+        """Fills ``grad`` with the gradient summed over all ranks, times the loss scale; adds to ``metrics``.
 
-        ``on_policy``: the weights are those that sampled, so that every ratio is 1. Raises NonFiniteLossError.
+        ``on_policy``: the weights are those that sampled. Raises NonFiniteLossError.
         """
         with self.optimizer.gradient_sums() as sums:
-            results = group.everyone(lambda: self._backward(batches, loss, on_policy))
+            results = ranks.all_gather(lambda: self._backward(batches, loss, on_policy))
             for part, _ in results:
                 metrics.join(part)
             for _, error in results:
                 if error is not None:
                     raise error
-            if group.count() > 1:
-                sums.reduce(group.total)
+            if ranks.count() > 1:
+                sums.reduce(ranks.all_reduce)
 
     def _backward(
         self, batches: list[TrainBatch[T]], policy_loss: PolicyLoss, on_policy: bool
@@ -169,11 +169,11 @@ class GRPOTrainer(Generic[T]):
         metrics = UpdateMetrics()
         try:
             for batch in batches:
-                part = local_part(batch.rollout)
-                for rows in part.micro_batches(batch.rows, self.config.micro_batch_size):
-                    for chunk in self.policy.replay(part.trajectory, rows - part.start):
-                        if on_policy:
-                            metrics.record_replay(batch, chunk, rows)
+                for rows, places in batch.micro_batches(self.config.micro_batch_size):
+                    for chunk in self.policy.replay(batch.rollout.trajectory, places):
+                        if on_policy and batch.replayed_log_probs is not None:
+                            metrics.record_gap(batch, chunk, rows)
+                            batch.store_replay(chunk, rows)
                         loss, values, counted = policy_loss(chunk, batch, rows)
                         metrics.record(loss, values, counted)
                         refuse_non_finite(float(loss.detach()), "loss", self.step + 1, batch.prompt_ids(rows))

@@ -50,7 +50,7 @@ class StagesTrainer(ABC):
     def _taken(self, taken: Mapping[str, StepMetrics], samples: int) -> StepMetrics:
         """Counts a step; every module's metrics under its name, and what they have in common.
 
-        ``samples``: that were decoded.
+        ``samples``: the number of decoded samples.
         """
         self.step += 1
         first, *_ = shown = list(taken.values())
@@ -134,7 +134,7 @@ class JointTrainer(StagesTrainer):
         taken: dict[str, StepMetrics] = {}
         for (name, trainer), rollout in zip(self.modules.items(), rollouts, strict=True):
             mean = averaged(scores, len(scores.total) // len(rollout.prompts))
-            taken[name] = trainer.learn(rollout, reweighted(mean, self.weights[name]), clock)
+            taken[name] = trainer.update_on(rollout, reweighted(mean, self.weights[name]), clock)
             clock = Clock(device=clock.device)  # The rollout's seconds are reported once.
         return self._taken(taken, len(decoded.samples))
 

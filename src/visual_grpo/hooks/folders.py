@@ -32,7 +32,7 @@ class InputHooks:
         missing = [name for name in read if not catalog.exists(name)]
         config: Parameters = catalog.load("parameters")
         if missing == [STARTER] and pipeline.all_outputs() <= PREPARED and not config.data_is_drawn:
-            catalog[STARTER] = {}  # It only says that the default dataset has been drawn.
+            catalog[STARTER] = {}  # Unused where the data are the user's own (see `prepare_records`).
         elif missing:
             raise UserError(_missing_message(missing, catalog))
 

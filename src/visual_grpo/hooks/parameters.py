@@ -16,10 +16,10 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, parameters_to_judge, read_facts
 from visual_grpo.config.command import Command, rerun_command
-from visual_grpo.config.defaults import with_output_folders
 from visual_grpo.config.pipelines import CHAMPION
+from visual_grpo.config.presets import with_output_folders
 from visual_grpo.config.schema import validate
-from visual_grpo.tracking.model_ref import find_adapters, start_of
+from visual_grpo.tracking.adapter_lookup import find_adapters, start_of
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.tracking.tracker import check_packages
 
@@ -56,10 +56,10 @@ class ParameterHooks:
 
         A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
         """
-        from visual_grpo.operations.preflight.check import resolve_parameters  # It imports torch.
+        from visual_grpo.operations.preflight.check import check_before_run  # It imports torch.
 
         before: Parameters = catalog.load("parameters")
-        parameters = resolve_parameters(
+        parameters = check_before_run(
             before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
         if parameters.resume == SAME and "adapters" in pipeline.all_outputs():

@@ -18,11 +18,11 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import counted, user_error
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import read_facts
-from visual_grpo.config.defaults import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.api import use_project
-from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.adapter_lookup import find_adapters
+from visual_grpo.tracking.mlflow_api import use_project
 from visual_grpo.tracking.sync import training_params
 from visual_grpo.tracking.tracker import Tracker
 

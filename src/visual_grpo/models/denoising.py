@@ -45,7 +45,7 @@ class DenoisedPath:
 
 
 class Denoiser(Generic[C]):
-    """Denoises and decodes with one flow model; an adapter injected into its transformer takes part."""
+    """Denoises and decodes with one flow model; the LoRA adapter of its transformer is active."""
 
     def __init__(self, model: FlowModel[C], config: PolicyConfig) -> None:
         self.model, self.config, self.flow = model, config, config.flow

@@ -64,7 +64,11 @@ class Model(Protocol):
     def policy(
         self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> Policy[Any]:
-        """The policy of a module that has an adapter; training samples are drawn as ``rollout`` says."""
+        """Returns the policy of a module that has an adapter.
+
+        ``rollout`` draws its training samples; ``evaluation`` draws what an earlier, fixed module makes for it
+        (GLM-Image's tokens for its decoder).
+        """
         ...
 
 

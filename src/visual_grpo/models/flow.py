@@ -19,7 +19,7 @@ from torch import Tensor
 from visual_grpo.common import console
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.grpo.distributed import group
+from visual_grpo.grpo.distributed import ranks
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.family import ModelSettings, Module
 from visual_grpo.models.flow_matching import denoiser_of
@@ -278,6 +278,6 @@ class FlowGenerator(Generic[C]):
         self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> FlowPolicy[C]:
         """Returns the policy of the transformer; ``evaluation`` is not used."""
-        if getattr(self.model, "distilled", False) and group.rank() == 0:
+        if getattr(self.model, "distilled", False) and ranks.rank() == 0:
             console.note(DISTILLED)
         return FlowPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import diffusers
 import huggingface_hub
@@ -22,9 +22,6 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.grpo.distributed import sharding
 from visual_grpo.models.offload import enable_offload
 from visual_grpo.models.quantized import check_base_weights, quantize
-
-if TYPE_CHECKING:
-    import torch
 
 PIPELINE_FILE = "model_index.json"
 MODEL_FILE = "config.json"
@@ -77,9 +74,9 @@ def load_pipeline(
 
 
 def place(networks: Mapping[str, Any], device: torch.device, offload: str = "none") -> None:
-    """Puts the frozen ``networks`` on ``device``: whole, in turns, or this process's part of them (`shards`)."""
+    """Puts the frozen ``networks`` on ``device``: whole, in turns, or this process's part of them (`sharding`)."""
     if sharding.active():
-        sharding.cut(networks, device)
+        sharding.shard(networks, device)
     elif offload != "none":
         enable_offload(networks, device)
     else:

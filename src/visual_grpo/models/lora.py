@@ -29,8 +29,6 @@ from visual_grpo.models.offload import on_device
 from visual_grpo.models.quantized import QuantizedLinear
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
-
     from visual_grpo.models.family import Module
 
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"

@@ -20,7 +20,7 @@ _STATE = "_offload_state"
 def enable_offload(networks: Mapping[str, nn.Module], device: torch.device) -> None:
     """Keeps at most one of the frozen ``networks`` on ``device``, and those inside `on_device`. Does nothing on a CPU.
 
-    The networks are on the host, or on meta, as their copies are then.
+    ``networks`` are in host memory; for a plan, they and their copies are on the meta device.
     """
     if device.type == "cpu":
         return
@@ -130,7 +130,7 @@ def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _copied(host: Tensor, device: torch.device) -> Tensor:
-    """On meta, a plan counts the copy."""
+    """Copies to ``device``; on the meta device it clones, so that a plan counts the bytes."""
     return _like(host, host.clone() if host.device == device else host.to(device, non_blocking=True))
 
 

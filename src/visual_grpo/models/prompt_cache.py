@@ -6,16 +6,13 @@ Shapes: N distinct prompts, B rows (b of them), P prompt tokens (left-padded), T
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.masking_utils import create_masks_for_generate
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +45,7 @@ class Prefix:
 def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
     """One forward per distinct prompt among those of the rows ([b] int64); gradient flows through the cache.
 
-    ``model`` is a transformers model with ``model.language_model``, of which an injected adapter takes part.
+    ``model`` is a transformers model with ``model.language_model``; its LoRA adapter is active.
     """
     used, inverse = prompt_of_row.unique(return_inverse=True)
     cache = DynamicCache(config=model.config.get_text_config())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.grpo.distributed.group import current_share
+from visual_grpo.grpo.distributed.ranks import current_share
 
 
 def repeated(records: Sequence[PromptRecord], times: int) -> list[PromptRecord]:

@@ -17,8 +17,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
-from visual_grpo.models.decoding import Encoded, SampledTokens, TokenTrajectory, sample_tokens
 from visual_grpo.models.family import ModelSettings, Module
+from visual_grpo.models.generation import Encoded, SampledTokens, TokenTrajectory, sample_tokens
 from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet, fast_lora
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.prompt_cache import hidden_shared
@@ -59,7 +59,7 @@ class TokenModel(Protocol[E]):
         ...
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
-        """None falls back to the model's generation_config."""
+        """Returns the distribution; a setting of None is read from the model's generation_config."""
         ...
 
     def samples(
@@ -117,7 +117,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         decode_seeds = seeds
         if self.config.share_start_noise:
             decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
-        sampled = sample_merged(self.model, records, seeds, self.sampler, self.config)
+        sampled = sample_with_adapter(self.model, records, seeds, self.sampler, self.config)
         if self.kl_reference:
             reference = self.reference_log_probs(sampled.trajectory)
             sampled = replace(sampled, trajectory=replace(sampled.trajectory, reference_log_probs=reference))
@@ -172,7 +172,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         return token_log_probs(self.model, trajectory, rows, self.temperature, checkpointing=checkpointing)
 
 
-def sample_merged(
+def sample_with_adapter(
     model: TokenModel[E],
     records: Sequence[PromptRecord],
     seeds: Sequence[int],
@@ -196,13 +196,13 @@ class TokenGenerator(Generic[E]):
     @torch.no_grad()
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
         """One sample per record; each depends on its record, its seed and the weights."""
-        sampled = sample_merged(self.model, records, seeds, sampler, self.config)
+        sampled = sample_with_adapter(self.model, records, seeds, sampler, self.config)
         return list(self.model.samples(records, sampled.trajectory, seeds))
 
     def policy(
         self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
     ) -> TokenPolicy[E]:
-        """Answers to each prompt; ``evaluation`` decides nothing here."""
+        """Returns the policy; ``evaluation`` is not used, as no module comes before this one."""
         return TokenPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)
 
 

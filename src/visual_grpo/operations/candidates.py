@@ -16,13 +16,13 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
-from visual_grpo.config.defaults import pinned
-from visual_grpo.data.table import RecordTable, SeenPrompts
+from visual_grpo.config.presets import pinned
+from visual_grpo.data.manifest import RecordTable, SeenPrompts
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.draw import draw_and_score, requests
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
 
 _NOT_SCORED = ("weight", "max_failed_share")

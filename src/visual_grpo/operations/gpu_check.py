@@ -33,7 +33,7 @@ def measure(config: Parameters) -> dict[str, Any]:
     torch.set_num_threads(config.model.threads)
     torch.manual_seed(config.seed)
     planned = planned_model(config, measured=True)
-    trainer = planned_trainer(config, planned.plan, planned.model)
+    trainer = planned_trainer(config, planned.spec, planned.model)
     loading, metrics = time.perf_counter() - started, []
     with records_for(config, config.grpo.prompts_per_step) as records:
         steps = trainer.fit(records)

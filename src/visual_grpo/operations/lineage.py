@@ -22,11 +22,11 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.operations.reproduction.worktree import RECORDS, check_commit, checked_out
 from visual_grpo.operations.retraining.project import read_project
+from visual_grpo.tracking.adapter_lookup import DIGEST, SCHEME, find_adapters, find_version, training_run
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
-from visual_grpo.tracking.model_ref import DIGEST, SCHEME, find_adapters, find_version, training_run
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")

@@ -13,7 +13,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.config.command import Command
-from visual_grpo.data.table import SEALED, RecordTable
+from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.draw import distinct_prompts, read_scores
 from visual_grpo.evaluation.gate import decide, subgroups_of
@@ -29,7 +29,7 @@ from visual_grpo.operations.candidates import (
     shared_scorer,
     unseen,
 )
-from visual_grpo.tracking.model_ref import Registered
+from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
 
 HELD_OUT = "held_out"
@@ -93,7 +93,7 @@ def refusal(
 def check_number_of_gates(parameters: Parameters, registry: Registry, digest: str) -> None:
     """Raises UserError beyond ``gates_per_year``, among which the error of a year is divided."""
     limit = parameters.promotion.gates_per_year
-    asked = registry.gates_of_a_year(but=(digest, gate_settings(parameters)))
+    asked = registry.gates_in_last_year(excluding=(digest, gate_settings(parameters)))
     if asked >= limit:
         raise UserError(
             f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become"

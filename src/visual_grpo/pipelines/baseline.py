@@ -13,7 +13,7 @@ from visual_grpo.common.digests import tree_digest
 from visual_grpo.common.files import final_of
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.training import components
 from visual_grpo.training.cache_key import cache_key
 from visual_grpo.training.evaluation_samples import conditions, draw_samples

@@ -10,7 +10,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.importing import code_digests
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.draw import distinct_prompts
 from visual_grpo.evaluation.verdict import summarise

@@ -9,14 +9,14 @@ from typing import Any
 from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
 from visual_grpo.config import DataConfig
+from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.table import SEALED, RecordTable
 
 
 def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_draft: Path) -> Path:
     """Writes the manifest of the records at ``data.path``, with their prepared images beside it.
 
-    ``starter_report`` only says that the default dataset has been drawn.
+    ``starter_report`` is not used: as an input it makes Kedro run the starter first.
     """
     preparation = Preparation(data)
     with console.progress("Preparing records", preparation.count()) as bar:

@@ -8,12 +8,12 @@ from typing import Any
 from visual_grpo.common import console
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of, read_facts
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, result, summarise
-from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import conditions, draw_samples
 

@@ -14,7 +14,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.draw import Request, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
-from visual_grpo.tracking.model_ref import adapters_of, model_of
+from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
 from visual_grpo.training import components
 
 LISTED = "metadata.jsonl"

@@ -10,7 +10,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.command import Command
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.operations.candidates import (
     gate_settings,
     judge_differences,

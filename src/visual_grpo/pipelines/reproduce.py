@@ -10,7 +10,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
 from visual_grpo.operations.reproduction.repeat import Training, repeat
-from visual_grpo.tracking.model_ref import find_adapters, find_start
+from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
 
 
 def reproduce_training(parameters: Parameters) -> dict[str, Any]:

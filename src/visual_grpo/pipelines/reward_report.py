@@ -17,7 +17,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, Sample, Scores
 from visual_grpo.config import GRPOConfig, Parameters
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.draw import distinct_prompts, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.grpo.losses import zero_variance_groups

@@ -14,8 +14,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.config import Parameters
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import ad_hoc_records
-from visual_grpo.data.table import RecordTable
 from visual_grpo.evaluation.pictures import caption, grid
 from visual_grpo.rewards.catalogue import build_reward_set
 from visual_grpo.rewards.combine import RewardSet

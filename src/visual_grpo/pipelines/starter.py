@@ -8,9 +8,9 @@ from typing import Any
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
-from visual_grpo.config.defaults import is_drawn
-from visual_grpo.starter.base import digest_of
+from visual_grpo.config.presets import is_drawn
 from visual_grpo.starter.build import build_starter, draw_world
+from visual_grpo.starter.pretraining import digest_of
 
 
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:

@@ -14,20 +14,20 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import check_base, check_weights, modules_of, read_facts
-from visual_grpo.config.defaults import pinned
+from visual_grpo.config.presets import pinned
 from visual_grpo.data.drift import profile_of, write_profile
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.compare import check_facts
 from visual_grpo.evaluation.draw import read_scores
-from visual_grpo.grpo.distributed import group, launch
-from visual_grpo.grpo.distributed.policy import DistributedModel, FirstScores
+from visual_grpo.grpo.distributed import launch, ranks
+from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.family import Model
-from visual_grpo.operations.training_report import TrainingReport, complete_adapters, show_training, training_lineage
+from visual_grpo.operations.training import TrainingCommand, complete_adapters, show_training, training_lineage
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.model_ref import start_of
+from visual_grpo.tracking.adapter_lookup import start_of
 from visual_grpo.tracking.tracker import Tracker, open_logs
 from visual_grpo.training import components, resuming
 from visual_grpo.training.evaluation_samples import conditions
@@ -69,7 +69,7 @@ def train(
     }
     every = parameters.evaluation.every or parameters.grpo.steps
     monitor = HackingMonitor(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))
-    with launch.ranks(parameters, train_on_rank, model=model, start=start, arguments=arguments):
+    with launch.running_ranks(parameters, train_on_rank, model=model, start=start, arguments=arguments):
         run = _build(parameters, model, start, scorer, monitor=monitor, **arguments)
         if parameters.distributed.processes > 1:
             console.note(f"{parameters.distributed.processes} processes train together.")
@@ -77,7 +77,7 @@ def train(
         # With the run's id, so that two trainings of the same settings stay apart.
         name = tracker.name() or "training"
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as loggers:
-            progress = TrainingReport(run, scorer, tracker, [tracker, *loggers], tuple(spec.modules)).execute()
+            progress = TrainingCommand(run, scorer, tracker, [tracker, *loggers], tuple(spec.modules)).execute()
     complete_adapters(adapters_draft, run, spec.modules, tracker.run_name, records, start, changes)
     write_profile(profile, adapters_draft)
     show_training(progress, run.trainer.step)
@@ -119,12 +119,12 @@ def _build(
     config: Parameters, name: str, start: Path | None, scorer: RewardSet | None, **arguments: Any
 ) -> TrainingRun:
     """Builds the training of this rank from the ``arguments`` of `TrainingRun`; only rank 0 has a ``scorer``."""
-    first = FirstScores(scorer)
+    first = RankZeroScorer(scorer)
 
     def build() -> tuple[Model, Trainer]:
         model = components.build_model(config, name)
         spec = components.make_run_spec(config, name)
         return model, components.build_trainer(config, spec, model, first, start=start)
 
-    model, trainer = group.together(build)
+    model, trainer = ranks.run_on_all(build)
     return TrainingRun(config, DistributedModel(model), first, trainer, **arguments)

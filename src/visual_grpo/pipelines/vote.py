@@ -33,7 +33,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.command import rerun_command
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import EVAL_SAMPLER, check_facts
 from visual_grpo.evaluation.draw import SCORES, Request, distinct_prompts, draw, image_seed, read_scores
 from visual_grpo.evaluation.paired import preference
@@ -43,7 +43,7 @@ from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_l
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.rewards.votes.server import served
-from visual_grpo.tracking.model_ref import adapters_of, model_of
+from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
 from visual_grpo.training import components
 
 CHOICES = "01_raw/votes/choices.jsonl"

@@ -10,7 +10,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.importing import code_digests
 from visual_grpo.config import RewardConfig
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
-from visual_grpo.rewards.combine import Counting, RewardSet
+from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
 from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
 
@@ -81,7 +81,7 @@ def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, 
     """Builds all configured rewards with their weights, in the order of the configuration."""
     return RewardSet(
         {name: (build_reward(name, config), weights[name]) for name, config in rewards.items()},
-        {name: Counting(clip=config.clip, only_where=config.only_where) for name, config in rewards.items()},
+        {name: ClipAndConditions(clip=config.clip, only_where=config.only_where) for name, config in rewards.items()},
     )
 
 

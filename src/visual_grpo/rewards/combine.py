@@ -15,7 +15,15 @@ from torch import Tensor
 from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
 from visual_grpo.common.images import is_image
-from visual_grpo.common.types import PromptRecord, Ratio, RewardFunction, RewardOutput, Sample, Scores, weighted_total
+from visual_grpo.common.types import (
+    Fraction,
+    PromptRecord,
+    RewardFunction,
+    RewardOutput,
+    Sample,
+    Scores,
+    weighted_total,
+)
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 
 RAW = "raw"
@@ -23,7 +31,7 @@ RAW = "raw"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counting:
+class ClipAndConditions:
     """Clipping and conditions of one reward."""
 
     clip: tuple[float | None, float | None] = (None, None)
@@ -57,7 +65,7 @@ class Counting:
                 f" range, and rewards.{name}.clip has no {end} end. Give it one, such as clip: [0, 1]"
             )
 
-    def counted(self, values: Tensor, weight: float, scored: Mapping[str, Tensor]) -> Tensor:
+    def apply(self, values: Tensor, weight: float, scored: Mapping[str, Tensor]) -> Tensor:
         """Returns the [B] scores that count; NaN if the sample, or a condition on it, is unscored.
 
         ``scored`` has the raw scores of every reward.
@@ -87,7 +95,7 @@ class RewardSet:
     def __init__(
         self,
         rewards: Mapping[str, tuple[RewardFunction | PlainReward, float]],
-        counting: Mapping[str, Counting] = MappingProxyType({}),
+        counting: Mapping[str, ClipAndConditions] = MappingProxyType({}),
     ) -> None:
         for name, (_, weight) in rewards.items():
             _check(name, weight)
@@ -128,10 +136,10 @@ class RewardSet:
     def combined(self, outputs: Mapping[str, RewardOutput]) -> Scores:
         """Combines the outputs of all rewards for the same samples."""
         scored = {name: output.values for name, output in outputs.items()}
-        clipped = {name: rule.counted(scored[name], self.weights[name], scored) for name, rule in self.counting.items()}
+        clipped = {name: rule.apply(scored[name], self.weights[name], scored) for name, rule in self.counting.items()}
         values = scored | clipped
         parts = {f"{name}/{RAW}": scored[name] for name in self.counting}
-        ratios: dict[str, Ratio] = {}
+        ratios: dict[str, Fraction] = {}
         for name, output in outputs.items():
             parts |= {f"{name}/{part}": part_values for part, part_values in output.parts.items()}
             ratios |= {f"{name}/{ratio}": pair for ratio, pair in output.ratios.items()}

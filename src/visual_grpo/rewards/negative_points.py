@@ -109,7 +109,7 @@ class NegativePointsReward:
     ) -> None:
         """
         Args:
-            segmenter: options of ``rewards.segmentation.build``; None = the watershed.
+            segmenter: options of `rewards.segmentation.build_segmenter`; None = the watershed.
             weights: overrides of the default `Weights`.
             cap: maximum number of negatives passed to the segmenter; more are penalised by the term ``number``.
             spacing: minimum distance between two negatives, as a share of the image's shorter side.

@@ -79,7 +79,7 @@ class OcrReward:
 
 
 def closeness(read: str, requested: str) -> float:
-    """1 - min(distance, n) / n, where n is the length of ``asked``; both texts are normalised first."""
+    """1 - min(distance, n) / n, where n is the length of ``requested``; both texts are normalised first."""
     wanted = normalised(requested)
     distance = Levenshtein.distance(normalised(read), wanted)
     return 1 - min(distance, len(wanted)) / len(wanted)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, Ratio, RewardOutput, Sample
+from visual_grpo.common.types import Fraction, PromptRecord, RewardOutput, Sample
 
 
 def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> RewardOutput:
@@ -46,7 +46,7 @@ def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor
     return values
 
 
-def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ratio:
+def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Fraction:
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise UserError(f"ratio {name!r} must be a tuple (numerator, denominator), got {returned!r}")
     above, below = (_scores(name, values, prompts) for values in returned)

@@ -19,7 +19,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import DataConfig, StarterConfig, World
 from visual_grpo.config.data import DEFAULT_FAMILIES
-from visual_grpo.starter.base import Advance, Job, digest_of, run_side_by_side, write_once
+from visual_grpo.starter.pretraining import Advance, Job, digest_of, run_side_by_side, write_once
 from visual_grpo.starter.scenes import draw_scene_records
 from visual_grpo.starter.shapes.dataset import draw_dataset
 from visual_grpo.starter.words import draw_words

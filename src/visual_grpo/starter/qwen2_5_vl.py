@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from visual_grpo.common.geometry import ring
-from visual_grpo.starter.base import Advance, Job, minimise
+from visual_grpo.starter.pretraining import Advance, Job, minimise
 from visual_grpo.starter.scenes import (
     ANSWER_LENGTH,
     ANSWER_PIECES,

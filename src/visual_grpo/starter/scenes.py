@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from visual_grpo.common.geometry import box_of, inner_points
-from visual_grpo.starter.base import write_dataset
+from visual_grpo.starter.pretraining import write_dataset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

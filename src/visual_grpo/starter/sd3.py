@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
-from visual_grpo.starter.base import Advance, Job, minimise, noised
 from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
 from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, faithful_vae
+from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import Misreadings, misread
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
-from visual_grpo.starter.base import write_dataset
+from visual_grpo.starter.pretraining import write_dataset
 
 CONSONANTS = "HKLNPSTZ"
 VOWELS = "AEOU"

@@ -17,9 +17,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.config.pipelines import CHAMPION
-from visual_grpo.tracking import api
-from visual_grpo.tracking.lineage import model_card
-from visual_grpo.tracking.model_ref import (
+from visual_grpo.tracking import mlflow_api
+from visual_grpo.tracking.adapter_lookup import (
     DIGEST,
     SCHEME,
     Registered,
@@ -28,8 +27,9 @@ from visual_grpo.tracking.model_ref import (
     training_run,
     versions_with,
 )
+from visual_grpo.tracking.model_card import model_card
 
-OVER, DATE, ROLLED_BACK = "promotion.over", "promotion.date", "promotion.rolled_back"
+REPLACES, DATE, ROLLED_BACK = "promotion.over", "promotion.date", "promotion.rolled_back"
 """Tags of a promoted version: the version that it replaced, or `NOTHING`; the date; the date of its rollback."""
 NOTHING = "none"
 RETRAINED = "retrained.for"
@@ -91,11 +91,11 @@ class Registry:
         origin |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
         origin = {DIGEST: digest, **origin, **(tags or {})}
         about = {tag: str(text)[:_LONGEST_TEXT] for tag, text in origin.items() if text is not None}
-        with api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
+        with mlflow_api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
             card = model_card(facts, modules_of(adapters), lines)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)
             self._make()
-            experiment = api.experiment_id(client) if run is None else run.info.experiment_id
+            experiment = mlflow_api.experiment_id(client) if run is None else run.info.experiment_id
             model = client.create_logged_model(experiment, name=self.name, source_run_id=run_id, model_type="adapter")
             client.log_model_artifacts(model.model_id, folder)
             client.finalize_logged_model(model.model_id, "READY")
@@ -117,8 +117,10 @@ class Registry:
         number, present = str(version), self.champion()
         if present is not None and present.version == version:
             return
-        with api.mlflow_client() as client:
-            client.set_model_version_tag(self.name, number, OVER, NOTHING if present is None else str(present.version))
+        with mlflow_api.mlflow_client() as client:
+            client.set_model_version_tag(
+                self.name, number, REPLACES, NOTHING if present is None else str(present.version)
+            )
             client.set_model_version_tag(self.name, number, DATE, _now())
             client.delete_model_version_tag(self.name, number, ROLLED_BACK)
             client.set_registered_model_alias(self.name, self.alias, number)
@@ -132,12 +134,12 @@ class Registry:
         present, alias = self.champion(), f"{self.name}@{self.alias}"
         if present is None:
             raise UserError(explain_missing(self.name, alias))
-        replaced = present.tags.get(OVER, NOTHING)
+        replaced = present.tags.get(REPLACES, NOTHING)
         if not replaced.isdecimal():
             raise UserError(
-                f"{alias} is version {present.version}, which replaced no other (its tag {OVER} is {replaced})."
+                f"{alias} is version {present.version}, which replaced no other (its tag {REPLACES} is {replaced})."
             )
-        with api.mlflow_client() as client:
+        with mlflow_api.mlflow_client() as client:
             client.get_model_version(self.name, replaced)  # Raises if it was deleted.
             client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
             client.set_registered_model_alias(self.name, self.alias, replaced)
@@ -151,8 +153,8 @@ class Registry:
 
     def keep_report(self, run_id: str | None, folder: Path) -> None:
         """Adds the gate's page and numbers to the artifacts of the candidate's run, if it has one."""
-        with api.mlflow_client() as client:
-            run = None if run_id is None else api.find_run(client, run_id)
+        with mlflow_api.mlflow_client() as client:
+            run = None if run_id is None else mlflow_api.find_run(client, run_id)
             for name in ("evaluation.html", "evaluation.json"):
                 if run is not None and (folder / name).is_file():
                     client.log_artifact(run.info.run_id, str(folder / name), "promotion")
@@ -163,34 +165,34 @@ class Registry:
         key = _gate(digest, settings)
         date = self._gates().get(key, datetime.now(UTC)).isoformat(timespec="seconds")
         decision = f"{date} {'promoted' if promoted else 'not promoted'}"
-        with api.mlflow_client() as client:
+        with mlflow_api.mlflow_client() as client:
             client.set_registered_model_tag(self.name, f"{GATE}{key}", decision)
 
     def is_judged(self, digest: str, settings: str = "") -> bool:
         """Returns True if the gate has decided on this adapter; with these settings, where they are given."""
         return any(key.startswith(_gate(digest, settings)) for key in self._gates())
 
-    def gates_of_a_year(self, *, but: tuple[str, str]) -> int:
+    def gates_in_last_year(self, *, excluding: tuple[str, str]) -> int:
         """Counts the gates of the last 365 days, among which a year's error is divided.
 
         Args:
-            but: digest and settings of a gate to leave out; asked again, it comes to the same decision.
+            excluding: digest and settings of a gate to leave out; asked again, it comes to the same decision.
         """
         since = datetime.now(UTC) - timedelta(days=365)
-        return sum(date >= since for key, date in self._gates().items() if key != _gate(*but))
+        return sum(date >= since for key, date in self._gates().items() if key != _gate(*excluding))
 
     def delete_old_versions(self, keep: int) -> list[int]:
         """Deletes all but the newest ``keep`` versions, those with an alias, and the one that the champion replaced."""
         present = self.champion()
-        with api.mlflow_client() as client:
+        with mlflow_api.mlflow_client() as client:
             versions = {int(entity.version): entity for entity in client.search_model_versions(f"name = '{self.name}'")}
-            needed = {*map(str, sorted(versions)[-keep:]), "" if present is None else present.tags.get(OVER)}
+            needed = {*map(str, sorted(versions)[-keep:]), "" if present is None else present.tags.get(REPLACES)}
             if versions:
                 needed |= set(map(str, client.get_registered_model(self.name).aliases.values()))
             old = [number for number in sorted(versions) if str(number) not in needed]
             for number in old:
                 client.delete_model_version(self.name, str(number))
-                logged = api.get(client.get_logged_model, str(versions[number].source).removeprefix(SCHEME))
+                logged = mlflow_api.get(client.get_logged_model, str(versions[number].source).removeprefix(SCHEME))
                 if logged is not None:
                     client.delete_logged_model(logged.model_id)
                     _delete_folder(logged.artifact_location)
@@ -198,9 +200,9 @@ class Registry:
 
     def delete_old_runs(self, keep: int) -> list[str]:
         """Deletes all but the newest ``keep`` runs of retrainings for this model, and those of its versions."""
-        with api.mlflow_client() as client:
+        with mlflow_api.mlflow_client() as client:
             needed = {version.run_id for version in client.search_model_versions(f"name = '{self.name}'")}
-            runs = api.search(client, f"tags.`{RETRAINED}` = '{self.name}'")[keep:]
+            runs = mlflow_api.search(client, f"tags.`{RETRAINED}` = '{self.name}'")[keep:]
             old = [run for run in runs if run.info.run_id not in needed]
             for run in old:
                 client.delete_run(run.info.run_id)
@@ -209,8 +211,8 @@ class Registry:
 
     def mark_run(self, run_id: str) -> None:
         """Tags the run of a retraining, which `delete_old_runs` may delete later."""
-        with api.mlflow_client() as client:
-            api.get(client.set_tag, run_id, RETRAINED, self.name)
+        with mlflow_api.mlflow_client() as client:
+            mlflow_api.get(client.set_tag, run_id, RETRAINED, self.name)
 
     def _with_digest(self, digest: str) -> Registered | None:
         """Returns the first version with these weights."""
@@ -219,14 +221,14 @@ class Registry:
 
     def _make(self) -> None:
         about = f"LoRA adapters of Visual GRPO, a version for each training; {CHAMPION} is the alias of the one in use."
-        with api.mlflow_client() as client:
-            if api.get(client.get_registered_model, self.name) is None:
+        with mlflow_api.mlflow_client() as client:
+            if mlflow_api.get(client.get_registered_model, self.name) is None:
                 client.create_registered_model(self.name, description=about)
 
     def _gates(self) -> dict[str, datetime]:
         """Returns key -> date of the decision; skips tags of another form, which somebody else has set."""
-        with api.mlflow_client() as client:
-            model = api.get(client.get_registered_model, self.name)
+        with mlflow_api.mlflow_client() as client:
+            model = mlflow_api.get(client.get_registered_model, self.name)
         tags = {} if model is None else model.tags
         matches = {tag.removeprefix(GATE): _DECISION.fullmatch(tags[tag]) for tag in tags if tag.startswith(GATE)}
         return {key: datetime.fromisoformat(match[1]) for key, match in matches.items() if match is not None}
@@ -234,7 +236,7 @@ class Registry:
 
 def _delete_folder(location: str) -> None:
     """Deletes local artifacts, which MLflow keeps; a server deletes its own (`mlflow gc`)."""
-    if (folder := api.local_folder(location)) is not None:
+    if (folder := mlflow_api.local_folder(location)) is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -24,8 +24,8 @@ from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of, read_facts
 from visual_grpo.evaluation.verdict import lines
-from visual_grpo.tracking import api
-from visual_grpo.tracking.lineage import CARD, model_card
+from visual_grpo.tracking import mlflow_api
+from visual_grpo.tracking.model_card import CARD, model_card
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -78,7 +78,7 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
         if facts is None or run is None or run.data.tags.get(tag) == digest:
             continue
         added = add(client, run, output, facts)
-        api.set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
+        mlflow_api.set_tags(client, run.info.run_id, {tag: digest})  # Last: an attempt that is cut short is made again.
         if run.info.status == "RUNNING" and run.info.run_id != open_run:
             client.set_terminated(run.info.run_id, "FINISHED", _modified(file))
         additions.append(f"{run.info.run_name} ({run.info.run_id[:8]}): {added}")
@@ -99,10 +99,10 @@ def _facts(file: Path) -> dict[str, Any] | None:
 
 def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run | None:
     """Returns the training's run, which is made if MLflow never had it; None if the user deleted it."""
-    run = api.find_run(client, facts["mlflow_run_id"])
+    run = mlflow_api.find_run(client, facts["mlflow_run_id"])
     if run is None:
-        return api.make_run(client, facts["mlflow_run_id"], facts.get(RUN_NAME, "training"), _modified(file))
-    return run if api.is_active(run) else None
+        return mlflow_api.make_run(client, facts["mlflow_run_id"], facts.get(RUN_NAME, "training"), _modified(file))
+    return run if mlflow_api.is_active(run) else None
 
 
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> str:
@@ -110,10 +110,10 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
 
     adapters, run_id = output / ADAPTERS, run.info.run_id
     config = Parameters.model_validate(facts["parameters"])
-    values = api.log_metrics(client, run_id, _curves(adapters, config), {})
-    pictures = api.log_pictures(client, run_id, _pictures(adapters))
+    values = mlflow_api.log_metrics(client, run_id, _curves(adapters, config), {})
+    pictures = mlflow_api.log_pictures(client, run_id, _pictures(adapters))
     if not run.data.params:
-        api.set_params(client, run_id, training_params(facts["parameters"]))
+        mlflow_api.set_params(client, run_id, training_params(facts["parameters"]))
     source = json.dumps({"uri": config.data.path})
     records = Dataset("records", facts["data"][:_LONGEST_DIGEST], "local", source)
     client.log_inputs(run_id, datasets=[DatasetInput(records, [InputTag("mlflow.data.context", "training")])])
@@ -121,10 +121,10 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     tags |= {"dataset.digest": facts["data"]}
     for alarm in facts.get("alarms", ()):
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
-    api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
+    mlflow_api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     client.log_artifacts(run_id, str(adapters), "adapters")
     if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is that of earlier adapters.
-        api.remove_tags(client, run_id, ("result", api.EVALUATION, EVALUATION_DIGEST))
+        mlflow_api.remove_tags(client, run_id, ("result", mlflow_api.EVALUATION, EVALUATION_DIGEST))
     return f"adapters, {counted(values, 'metric value')}, {counted(pictures, 'picture')}"
 
 
@@ -158,8 +158,8 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(headline)), f"adapters/{CARD}")
     # With an equal timestamp, MLflow stores a repeated attempt once.
     results = [Metric(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
-    api.log_metrics(client, run_id, results)
-    api.set_tags(client, run_id, {"result": " ".join([headline["sentence"], *headline["notes"]])})
+    mlflow_api.log_metrics(client, run_id, results)
+    mlflow_api.set_tags(client, run_id, {"result": " ".join([headline["sentence"], *headline["notes"]])})
     return "evaluation"
 
 
@@ -189,7 +189,7 @@ def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
-    """Returns an evaluation's headline (`evaluation.verdict.headline`) as metrics; docs/metrics.md explains them."""
+    """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics; docs/metrics.md explains them."""
     task, control = headline["task"], headline["control"]
     metrics = {
         "gain": headline["difference"],
@@ -214,8 +214,8 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
     for output in outputs:
         try:
             hold(output / ".lock")
-            with api.mlflow_client() as client:
-                api.close_killed(client, output)
+            with mlflow_api.mlflow_client() as client:
+                mlflow_api.close_killed(client, output)
                 messages += [f"{output}: added to MLflow: {line}" for line in sync_output(client, output)]
         except UserError as error:
             messages.append(f"{output}: {error}")
@@ -223,7 +223,7 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
         finally:
             release()
     if not messages:
-        messages = [f"MLflow ({api.shown()}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."]
+        messages = [f"MLflow ({mlflow_api.shown()}) lacks nothing of {', '.join(map(str, outputs)) or 'data'}."]
     return messages, is_complete
 
 
@@ -236,7 +236,7 @@ def main() -> None:
     outputs = parser.parse_args().outputs
     if missing := [str(output) for output in outputs if not output.is_dir()]:
         sys.exit(f"Error: there is no folder {', '.join(missing)}")
-    api.use_project(Path.cwd())
+    mlflow_api.use_project(Path.cwd())
     # data itself, data/ENVIRONMENT, and data/ENVIRONMENT/NAME of a user's own data.
     root = Path("data")
     folders = sorted([root, *root.glob("*"), *root.glob("*/*")])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import TrackingConfig
-from visual_grpo.tracking import api
+from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import sync_output
 
 if TYPE_CHECKING:
@@ -113,15 +113,15 @@ class Tracker:
 
     def image(self, image: Image, key: str, step: int) -> None:
         """Logs an image under ``key``; MLflow shows the steps of one key as a series."""
-        self._put(lambda client, run: api.log_pictures(client, run, {(key, step): lambda: image}))
+        self._put(lambda client, run: mlflow_api.log_pictures(client, run, {(key, step): lambda: image}))
 
     def tags(self, mapping: Mapping[str, object]) -> None:
         """Sets tags; existing tags are replaced."""
-        self._put(lambda client, run: api.set_tags(client, run, mapping))
+        self._put(lambda client, run: mlflow_api.set_tags(client, run, mapping))
 
     def params(self, mapping: Mapping[str, object]) -> None:
         """Logs parameters. MLflow cannot overwrite one: another value of a resumed run is the tag ``resumed.NAME``."""
-        self._put(lambda client, run: api.set_params(client, run, mapping))
+        self._put(lambda client, run: mlflow_api.set_params(client, run, mapping))
 
     def name(self) -> str | None:
         """``NAME (the beginning of the id)``; None without a run."""
@@ -130,8 +130,8 @@ class Tracker:
     def evaluation_begins(self, command: str) -> None:
         """Says that the run, which has ended before, is evaluated now; if that fails, the training is still good."""
         self.evaluates = True
-        self._put(lambda client, run: api.remove_tags(client, run, {"evaluate.error", "evaluate.error.node"}))
-        self.tags({"evaluate.command": command, api.EVALUATION: "running"})
+        self._put(lambda client, run: mlflow_api.remove_tags(client, run, {"evaluate.error", "evaluate.error.node"}))
+        self.tags({"evaluate.command": command, mlflow_api.EVALUATION: "running"})
 
     def end(self, status: Literal["KILLED", "FAILED", "FINISHED"]) -> None:
         """Ends the run, and adds what it lacks of the results on disk."""
@@ -142,7 +142,7 @@ class Tracker:
         def last(client: MlflowClient, run: str) -> None:
             sync_output(client, self._output, open_run=run)
             if self.evaluates:
-                client.set_tag(run, api.EVALUATION, status.lower())
+                client.set_tag(run, mlflow_api.EVALUATION, status.lower())
             client.set_terminated(run, "FINISHED" if self.evaluates else status)
 
         self._last = last
@@ -173,29 +173,29 @@ class Tracker:
     def _send(self, items: list[Item]) -> bool:
         """Returns True if MLflow took all."""
         try:
-            client = self._client = self._client or api.connect()
+            client = self._client = self._client or mlflow_api.connect()
             run = (self._run or self._open(client)).info.run_id
             metrics = [metric for item in items if isinstance(item, list) for metric in item]
-            api.log_metrics(client, run, metrics, self._known_steps)
+            mlflow_api.log_metrics(client, run, metrics, self._known_steps)
             for item in items:
                 if not isinstance(item, list):
                     item(client, run)
         except Exception as error:
-            self._fails(api.in_a_line(error))
+            self._fails(mlflow_api.in_a_line(error))
             return False
         return True
 
     def _open(self, client: MlflowClient) -> Run:
-        run = api.find_run(client, self._key)
-        if run is not None and api.is_active(run):
+        run = mlflow_api.find_run(client, self._key)
+        if run is not None and mlflow_api.is_active(run):
             self._known_steps = {}
             client.update_run(run.info.run_id, status="RUNNING")  # Whatever ended it.
         else:
-            run = api.make_run(client, self._key, self.run_name, int(time.time() * 1000))
-        client.set_tag(run.info.run_id, api.OUTPUT, api.output_tag(self._output))
+            run = mlflow_api.make_run(client, self._key, self.run_name, int(time.time() * 1000))
+        client.set_tag(run.info.run_id, mlflow_api.OUTPUT, mlflow_api.output_tag(self._output))
         self._run = run
         self._answered.set()
-        api.close_killed(client, self._output, run.info.run_id)
+        mlflow_api.close_killed(client, self._output, run.info.run_id)
         if self._known_steps is None:
             sync_output(client, self._output, run.info.run_id)
         return run
@@ -205,7 +205,7 @@ class Tracker:
         if not self._has_warned:
             self._has_warned = True
             self._say(
-                f"MLflow ({api.shown()}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks"
+                f"MLflow ({mlflow_api.shown()}) fails: {why.rstrip('.')}. The run goes on; what MLflow lacks"
                 " of its results is on disk, and the next command or `make sync` adds it."
             )
 

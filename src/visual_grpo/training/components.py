@@ -25,8 +25,7 @@ from visual_grpo.rewards.catalogue import build_reward_set
 
 if TYPE_CHECKING:
     from visual_grpo.common.types import JointPolicy, Policy
-    from visual_grpo.grpo.distributed.policy import FirstScores
-    from visual_grpo.grpo.trainer import GRPOTrainer
+    from visual_grpo.grpo.distributed.policy import RankZeroScorer
     from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.models.family import Family, Model, TwoStageModel
     from visual_grpo.models.run_spec import RunSpec
@@ -126,7 +125,7 @@ def build_trainer(
     config: Parameters,
     spec: RunSpec,
     model: Model,
-    scorer: RewardSet | FirstScores,
+    scorer: RewardSet | RankZeroScorer,
     *,
     start: Path | None = None,
 ) -> Trainer:
@@ -149,7 +148,7 @@ def build_trainer(
 
 
 def _module_trainer(
-    config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet | FirstScores
+    config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet | RankZeroScorer
 ) -> GRPOTrainer[Any]:
     module_scorer = scorer.weighted(config.weights([module]))
     return GRPOTrainer(

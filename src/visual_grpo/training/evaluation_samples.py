@@ -11,10 +11,10 @@ from visual_grpo.common.device import device_kind
 from visual_grpo.common.digests import option_files
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.draw import SPLITS, draw_and_score, held_out, plan_images
-from visual_grpo.grpo.distributed import group, launch
-from visual_grpo.grpo.distributed.policy import follow, leading
+from visual_grpo.grpo.distributed import launch, ranks
+from visual_grpo.grpo.distributed.policy import follow_generation, lead_generation
 from visual_grpo.models.family import Model
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
@@ -50,9 +50,9 @@ def draw_samples(
     controls = spec.controls if adapters is None else {}
     count = len(requests) * len(spec.samplers) + len(held_out(requests)) * len(controls)
     with (
-        launch.ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
+        launch.running_ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
         console.progress(title, count) as bar,
-        leading(_load(config, starter_report["model"], adapters)) as model,
+        lead_generation(_load(config, starter_report["model"], adapters)) as model,
     ):
         draw_and_score(
             model,
@@ -69,11 +69,11 @@ def draw_samples(
 
 def draw_on_rank(config: Parameters, model: str, adapters: Path | None) -> None:
     """Follows rank 0 while it draws a baseline or an evaluation."""
-    follow(_load(config, model, adapters))
+    follow_generation(_load(config, model, adapters))
 
 
 def _load(config: Parameters, model: str, adapters: Path | None) -> Model:
-    return group.together(lambda: components.build_model(config, model, adapters))
+    return ranks.run_on_all(lambda: components.build_model(config, model, adapters))
 
 
 def conditions(

@@ -10,10 +10,10 @@ from typing import Any
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import write_atomically
-from visual_grpo.config import Parameters, defaults, flatten, merged
+from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.schema import validate
-from visual_grpo.data.table import RecordTable
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import Note
 from visual_grpo.rewards.catalogue import reward_digests
@@ -110,7 +110,7 @@ def _is_one(folder: Path) -> bool:
 
 def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
-    resumed = merged(defaults.pinned(run.parameters), overrides)
+    resumed = merged(presets.pinned(run.parameters), overrides)
     if resumed["distributed"]["processes"] == 1 and "sharded" not in overrides.get("distributed", {}):
         resumed["distributed"]["sharded"] = False  # A single process has the whole model.
     return resumed
@@ -119,7 +119,7 @@ def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, An
 def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
     configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
-    chosen_by_records = configuration["reward"] == defaults.AUTO
+    chosen_by_records = configuration["reward"] == presets.AUTO
     return {
         name: value
         for name, value in flatten(run.parameters).items()

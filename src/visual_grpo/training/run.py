@@ -25,11 +25,11 @@ from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.draw import distinct_prompts, image_seed
 from visual_grpo.grpo.checkpoint import load_facts
 from visual_grpo.grpo.checks import Signal, check_signal, measure_signal, useful_cosine
-from visual_grpo.grpo.distributed import group
+from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
-from visual_grpo.training.checkpoints import Progress, RunCheckpoints
 from visual_grpo.training.ema import AdapterAverage
+from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
 PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
@@ -131,7 +131,7 @@ class TrainingRun:
             row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due(callbacks)
             self.progress.history.append(row)
             callbacks.on_step(metrics, row)
-            due, stopped = group.from_first(lambda: (self.checkpoints.due(), stop.by is not None))
+            due, stopped = ranks.broadcast(lambda: (self.checkpoints.due(), stop.by is not None))
             if due or stopped:
                 self.checkpoints.save()
             if stopped or self._is_ended_by_alarm():
@@ -223,7 +223,7 @@ class TrainingRun:
         if not self.eval_prompts or not (step == self.config.grpo.steps or (every and step % every == 0)):
             return {}
         shown, monitor = self.evaluate(), self.monitor
-        look = group.from_first(  # Only rank 0 has a monitor.
+        look = ranks.broadcast(  # Only rank 0 has a monitor.
             lambda: None if monitor is None else monitor.look(shown.records, shown.samples, shown.total, shown.rewards)
         )
         if look is not None and look.alarm is not None:

@@ -14,7 +14,7 @@ from tests.training.test_run import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import command
 from visual_grpo.config.policy import DistributedConfig
-from visual_grpo.grpo.distributed import group, launch
+from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.operations.preflight.check import check
 from visual_grpo.training.components import require_gpus
 
@@ -83,6 +83,6 @@ def test_hosts_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.
         name = f"the files of {tmp_path}"
         return [(host, facts), ("other", facts | {name: "another", "torch": "0"})]
 
-    monkeypatch.setattr(group, "everyone", gathered)
+    monkeypatch.setattr(ranks, "all_gather", gathered)
     with pytest.raises(UserError, match=r"^other differs from .*: torch, the files of .*Expected the same commit"):
         launch._require_same_hosts([tmp_path, None])

@@ -19,8 +19,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.checks import probe_gradient
-from visual_grpo.grpo.distributed import group, sharding
-from visual_grpo.grpo.distributed.policy import FirstScores
+from visual_grpo.grpo.distributed import ranks, sharding
+from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.rows import draw_seeds
@@ -73,7 +73,7 @@ class LayeredTokens(SeededTokens):
         for parameter in self.network.requires_grad_(False).parameters():
             parameter.data = 0.3 * torch.randn(parameter.shape, generator=given)
         if sharding.active():
-            sharding.cut({"network": self.network}, torch.device("cpu"))
+            sharding.shard({"network": self.network}, torch.device("cpu"))
 
     def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
         with self._layered(len(prompts)):
@@ -103,7 +103,7 @@ KINDS = {kind.__name__: kind for kind in (SeededTokens, SeededSteps, LayeredToke
 
 def trainer(policy: Any, **changes: Any) -> GRPOTrainer[Any]:
     settings = config(**({"steps": 4, "updates_per_rollout": 2, "kl_weight": 0.1} | changes))
-    return GRPOTrainer(policy, FirstScores(CountingScorer()), settings, seed=1)
+    return GRPOTrainer(policy, RankZeroScorer(CountingScorer()), settings, seed=1)
 
 
 def train_every_way(config: Parameters, kind: str) -> list[tuple[Tensor, list[Any]]]:
@@ -131,24 +131,24 @@ def fail(config: Parameters, how: str) -> None:
     """On rank 1 alone."""
 
     def compute() -> None:
-        if group.rank() == 1:
+        if ranks.rank() == 1:
             if how == "user":
                 raise UserError("the disk is full")
             if how == "memory":
                 raise MemoryError("no more")
             raise ZeroDivisionError("a bug")
 
-    if how == "alone" and group.rank() == 1:
+    if how == "alone" and ranks.rank() == 1:
         raise UserError("only here")
-    group.everyone(compute if how != "alone" else lambda: None)
+    ranks.all_gather(compute if how != "alone" else lambda: None)
 
 
 def wait(config: Parameters, victim: int, notes: str) -> None:
     """Rank ``victim`` is killed while the others are in a collective, and one computes for a minute."""
-    with open(f"{notes}/{group.rank()}", "w") as file:  # noqa: PTH123
+    with open(f"{notes}/{ranks.rank()}", "w") as file:  # noqa: PTH123
         file.write(str(os.getpid()))
-    group.everyone(lambda: None)
-    if group.rank() == victim:
+    ranks.all_gather(lambda: None)
+    if ranks.rank() == victim:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    group.everyone(lambda: time.sleep(60 if group.rank() == 2 else 0))
+    ranks.all_gather(lambda: time.sleep(60 if ranks.rank() == 2 else 0))

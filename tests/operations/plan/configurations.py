@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from visual_grpo.config import Parameters, merged
-from visual_grpo.config.defaults import with_output_folders
+from visual_grpo.config.presets import with_output_folders
 
 ROOT = Path(__file__).parents[3]
 _SMALL = {"rollout_batch": 8, "denoise_batch": 2}

@@ -31,7 +31,7 @@ def small(environment: str, folder: Path | None, changes: Mapping[str, Any]) -> 
 
 def measured(runner: DryRunner, model: Any) -> int:
     """The most bytes that the first two steps of ``model`` have beside its weights; the second has AdamW's moments."""
-    trainer = planned_trainer(runner.config, runner.planned.plan, model)
+    trainer = planned_trainer(runner.config, runner.planned.spec, model)
     memory = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     single = replaced(optimizer, "in_double", lambda _: lambda parameter: False)  # As on a GPU.
     with records_for(runner.config, 2) as records, single, memory:

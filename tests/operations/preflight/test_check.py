@@ -15,7 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
-from visual_grpo.operations.preflight.check import _check_gates, check, resolve_parameters
+from visual_grpo.operations.preflight.check import _check_only_where, check, check_before_run
 from visual_grpo.operations.preflight.data import Traits
 
 PLAIN = PromptRecord(id="plain", prompt="a cat")
@@ -36,7 +36,7 @@ def never() -> Sequence[PromptRecord]:
 def settle(path: Path | None, outputs: set[str] = WHOLE, records: Any = never, **changes: Any) -> Parameters:
     own = {} if path is None else {"data": {"path": str(path), **changes.pop("data", {})}}
     config = parameters(**own, **changes)
-    return resolve_parameters(config, outputs, records, Command(None, (), {"data.path": str(path)}))
+    return check_before_run(config, outputs, records, Command(None, (), {"data.path": str(path)}))
 
 
 def refusal(*args: Any, **changes: Any) -> str:
@@ -257,9 +257,9 @@ def test_a_gated_reward_has_weights_of_one_sign():
     gated = {"hard": {"function": "x:y"}, "easy": {"function": "x:y", "clip": [0, 1], "only_where": {"hard": 0.5}}}
     for sign in (0.5, 0.0, -0.5):
         config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}})
-        _check_gates(config, ["ar"])
+        _check_only_where(config, ["ar"])
         if sign >= 0:
-            _check_gates(config, ["ar", "dit"])
+            _check_only_where(config, ["ar", "dit"])
             continue
         with pytest.raises(UserError, match=r"rewards.easy.only_where.*ar 1, dit -0.5. Expected weights of one sign"):
-            _check_gates(config, ["ar", "dit"])
+            _check_only_where(config, ["ar", "dit"])

@@ -16,8 +16,8 @@ from tests.evaluation.defaults import FILE
 from tests.small_project import ROOT, merged
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.defaults import with_output_folders
 from visual_grpo.config.pipelines import FLOW
+from visual_grpo.config.presets import with_output_folders
 from visual_grpo.operations.retraining.__main__ import main
 from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
 

@@ -63,7 +63,7 @@ RED_DOG = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"},
         (SINGLE, [("bench", BOX, 0.9)] * 2, 1.0),  # More are not excluded.
         (TWO, [("cat", BOX, 0.5), ("bench", BOX, 0.5)], 1.0),
         (TWO, [("cat", BOX, 0.5), ("dog", BOX, 0.5)], 0.5),
-        # Counting needs a confidence of its own.
+        # ClipAndConditions needs a confidence of its own.
         (COUNTING, [SURE, SURE], 1.0),
         (COUNTING, [SURE, SURE, UNSURE], 1.0),
         (COUNTING, [SURE, UNSURE], 0.5),  # At least two: no. Fewer than three: yes.

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from visual_grpo.starter.base import Job
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
 from visual_grpo.starter.glm_image.pretrain_decoder import Sources, colour_error, pretrain_dit, pretrain_vae
+from visual_grpo.starter.pretraining import Job
 from visual_grpo.starter.shapes.draw import BACKGROUND
 
 

@@ -31,9 +31,9 @@ from visual_grpo.common.errors import LostRankError, UserError, counted, user_er
 from visual_grpo.common.machine_errors import machine_fault
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.distributed import group, sharding
+from visual_grpo.grpo.distributed import ranks, sharding
 
-BEREFT = 2
+EXIT_PEER_LOST = 2
 """Exit code of a rank that ends because another one is gone."""
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals on which rank 0 decides for all."""
@@ -48,7 +48,7 @@ _jobs = 0
 
 
 @contextmanager
-def ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
+def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
     """On rank 0: meanwhile the others run ``job(config, **arguments)``, with the configuration of their own GPU.
 
     Raises:
@@ -64,7 +64,7 @@ def ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Ite
     try:
         _store.set(f"job/{_jobs}", "")
         _jobs += 1
-        group.from_first(lambda: (job, config, arguments))
+        ranks.broadcast(lambda: (job, config, arguments))
         _begin(config, arguments)
         yield
     except LostRankError as error:
@@ -82,7 +82,7 @@ def launched_by_torchrun(command: Callable[[], object]) -> None:
     on_one_host = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
     if on_one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    _store, rank, count = next(iter(rendezvous("env://", timeout=group.TIMEOUT)))
+    _store, rank, count = next(iter(rendezvous("env://", timeout=ranks.TIMEOUT)))
     _join(rank, count)
     if not on_one_host:
         _notice_lost_hosts()
@@ -103,7 +103,7 @@ def _start(count: int) -> list[BaseProcess]:
     global _store, _jobs
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    _store, _jobs = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=group.TIMEOUT), 0
+    _store, _jobs = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=ranks.TIMEOUT), 0
     started: list[BaseProcess] = [
         multiprocessing.get_context("spawn").Process(target=_started, args=(rank, count, _store.port), daemon=True)
         for rank in range(1, count)
@@ -140,7 +140,7 @@ def _started(rank: int, count: int, port: int) -> None:
     """The main function of a process of `_start`."""
     global _store
     silence_libraries()
-    _store = TCPStore("127.0.0.1", port, count, is_master=False, timeout=group.TIMEOUT)
+    _store = TCPStore("127.0.0.1", port, count, is_master=False, timeout=ranks.TIMEOUT)
     _store.set(f"here/{rank}", "")
     _join(rank, count)
     _follow_rank_0()
@@ -153,7 +153,7 @@ def _join(rank: int, count: int) -> None:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=_store, rank=rank, world_size=count, timeout=group.TIMEOUT)
+    dist.init_process_group(backend, store=_store, rank=rank, world_size=count, timeout=ranks.TIMEOUT)
 
 
 def _follow_rank_0() -> None:
@@ -165,7 +165,7 @@ def _follow_rank_0() -> None:
             if _store.get(f"job/{number}") == _END:
                 os._exit(0)
             number += 1
-            job, config, arguments = group.received()
+            job, config, arguments = ranks.receive_broadcast()
             job(_begin(config, arguments), **arguments)
             sharding.end()
     except Exception as error:
@@ -173,19 +173,19 @@ def _follow_rank_0() -> None:
         # A collective that fails for want of memory is this rank's own error.
         if isinstance(error, LostRankError) and fault is None:
             _end_a_lost_torchrun()
-            os._exit(BEREFT)
+            os._exit(EXIT_PEER_LOST)
         with suppress(RuntimeError):  # Rank 0 may be gone.
-            _store.set("failed", f"process {group.rank() + 1}: {fault or known or traceback.format_exc()}")
+            _store.set("failed", f"process {ranks.rank() + 1}: {fault or known or traceback.format_exc()}")
         os._exit(1)
 
 
 def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
     """Prepares this rank for a job; returns the configuration with its own GPU."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", group.count()))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count()))
     share_cores(here, sharded=config.distributed.sharded)
-    if here < group.count():
+    if here < ranks.count():
         _require_same_hosts([arguments.get(name) for name in ("model", "adapters", "start")])
-    device = group.together(lambda: _own_device(resolve_device(config.model.device)))
+    device = ranks.run_on_all(lambda: _own_device(resolve_device(config.model.device)))
     if config.distributed.sharded:
         sharding.begin(device)
     return config.model_copy(update={"model": config.model.model_copy(update={"device": str(device)})})
@@ -194,7 +194,7 @@ def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
 def _own_device(device: torch.device) -> torch.device:
     if device.type != "cuda":
         return device
-    number, there = int(os.environ.get("LOCAL_RANK", group.rank())), torch.cuda.device_count()
+    number, there = int(os.environ.get("LOCAL_RANK", ranks.rank())), torch.cuda.device_count()
     if number >= there:
         raise UserError(f"{socket.gethostname()} has {counted(there, 'GPU')}, but more processes: each needs one.")
     torch.cuda.set_device(number)
@@ -207,7 +207,7 @@ def _require_same_hosts(folders: Sequence[str | Path | None]) -> None:
     facts = {"python": platform.python_version(), "the code of visual_grpo": code.hexdigest()}
     facts |= {name: metadata.version(name) for name in _LIBRARIES}
     facts |= {f"the files of {folder}": str(content_digest(folder)) for folder in folders if folder is not None}
-    hosts = group.everyone(lambda: (socket.gethostname(), facts))
+    hosts = ranks.all_gather(lambda: (socket.gethostname(), facts))
     first, expected = hosts[0]
     for host, found in hosts:
         if differing := [name for name in facts if found[name] != expected[name]]:
@@ -226,7 +226,7 @@ def _cause(error: LostRankError, started: Sequence[BaseProcess]) -> str:
                 return str(_store.get("failed").decode())
         for rank, process in enumerate(started, 1):
             code = process.exitcode
-            if code not in (None, BEREFT):
+            if code not in (None, EXIT_PEER_LOST):
                 how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 return (
                     f"Process {rank + 1} of this command (pid {process.pid}) {how}. The usual cause is too little"
@@ -246,7 +246,7 @@ def _end_a_lost_torchrun() -> None:
 
 
 def _notice_lost_hosts() -> None:
-    """Has the system notice that a host is gone: gloo's connections would wait for `group.TIMEOUT`."""
+    """Has the system notice that a host is gone: gloo's connections would wait for `ranks.TIMEOUT`."""
     options = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 1000 * _NOTICED}
     for file in Path("/proc/self/fd").glob("*"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as connection:

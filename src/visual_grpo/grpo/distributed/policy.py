@@ -7,30 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from visual_grpo.common.types import AdaptedModel, Adapters, PromptRecord, Rollout, Sample, Scores, begin_scoring
 from visual_grpo.config import SamplerConfig
-from visual_grpo.grpo.distributed import group
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalPart:
-    """The trajectory of the rows that this rank drew of a rollout."""
-
-    trajectory: Any
-    """None: it drew none."""
-    start: int
-    rows: int
-
-    def micro_batches(self, rows: Tensor, size: int | None) -> Sequence[Tensor]:
-        """Splits those of ``rows`` ([b]) that this rank drew into parts of ``size`` rows; None = one part."""
-        local = rows[(rows >= self.start) & (rows < self.start + self.rows)]
-        return local.split(size or len(local)) if len(local) else ()
+from visual_grpo.grpo.distributed import ranks
 
 
 def roll_out(
@@ -40,32 +24,24 @@ def roll_out(
 ) -> list[Rollout[Any]]:
     """Returns the rollouts of ``draw(prompts)``, of which each rank draws its block of prompts.
 
-    The samples are those that one process would draw. With several ranks each keeps only its own trajectories, as a
-    `LocalPart`.
+    The samples are those that one process would draw. Each rank keeps the trajectories of its own block alone.
     """
-    if group.count() == 1:
+    if ranks.count() == 1:
         return draw(prompts)
-    start, size = group.blocks(len(prompts), group.count())[group.rank()]
+    start, size = ranks.blocks(len(prompts), ranks.count())[ranks.rank()]
     local: list[Rollout[Any]] = []
 
     def compute() -> Any:
         if not size:
             return None
-        with group.share(start, size, len(prompts)), torch.no_grad():
+        with ranks.share(start, size, len(prompts)), torch.no_grad():
             local.extend(draw(prompts[start : start + size]))
         return [replace(rollout, trajectory=None) for rollout in local], generator.get_state()
 
-    answers = [answer for answer in group.everyone(compute) if answer is not None]
+    answers = [answer for answer in ranks.all_gather(compute) if answer is not None]
     generator.set_state(answers[0][1])  # Of a rank without a share, too.
     parts = zip(*(rollouts for rollouts, _ in answers), strict=True)
     return [_joined(part, local[number] if local else None) for number, part in enumerate(parts)]
-
-
-def local_part(rollout: Rollout[Any]) -> LocalPart:
-    """Returns what this rank holds of a rollout of `roll_out`."""
-    if isinstance(rollout.trajectory, LocalPart):
-        return rollout.trajectory
-    return LocalPart(trajectory=rollout.trajectory, start=0, rows=len(rollout.samples))
 
 
 class DistributedModel:
@@ -81,9 +57,11 @@ class DistributedModel:
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        start, size = group.blocks(len(records), group.count())[group.rank()]
+        start, size = ranks.blocks(len(records), ranks.count())[ranks.rank()]
         block = slice(start, start + size)
-        parts = group.everyone(lambda: list(self.local.generate(records[block], seeds[block], sampler)) if size else [])
+        parts = ranks.all_gather(
+            lambda: list(self.local.generate(records[block], seeds[block], sampler)) if size else []
+        )
         return [sample for part in parts for sample in part]
 
 
@@ -91,24 +69,24 @@ class _LeadingModel(DistributedModel):
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        group.from_first(lambda: (records, seeds, sampler))
+        ranks.broadcast(lambda: (records, seeds, sampler))
         return super().generate(records, seeds, sampler)
 
 
 @contextmanager
-def leading(local: AdaptedModel) -> Iterator[DistributedModel]:
-    """On rank 0, where it alone knows what is to be drawn: the others `follow`."""
+def lead_generation(local: AdaptedModel) -> Iterator[DistributedModel]:
+    """On rank 0, where it alone knows what is to be drawn: the others `follow_generation`."""
     yield _LeadingModel(local)
-    group.from_first(lambda: None)
+    ranks.broadcast(lambda: None)
 
 
-def follow(local: AdaptedModel) -> None:
-    """Draws this rank's share of whatever rank 0 draws, until its `leading` ends."""
-    while (call := group.received()) is not None:
+def follow_generation(local: AdaptedModel) -> None:
+    """Draws this rank's share of whatever rank 0 draws, until its `lead_generation` ends."""
+    while (call := ranks.receive_broadcast()) is not None:
         DistributedModel(local).generate(*call)
 
 
-class FirstScores:
+class RankZeroScorer:
     """A ``Scorer``: rank 0 runs the rewards and sends the scores to the others."""
 
     def __init__(self, local: Any) -> None:
@@ -116,24 +94,25 @@ class FirstScores:
         self.local = local
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
-        return group.from_first(lambda: self.local(prompts, samples))
+        return ranks.broadcast(lambda: self.local(prompts, samples))
 
     def begin(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
-        begun = group.together(lambda: begin_scoring(self.local, prompts, samples) if group.rank() == 0 else None)
-        return lambda: group.from_first(lambda: begun())  # type: ignore[misc]
+        begun = ranks.run_on_all(lambda: begin_scoring(self.local, prompts, samples) if ranks.rank() == 0 else None)
+        return lambda: ranks.broadcast(lambda: begun())  # type: ignore[misc]
 
-    def weighted(self, weights: Mapping[str, float]) -> FirstScores:
-        return FirstScores(self.local and self.local.weighted(weights))
+    def weighted(self, weights: Mapping[str, float]) -> RankZeroScorer:
+        return RankZeroScorer(self.local and self.local.weighted(weights))
 
 
-def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollout[LocalPart]:
+def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollout[Any]:
     sizes = [len(part.samples) for part in parts]
-    start = sum(sizes[: group.rank()])  # Ranks without a share come last.
+    start = sum(sizes[: ranks.rank()])  # Ranks without a share come last.
     rows = 0 if local is None else len(local.samples)
     return Rollout(
         prompts=[prompt for part in parts for prompt in part.prompts],
         samples=[sample for part in parts for sample in part.samples],
-        trajectory=LocalPart(trajectory=local and local.trajectory, start=start, rows=rows),
+        trajectory=local and local.trajectory,
+        block=range(start, start + rows),
         log_probs=torch.cat([part.log_probs for part in parts]),
         mask=torch.cat([part.mask for part in parts]),
         stats=_joined_stats([part.stats for part in parts], sizes),

@@ -3,7 +3,7 @@
 torch's FSDP2 (`fully_shard`) gathers a layer before it runs and frees it afterwards, which all ranks must do in the
 same order. Here prompts differ, answers end at different tokens, and a rank may have no prompt at all. So before each
 layer they agree on which one to gather, by a small all-reduce; a rank that needs another layer, or has finished its
-part (`lending`), contributes its shard.
+part (`serving_gathers`), contributes its shard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _shards: _Shards | None = None
 
 
 def begin(device: torch.device) -> None:
-    """Has `cut` shard over all ranks of the process group, until `end`."""
+    """Makes `shard` distribute layers over all ranks of the process group, until `end`."""
     global _shards
     _shards = _Shards(device)
 
@@ -41,29 +41,29 @@ def active() -> bool:
     return _shards is not None
 
 
-def cut(networks: Mapping[str, nn.Module], device: torch.device) -> None:
+def shard(networks: Mapping[str, nn.Module], device: torch.device) -> None:
     """Shards every layer of the frozen ``networks``, and moves their rest (embeddings, heads, VAE) to ``device``."""
     assert _shards is not None
     for network in networks.values():
         for layer in layers_of(network):
-            _shards.cut(layer)
+            _shards.shard(layer)
         network.to(device)
 
 
 @contextmanager
-def lending() -> Iterator[None]:
+def serving_gathers() -> Iterator[None]:
     """After the block, also where it fails, contributes to gatherings until no rank needs any."""
     try:
         yield
     except LostRankError:
         raise
     except Exception:
-        _lend()
+        _serve()
         raise
-    _lend()
+    _serve()
 
 
-def _lend() -> None:
+def _serve() -> None:
     while _shards is not None and _shards.gather(None) != _NONE:
         pass
 
@@ -77,7 +77,7 @@ class _Shards:
         self._firsts: list[tuple[nn.Module, str]] = []
         """Where each layer has one of its sharded parameters."""
 
-    def cut(self, layer: nn.Module) -> None:
+    def shard(self, layer: nn.Module) -> None:
         number = len(self._layers)
         self._firsts.append(
             next((part, name) for part in layer.modules() for name, own in part._parameters.items() if own is not None)

@@ -21,8 +21,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import ModelConfig, SamplerConfig, Strict
-from visual_grpo.models.decoding import TokenTrajectory, is_end
 from visual_grpo.models.family import Family, ModelSettings, Module
+from visual_grpo.models.generation import TokenTrajectory, is_end
 from visual_grpo.models.loading import loading, place
 from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.prompt_cache import Prompts

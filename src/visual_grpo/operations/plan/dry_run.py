@@ -35,7 +35,7 @@ _RELEASED = Path(__file__).with_name("released")
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    plan: RunSpec
+    spec: RunSpec
     model: Model
     networks: dict[str, nn.Module]
     """By the name of the model's part."""
@@ -57,11 +57,11 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     else:  # Offloaded networks are copied to the GPU from the host.
         built_on = str(resolve_device(model.device)) if model.offload == "none" else "cpu"
         loaded, source = load_without_weights(family, folder, model, built_on), f"random weights, sizes from {source}"
-    plan = make_run_spec(family, config)
-    settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=plan.options)
+    spec = make_run_spec(family, config)
+    settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=spec.options)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    return PlannedModel(plan=plan, model=family.build(loaded, settings), networks=networks, source=source)
+    return PlannedModel(spec=spec, model=family.build(loaded, settings), networks=networks, source=source)
 
 
 def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
@@ -161,7 +161,7 @@ class DryRunner:
         self.config, self.planned = config, planned
         self.networks = planned.networks | segmenter_of(config)
         self._values = HostValues()
-        self.trainer = planned_trainer(config, planned.plan, planned.model)
+        self.trainer = planned_trainer(config, planned.spec, planned.model)
         self.average = AdapterAverage(self.trainer, config.train.ema_decay)
         move_to_host(*planned.networks.values())  # Offloaded networks came to get their adapters.
         with self.counting() as meter:
@@ -177,7 +177,7 @@ class DryRunner:
 
     def step(self) -> Meter:
         """Counts rollout, rewards that cost nothing, reference, replay, gradient and optimiser."""
-        count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.plan.modules)
+        count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.spec.modules)
         with ExitStack() as stack:
             records = stack.enter_context(records_for(self.config, count))
             meter = stack.enter_context(self.counting())
@@ -217,7 +217,7 @@ class DryRunner:
         before = copied_bytes(*networks)
         with fewer_repeats(meter), as_on_a_device(), meter:
             yield meter
-        meter.brought = copied_bytes(*networks) - before
+        meter.copied_from_host = copied_bytes(*networks) - before
 
 
 def on_other_cards(blocks: Sequence[torch.nn.Module], count: int) -> int:
@@ -226,11 +226,11 @@ def on_other_cards(blocks: Sequence[torch.nn.Module], count: int) -> int:
     return sum(sizes) - sum(sizes) // count - 2 * max(sizes, default=0)
 
 
-def planned_trainer(config: Parameters, plan: RunSpec, model: Any) -> Any:
+def planned_trainer(config: Parameters, spec: RunSpec, model: Any) -> Any:
     """Builds a trainer whose only reward costs nothing."""
     modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
     config = config.model_copy(update={"rewards": {"planned": RewardConfig()}, "modules": modules})
-    return components.build_trainer(config, plan, model, RewardSet({"planned": (unequal_scores, 1.0)}))
+    return components.build_trainer(config, spec, model, RewardSet({"planned": (unequal_scores, 1.0)}))
 
 
 def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:

@@ -148,7 +148,7 @@ class Meter(TorchDispatchMode):
     def __init__(self, values: HostValues | None = None) -> None:
         super().__init__()
         self.live = 0
-        self.brought = 0
+        self.copied_from_host = 0
         """Bytes copied from the host to networks that are offloaded."""
         self.weight = 1.0
         """Real operations that each counted one stands for."""
@@ -305,7 +305,7 @@ def _bytes_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
 
 
 def _call_site() -> str:
-    """``policies/tokens.py:87``, the line of this project that asked; else "autograd"."""
+    """``models/tokens.py:87``, the line of this project that asked; else "autograd"."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         _, found, rest = frame.f_code.co_filename.rpartition("/visual_grpo/")

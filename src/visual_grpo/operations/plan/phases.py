@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from visual_grpo.common.types import ReplayChunk
-from visual_grpo.models import decoding, tokens
+from visual_grpo.models import generation, tokens
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.models.flow_matching import MatchingDenoiser
@@ -96,7 +96,7 @@ def fewer_repeats(meter: Meter) -> Iterator[None]:
         return reference_means
 
     with (
-        replaced(decoding, "_sample_batch", lambda real: _two_tokens(meter, real)),
+        replaced(generation, "_sample_batch", lambda real: _two_tokens(meter, real)),
         replaced(Denoiser, "_ode", two_steps),
         replaced(Denoiser, "_batched", one_batch),
         replaced(FlowPolicy, "reference_means", one_reference),
@@ -105,7 +105,7 @@ def fewer_repeats(meter: Meter) -> Iterator[None]:
 
 
 def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
-    """The cache has its full length at once: the peak is right, and too many keys and values are read."""
+    """Generates two tokens with a cache of full length: the peak memory is right, the bytes read are an upper bound."""
 
     def sample(model: Any, prompts: Any, prompt_of_row: Tensor, uniforms: Tensor, *rest: Any) -> Any:
         length = uniforms.shape[1]
@@ -126,7 +126,7 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
             def start(*given: Any) -> Any:
                 forward, each = token_steps(*given).next, length / runs
                 if model.ends:
-                    meter.wait((length - 1) // decoding.EOS_CHECK_INTERVAL)
+                    meter.wait((length - 1) // generation.EOS_CHECK_INTERVAL)
                 meter.weight *= each  # From here on all is done for each token, but one forward less.
 
                 def step(embeds: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
 
         with (
             meter.weighted(1.0),
-            replaced(decoding, "prefill", prefilled),
-            replaced(decoding, "token_steps", started),
+            replaced(generation, "prefill", prefilled),
+            replaced(generation, "token_steps", started),
         ):
             found = real(model, prompts, prompt_of_row, uniforms[:, :runs], *rest)
         return tuple(pad(column, (0, length - runs)) for column in found)

@@ -94,7 +94,7 @@ def phase_seconds(phase: Phase, card: Card, dtype: str) -> float:
 
 def seconds_of(meter: Meter, card: Card, dtype: str) -> float:
     phases = sum(phase_seconds(phase, card, dtype) for phase in meter.phases.values())
-    return phases + meter.brought / HOST_BANDWIDTH
+    return phases + meter.copied_from_host / HOST_BANDWIDTH
 
 
 def run_seconds(config: Parameters, plan: RunSpec, step: float, batch: Mapping[str, float]) -> dict[str, float]:
@@ -126,7 +126,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     config = _of_one_card(parameters)
     planned = planned_model(config)
     runner = DryRunner(config, planned)
-    samplers = planned.plan.samplers
+    samplers = planned.spec.samplers
     with console.progress("Planning", 1 + len(samplers), console=Console(stderr=True)) as bar:
         step, evaluation = runner.step(), {}
         for name, sampler in samplers.items():
@@ -135,10 +135,10 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
         bar.complete()
     peak = max(meter.peak for meter in (step, *evaluation.values()))
     card = card or smallest_card(peak)
-    batches = largest_batches(config, planned.plan, step, card.usable)
+    batches = largest_batches(config, planned.spec, step, card.usable)
     seconds = seconds_of(step, card, dtype)
     batch = {name: seconds_of(meter, card, dtype) for name, meter in evaluation.items()}
-    parts = run_seconds(parameters, planned.plan, seconds, batch)
+    parts = run_seconds(parameters, planned.spec, seconds, batch)
     hours, cards, price = sum(parts.values()) / 3600, config.distributed.processes, settings.price_per_hour
     return {
         "model": config.model.path or config.starter.model,
@@ -158,7 +158,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
         "parameters": {name: parameters_in(network) for name, network in runner.networks.items()},
         "trained_parameters": sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
         "weights_gb": runner.weights / 1e9,
-        "copied_from_host_gb": step.brought / 1e9,
+        "copied_from_host_gb": step.copied_from_host / 1e9,
         "step": _phases(step, card, dtype),
         "evaluation": {name: _phases(meter, card, dtype) for name, meter in evaluation.items()},
         "host_waits": dict(step.waits.most_common()),

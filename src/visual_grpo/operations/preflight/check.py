@@ -11,7 +11,7 @@ from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
-from visual_grpo.config.defaults import AUTO, pinned
+from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.schema import validate
 from visual_grpo.models.loading import saved_class
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
@@ -82,7 +82,7 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
             if scores:
                 made.check_machine()
     with problems.collect():
-        _check_gates(config, modules)
+        _check_only_where(config, modules)
     if config.reward == "auto" or len(problems.texts) > before:
         return
     for module in modules:
@@ -90,7 +90,7 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
             components.build_scorer(config, [module])
 
 
-def _check_gates(config: Parameters, modules: Sequence[str]) -> None:
+def _check_only_where(config: Parameters, modules: Sequence[str]) -> None:
     """A reward of both signs has no worst score for all modules, and both are judged together."""
     for name in (name for name, reward in config.rewards.items() if reward.only_where):
         weights = {module: config.weights([module])[name] for module in modules}
@@ -102,7 +102,7 @@ def _check_gates(config: Parameters, modules: Sequence[str]) -> None:
             )
 
 
-def resolve_parameters(
+def check_before_run(
     config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]], command: Command
 ) -> Parameters:
     """Returns the parameters with the rewards that ``reward: auto`` stands for; writes nothing.

@@ -13,13 +13,13 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.command import Command
-from visual_grpo.config.defaults import PresetName
+from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import image_digest
+from visual_grpo.data.manifest import OPEN, SPLITS, assign_split
 from visual_grpo.data.preparation import also_rejected, no_records_left, with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
-from visual_grpo.data.table import OPEN, SPLITS, assign_split
 from visual_grpo.rewards.ocr import asked_text
 
 _SHOWN = 3

@@ -18,8 +18,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, run
 from visual_grpo.config.adapter_folder import CHANGES, CODE, FILE, HISTORY, read_facts, weight_sums
-from visual_grpo.config.defaults import ROOT, is_drawn, pinned, with_output_folders
 from visual_grpo.config.pipelines import ReproduceConfig
+from visual_grpo.config.presets import ROOT, is_drawn, pinned, with_output_folders
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.reproduction.worktree import (
     LOCK,

@@ -24,8 +24,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
 from visual_grpo.config.adapter_folder import CHANGES, FILE
-from visual_grpo.data.table import RecordTable
-from visual_grpo.data.tables import HUB
+from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.tabular import HUB
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
 
 LOCK = "requirements.lock"

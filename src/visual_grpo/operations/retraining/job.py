@@ -26,14 +26,14 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
-from visual_grpo.config.defaults import AUTO
+from visual_grpo.config.presets import AUTO
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.operations.candidates import gate_settings, judge_differences, model_in
 from visual_grpo.operations.retraining.project import Project
+from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.lineage import dvc_files
-from visual_grpo.tracking.model_ref import Registered
 from visual_grpo.tracking.registry import Registry
 
 PATIENCE = 600.0

@@ -1,8 +1,8 @@
 """``python -m visual_grpo.operations.retraining.project [--env NAME]``: fills in what DVC's stages depend on.
 
-``dvc.yaml`` is written by hand for all environments. This writes the two files that it reads: ``params.yaml`` with an
-environment's folders, beside its ``dvc.yaml``, and ``OUTPUT/dvc_parameters.json`` with the parameters that decide each
-stage's result.
+``dvc.yaml`` is written by hand for all environments. This copies it to an environment and writes the two files that it
+reads: ``params.yaml`` beside it, with the environment's folders, and ``OUTPUT/dvc_parameters.json``, with the
+parameters that decide each stage's result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from visual_grpo.common.files import write_atomically
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, FILE
-from visual_grpo.config.defaults import UNNAMED_ENVIRONMENTS
+from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
 from visual_grpo.training.cache_key import NOT_READ, cache_key
 

@@ -36,7 +36,7 @@ Read = Callable[[Any, Sequence[int]], Sequence[Any]]
 """Turns the JSON of an answer into one entry per index; raises `RequestError`."""
 
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds before the first retry, doubled before each further one up to the second."""
+"""Seconds before the first retry, which double with each retry, and the most seconds."""
 _CHECK_SECONDS = 5.0
 _SHOWN = 200
 """Characters of an answer that are shown in an error."""
@@ -166,7 +166,7 @@ class ServerReward:
                 async with asyncio.timeout(self.deadline), asyncio.TaskGroup() as workers:
                     for _ in range(self.concurrency):
                         workers.create_task(work(session))
-            except TimeoutError:  # Tells nothing about the server: the breaker does not count it.
+            except TimeoutError:  # Says nothing about the server: it does not count towards `stop_after`.
                 pass
             except ExceptionGroup as group:
                 raise group.exceptions[0] from None

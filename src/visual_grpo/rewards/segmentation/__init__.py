@@ -80,6 +80,6 @@ def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter[Any]:
 
 
 def true_box_and_points(record: PromptRecord) -> tuple[Box, tuple[Point, ...]]:
-    """Box and positive points from the metadata, where ``data.queries`` puts them, in pixels of the image."""
+    """Returns the box and positive points in the metadata (`data.images` writes them), in pixels of the image."""
     x1, y1, x2, y2 = map(float, record.metadata["box"])
     return (x1, y1, x2, y2), tuple((float(x), float(y)) for x, y in record.metadata["points"])

@@ -101,17 +101,17 @@ PICTURE_RIDGE = 0.1
 """Ridge of the pictures' own scores: a normal prior of variance 10, which hardly moves a picture with many choices."""
 
 
-def bradley_terry(first: ArrayLike, second: ArrayLike, preference: ArrayLike, things: int, ridge: float) -> Values:
-    """The scores [things], in log odds, with mean 0 over things that are connected by choices.
+def bradley_terry(first: ArrayLike, second: ArrayLike, preference: ArrayLike, items: int, ridge: float) -> Values:
+    """Returns the scores [items], in log odds, with mean 0 over items that are connected by choices.
 
     Args:
-        first: [n] int, the thing on one side of each choice, 0 <= first < things.
+        first: [n] int, the item on one side of each choice, 0 <= first < items.
         second: [n] int, that on the other side.
         preference: [n] in 0..1: 1 = the first was preferred, 0.5 = tie.
         ridge: > 0, of ridge / 2 * |u|^2.
     """
     one, other = np.asarray(first, dtype=np.intp), np.asarray(second, dtype=np.intp)
-    return logistic_ridge(np.eye(things)[one] - np.eye(things)[other], preference, ridge)
+    return logistic_ridge(np.eye(items)[one] - np.eye(items)[other], preference, ridge)
 
 
 def logistic_ridge(differences: Values, preference: ArrayLike, ridge: float, start: Values | None = None) -> Values:

@@ -46,8 +46,8 @@ class VotesReward:
     features, else 0: its score, which may be near 0 or 1, is a guess. A warning says so once.
 
     Args:
-        choices: the file that the pipeline ``vote`` writes; the head is taken from beside it if it is of these choices,
-            else fitted at the first call.
+        choices: the file that the pipeline ``vote`` writes. The head saved beside it is used if it was fitted to these
+            choices; else one is fitted at the first call.
         head: instead of it, a head that was fitted before.
         features: ``pixels``, which needs no weights, or ``package.module:function``; of a head those that it was fitted
             to.
@@ -141,7 +141,7 @@ class FittedHead:
 
     head: Head
     features: str
-    """As `features.load_features` takes it."""
+    """As `head.load_features` takes it."""
     digest: str
     """Of the choices (`choices_digest`)."""
 

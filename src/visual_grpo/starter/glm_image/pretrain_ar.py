@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
-from visual_grpo.starter.base import Advance, Job, minimise
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import IMAGE_END, IMAGE_START, build_processor, image_token
 from visual_grpo.starter.glm_image.corpus import Corpus, Grid, SceneBank, build_corpus
+from visual_grpo.starter.pretraining import Advance, Job, minimise
 from visual_grpo.starter.shapes.dataset import misread, misread_edit
 from visual_grpo.starter.shapes.draw import COMBINATIONS, EDITS, instructions, random_edit
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import ByT5Tokenizer
 
 from visual_grpo.models.families.glm_image.sources import write_sources
-from visual_grpo.starter.base import Advance, Job, minimise, noised
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.corpus import build_corpus, draw_edits
+from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import fade
 from visual_grpo.starter.shapes.draw import BACKGROUND
 

@@ -1,4 +1,4 @@
-"""The visual vocabulary of drawn words: an image token says which tile of the sign a patch belongs to.
+"""Pretrains the small GLM-Image on drawn words: an image token says which tile of the sign a patch belongs to.
 
 The tiles' colours have equal sums and norms, so that the nearest code is that of the patch's tile, however much of the
 patch is covered by ink. So tokens encode where text is, but not which text.
@@ -17,12 +17,12 @@ from diffusers import GlmImageTransformer2DModel
 from torch import Tensor
 from transformers import ByT5Tokenizer, T5EncoderModel
 
-from visual_grpo.starter.base import Advance, Job, minimise, noised
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, FEATURES, build_processor
 from visual_grpo.starter.glm_image.corpus import Corpus
 from visual_grpo.starter.glm_image.pretrain_ar import BATCH, pretrain_ar, prompt_batches
 from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, pretrain_vae, velocity
+from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.draw import stacked
 from visual_grpo.starter.words import TILES, WORDS, draw, prompt_of
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.config import Task
-from visual_grpo.starter.base import write_dataset
+from visual_grpo.starter.pretraining import write_dataset
 from visual_grpo.starter.shapes.draw import (
     ATTRIBUTES,
     BACKGROUND,

@@ -12,9 +12,9 @@ from tests.conftest import SIZE, stir
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.decoding import sample_tokens
 from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
+from visual_grpo.models.generation import sample_tokens
 from visual_grpo.models.rows import START_NOISE
 from visual_grpo.models.token_probs import TokenSampler
 from visual_grpo.models.tokens import TokenPolicy

@@ -48,11 +48,11 @@ class Conditions:
     source_tokens: Sequence[Tensor] = ()
     """Of edits: K tensors [prompts, h * w / 4] int64, like ``tokens``."""
     noise_of_entry: Tensor | None = None
-    """[N] int64: entries with the same number start from the same noise; None = nothing is known of it."""
+    """[N] int64: entries with the same number start from the same noise; None = no shared first step."""
 
 
 class GlmImageDecoder:
-    """A ``FlowModel[Conditions]``; an adapter injected into the DiT takes part."""
+    """A ``FlowModel[Conditions]``; the LoRA adapter of the DiT is active."""
 
     def __init__(
         self,

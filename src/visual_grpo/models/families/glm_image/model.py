@@ -11,7 +11,6 @@ from torch import Tensor
 
 from visual_grpo.common.types import JointRollout, PromptRecord, Sample
 from visual_grpo.config import ModelConfig, SamplerConfig
-from visual_grpo.models.decoding import SampledTokens
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor, preview_side
@@ -19,10 +18,11 @@ from visual_grpo.models.families.glm_image.sources import SourceEncoder
 from visual_grpo.models.families.glm_image.token_model import EncodedPrompts, GlmImageTokens
 from visual_grpo.models.family import Family, ModelSettings, Module
 from visual_grpo.models.flow import FlowPolicy
+from visual_grpo.models.generation import SampledTokens
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.lora import AdapterSet, DiffusersAdapter, PeftAdapter
 from visual_grpo.models.rows import rows_by_source_count
-from visual_grpo.models.tokens import TokenPolicy, sample_merged
+from visual_grpo.models.tokens import TokenPolicy, sample_with_adapter
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline
@@ -114,7 +114,7 @@ class GlmImage:
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> SampledTokens[EncodedPrompts]:
         """B trajectories under the present adapter."""
-        return sample_merged(self._stage_one(), records, seeds, sampler, self.config)
+        return sample_with_adapter(self._stage_one(), records, seeds, sampler, self.config)
 
     def denoiser(self, decoder: GlmImageDecoder) -> Denoiser[Conditions]:
         return Denoiser(decoder, self.config)

@@ -27,7 +27,6 @@ from visual_grpo.models.rows import source_count
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline, GlmImageTransformer2DModel
-    from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
     from PIL.Image import Image
 
 _TOKEN_PIXELS = 16

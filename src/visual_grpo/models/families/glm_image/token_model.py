@@ -15,8 +15,8 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import SamplerConfig
-from visual_grpo.models.decoding import TokenTrajectory
 from visual_grpo.models.families.glm_image.sources import SourceEncoder
+from visual_grpo.models.generation import TokenTrajectory
 from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.rows import source_count
 from visual_grpo.models.token_probs import TokenSampler

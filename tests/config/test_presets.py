@@ -10,7 +10,7 @@ from kedro.config import OmegaConfigLoader
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.config import Parameters
-from visual_grpo.config.defaults import PRESETS, pinned, with_output_folders
+from visual_grpo.config.presets import PRESETS, pinned, with_output_folders
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.rewards.catalogue import BUILT_IN
 

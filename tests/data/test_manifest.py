@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.making import data_config
 from visual_grpo.common.errors import UserError
-from visual_grpo.data.table import (
+from visual_grpo.data.manifest import (
     ROWS_PER_GROUP,
     SEEN,
     SPLITS,

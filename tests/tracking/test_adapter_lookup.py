@@ -14,7 +14,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import command
 from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.config.command import Command
-from visual_grpo.tracking.model_ref import find_adapters
+from visual_grpo.tracking.adapter_lookup import find_adapters
 
 LATEST = Path("latest/adapters")
 

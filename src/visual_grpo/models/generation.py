@@ -22,7 +22,7 @@ from visual_grpo.models.rows import distinct
 from visual_grpo.models.token_probs import TokenSampler, deviation, draw, entropy, row_uniforms
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache, StaticCache
+    from transformers import DynamicCache
 
     from visual_grpo.models.tokens import TokenModel
 

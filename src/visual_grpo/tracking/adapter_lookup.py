@@ -17,7 +17,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.config.command import Command, rerun_command
-from visual_grpo.tracking import api
+from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import TRAINING_DIGEST
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Registered:
         Raises:
             UserError: the files are gone or, with ``check``, are not those that were registered.
         """
-        with api.mlflow_client() as client:
+        with mlflow_api.mlflow_client() as client:
             folder = download(client.get_model_version_download_uri(self.name, str(self.version)), ADAPTERS)
         remedy = "Put them back, or name another version."
         if not (folder / FACTS).is_file():
@@ -92,7 +92,7 @@ def find_adapters(named: str, latest: Path) -> Path:
             f" {SCHEME}NAME@ALIAS or, for generate and compare, {NONE} (the base model)."
         )
     if named.startswith(SCHEME):
-        return _adapters_of_version(named, api.tracking_uri())
+        return _adapters_of_version(named, mlflow_api.tracking_uri())
     if (Path(named) / FACTS).is_file():
         return Path(named)
     if Path(named).is_dir():
@@ -100,7 +100,7 @@ def find_adapters(named: str, latest: Path) -> Path:
             f"adapter: {named} has no {FACTS}; expected the folder that a training leaves:"
             f" {Command.current().without('adapter').for_pipeline('train')}"
         )
-    return _adapters_of_run(named, api.tracking_uri())
+    return _adapters_of_run(named, mlflow_api.tracking_uri())
 
 
 def adapters_of(config: Parameters) -> Path | None:
@@ -180,40 +180,42 @@ def find_version(uri: str) -> Registered:
 
 def get_version(name: str, alias: str | None = None, version: str | None = None) -> Registered | None:
     """Returns the version with this alias or number; None if there is none."""
-    with api.mlflow_client() as client:
+    with mlflow_api.mlflow_client() as client:
         if version is None:
-            entity = api.get(client.get_model_version_by_alias, name, str(alias))
+            entity = mlflow_api.get(client.get_model_version_by_alias, name, str(alias))
         else:
-            entity = api.get(client.get_model_version, name, version)
+            entity = mlflow_api.get(client.get_model_version, name, version)
     return None if entity is None else Registered.of(entity)
 
 
 def versions_with(digest: str) -> list[Registered]:
     """Returns the versions of all registered models that have these weights."""
-    with api.mlflow_client() as client:
+    with mlflow_api.mlflow_client() as client:
         return [Registered.of(version) for version in client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'")]
 
 
 def explain_missing(name: str, wanted: str) -> str:
     """Says that MLflow lacks ``wanted``, and which versions and aliases, or other models, it has."""
-    with api.mlflow_client() as client:
-        model = api.get(client.get_registered_model, name)
+    with mlflow_api.mlflow_client() as client:
+        model = mlflow_api.get(client.get_registered_model, name)
         if model is None:
             names = ", ".join(other.name for other in client.search_registered_models())
-            return f"MLflow ({api.shown()}) has no {wanted}. Registered models are: {names or 'none'}."
+            return f"MLflow ({mlflow_api.shown()}) has no {wanted}. Registered models are: {names or 'none'}."
         numbers = sorted(int(version.version) for version in client.search_model_versions(f"name = '{name}'"))
     versions = ", ".join(map(str, numbers)) or "none"
     aliases = ", ".join(f"{alias} (version {version})" for alias, version in sorted(model.aliases.items())) or "none"
-    return f"MLflow ({api.shown()}) has no {wanted}. {name} has the versions {versions} and the aliases {aliases}."
+    return (
+        f"MLflow ({mlflow_api.shown()}) has no {wanted}. {name} has the versions {versions} and the aliases {aliases}."
+    )
 
 
 def training_run(facts: Mapping[str, Any]) -> Run | None:
     """Returns the MLflow run of a training; None if it had none, or it was deleted."""
     if facts.get("mlflow_run_id") is None:
         return None
-    with api.mlflow_client() as client:
-        run = api.find_run(client, facts["mlflow_run_id"])
-    return run if run is not None and api.is_active(run) else None
+    with mlflow_api.mlflow_client() as client:
+        run = mlflow_api.find_run(client, facts["mlflow_run_id"])
+    return run if run is not None and mlflow_api.is_active(run) else None
 
 
 @cache
@@ -221,7 +223,7 @@ def download(location: str, path: str) -> Path:
     """Returns a local folder of artifacts, or downloads it from a server; the copy is removed when the command ends."""
     import mlflow
 
-    if (folder := api.local_folder(location)) is not None:
+    if (folder := mlflow_api.local_folder(location)) is not None:
         return folder / path
     copy = tempfile.mkdtemp(prefix="visual_grpo_adapters_")
     atexit.register(shutil.rmtree, copy, ignore_errors=True)
@@ -236,8 +238,8 @@ def _adapters_of_version(named: str, uri: str) -> Path:
 
 @cache
 def _adapters_of_run(named: str, uri: str) -> Path:
-    with api.mlflow_client() as client:
-        runs = api.search(client)
+    with mlflow_api.mlflow_client() as client:
+        runs = mlflow_api.search(client)
         matches = [run for run in runs if _matches(run, named)]
         if len(matches) == 1:
             folder = download(matches[0].info.artifact_uri, "adapters")
@@ -250,11 +252,11 @@ def _adapters_of_run(named: str, uri: str) -> Path:
     names = [run.info.run_name for run in runs if run.info.run_name and TRAINING_DIGEST in run.data.tags]
     raise UserError(
         f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, names)} All runs are in"
-        f" {api.shown()}; `make ui` lists them. A registered adapter is named models:/NAME@ALIAS."
+        f" {mlflow_api.shown()}; `make ui` lists them. A registered adapter is named models:/NAME@ALIAS."
     )
 
 
 def _matches(run: Run, named: str) -> bool:
     """Returns True if ``named`` is the run's name, or the beginning of its id or key."""
-    ids = (run.info.run_id, run.data.tags.get(api.KEY, ""))
+    ids = (run.info.run_id, run.data.tags.get(mlflow_api.KEY, ""))
     return run.info.run_name == named or (len(named) >= _SHORTEST_ID and any(key.startswith(named) for key in ids))

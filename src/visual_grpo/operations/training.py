@@ -27,16 +27,16 @@ from visual_grpo.config.adapter_folder import (
     read_facts,
 )
 from visual_grpo.config.command import Command, is_stage_of_dvc
-from visual_grpo.data.table import SEALED, RecordTable, SeenPrompts
+from visual_grpo.data.manifest import SEALED, RecordTable, SeenPrompts
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.lineage import CARD, model_card
+from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, tracked
 from visual_grpo.tracking.tracker import Log, Tracker
 from visual_grpo.training import resuming
-from visual_grpo.training.checkpoints import Progress
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
+from visual_grpo.training.run_checkpoints import Progress
 from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
 READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
@@ -50,7 +50,7 @@ _AFTER = {
 }
 
 
-class TrainingReport:
+class TrainingCommand:
     """Reports a run while it trains: metrics and pictures to the loggers, progress and notes to the console."""
 
     def __init__(

@@ -15,7 +15,7 @@ from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from tests.starter import tasks
-from visual_grpo.starter.base import minimise, run_side_by_side
+from visual_grpo.starter.pretraining import minimise, run_side_by_side
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def test_no_process_outlives_a_killed_caller(tmp_path: Path) -> None:
     file, caller = tmp_path / "pid", tmp_path / "caller.py"
     caller.write_text(
         "from functools import partial\nfrom pathlib import Path\n"
-        "from tests.starter import tasks\nfrom visual_grpo.starter.base import run_side_by_side\n"
+        "from tests.starter import tasks\nfrom visual_grpo.starter.pretraining import run_side_by_side\n"
         "if __name__ == '__main__':\n"
         f"    task = partial(tasks.tell_pid_and_go_on, Path({str(file)!r}))\n"
         "    run_side_by_side([task], 1, lambda name, done: None)\n"

@@ -15,7 +15,7 @@ from visual_grpo.common.files import linked, replace_folder
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import set_later_aside, tensors_under
-from visual_grpo.grpo.distributed import group
+from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
 from visual_grpo.training.ema import AdapterAverage
@@ -69,7 +69,7 @@ class RunCheckpoints:
 
     def resume(self, note: Callable[[str], None]) -> bool:
         """Goes on from the checkpoint that ``resume`` names; False where the run starts at step 1."""
-        loaded = group.from_first(self._read)
+        loaded = ranks.broadcast(self._read)
         for text in self._notes:
             note(text)
         if loaded is None:
@@ -86,7 +86,7 @@ class RunCheckpoints:
 
     def begin(self) -> None:
         """Makes room for a run that starts at step 1; an earlier run's checkpoints go to ``<folder>.previous``."""
-        if group.rank() == 0:
+        if ranks.rank() == 0:
             _set_aside(self.folder)
         self._saved_step = self.trainer.step
 
@@ -102,7 +102,7 @@ class RunCheckpoints:
 
     def save(self) -> None:
         """Writes everything that a bit-exact continuation needs."""
-        if group.rank():
+        if ranks.rank():
             return
         began = time.monotonic()
         state, trainer_facts = self.trainer.state()
@@ -152,7 +152,7 @@ class RunCheckpoints:
     def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:
         """Makes ``origin`` the newest checkpoint of this run's folder."""
         self.newest, self._saved_step = origin, self.trainer.step
-        if group.rank():
+        if ranks.rank():
             return
         if origin.parent.resolve() == self.folder.resolve():
             set_later_aside(origin, note)

@@ -32,7 +32,7 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def everyone(compute: Callable[[], R]) -> list[R]:
+def all_gather(compute: Callable[[], R]) -> list[R]:
     """Returns what ``compute`` gives on each rank; raises on all what it raises on any.
 
     Raises:
@@ -43,7 +43,7 @@ def everyone(compute: Callable[[], R]) -> list[R]:
     value: Any = None
     error: Exception | None = None
     try:
-        with sharding.lending():
+        with sharding.serving_gathers():
             value = compute()
     except LostRankError:
         raise
@@ -57,24 +57,24 @@ def everyone(compute: Callable[[], R]) -> list[R]:
     return [found for found, _ in answers]
 
 
-def together(compute: Callable[[], R]) -> R:
-    """Runs `everyone`, but each rank keeps its value, which need not be sendable."""
+def run_on_all(compute: Callable[[], R]) -> R:
+    """Runs `all_gather`, but each rank keeps its value, which need not be sendable."""
     kept: list[R] = []
-    everyone(lambda: kept.append(compute()))
+    all_gather(lambda: kept.append(compute()))
     return kept[0]
 
 
-def from_first(compute: Callable[[], R]) -> R:
+def broadcast(compute: Callable[[], R]) -> R:
     """Returns what ``compute`` gives on rank 0, the only one that calls it."""
-    return everyone(compute if rank() == 0 else lambda: None)[0]  # type: ignore[return-value]
+    return all_gather(compute if rank() == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
-def received() -> Any:
-    """`from_first` on another rank."""
-    return everyone(lambda: None)[0]
+def receive_broadcast() -> Any:
+    """`broadcast` on another rank."""
+    return all_gather(lambda: None)[0]
 
 
-def total(values: torch.Tensor) -> None:
+def all_reduce(values: torch.Tensor) -> None:
     """Sums ``values`` over the ranks, in place."""
     if count() > 1:
         _call(lambda: dist.all_reduce(values))

@@ -14,8 +14,8 @@ from tests.conftest import SIZE, stir
 from tests.models.test_tokens import RECORDS
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import PolicyConfig
-from visual_grpo.models import decoding
-from visual_grpo.models.decoding import SampledTokens, sample_tokens
+from visual_grpo.models import generation
+from visual_grpo.models.generation import SampledTokens, sample_tokens
 from visual_grpo.models.prompt_cache import forward
 from visual_grpo.models.token_probs import TokenSampler
 from visual_grpo.training.components import load_policy
@@ -59,7 +59,7 @@ def test_masks_and_rotary_tables_are_those_of_the_models_own_forward(
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
             return forward(self.model, embeds, self.mask, next(self.positions), self.cache)
 
-    monkeypatch.setattr(decoding, "GrowingSteps", Stock)
+    monkeypatch.setattr(generation, "GrowingSteps", Stock)
     expected = draw(pipeline_folder, "growing", attention, rows)
     assert torch.equal(found.trajectory.tokens, expected.trajectory.tokens)
     assert torch.equal(found.log_probs, expected.log_probs)
@@ -69,13 +69,13 @@ def test_masks_and_rotary_tables_are_those_of_the_models_own_forward(
 def test_the_parameter_decides(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In rollouts, of which the replay's ratio is 1 with either."""
     made = []
-    real = decoding.StaticSteps.__init__
+    real = generation.StaticSteps.__init__
 
     def init(*args: Any) -> None:
         made.append(args)
         real(*args)
 
-    monkeypatch.setattr(decoding.StaticSteps, "__init__", init)
+    monkeypatch.setattr(generation.StaticSteps, "__init__", init)
     policy = load_policy(str(pipeline_folder), size=SIZE, policy=PolicyConfig(kv_cache="static"), device="cpu")
     rollout = policy.rollout(RECORDS[:2], 2, torch.Generator().manual_seed(0))
     (chunk,) = policy.replay(rollout.trajectory, torch.arange(4))
@@ -84,7 +84,7 @@ def test_the_parameter_decides(pipeline_folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_other_attention_is_refused(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "_attention", lambda _: "flash_attention_2")
+    monkeypatch.setattr(generation, "_attention", lambda _: "flash_attention_2")
     with pytest.raises(UserError, match="attends by flash_attention_2; expected sdpa or eager"):
         draw(pipeline_folder, "static")
 
@@ -102,7 +102,7 @@ class Graph:
 
 def test_a_captured_step_gives_the_same(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a capture must leave as it was: it runs one step for real before, and none while it captures."""
-    real = decoding.StaticSteps.__init__
+    real = generation.StaticSteps.__init__
     current: list[Any] = []
 
     def init(self: Any, *args: Any) -> None:
@@ -129,7 +129,7 @@ def test_a_captured_step_gives_the_same(pipeline_folder: Path, monkeypatch: pyte
     def stream(_: Any) -> Iterator[None]:
         yield
 
-    monkeypatch.setattr(decoding.StaticSteps, "__init__", init)
+    monkeypatch.setattr(generation.StaticSteps, "__init__", init)
     for name, value in {"CUDAGraph": Graph, "graph": graph, "Stream": Stream, "stream": stream}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
