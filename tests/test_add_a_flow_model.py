@@ -15,12 +15,15 @@ import torch
 import yaml
 
 from tests.models.families.sd3 import tiny
+from tests.operations.plan.configurations import parameters_of
 from tests.small_project import merged
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig
 from visual_grpo.config.schema import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
 from visual_grpo.models.run_spec import options_of
+from visual_grpo.training import components
 from visual_grpo.training.components import make_run_spec
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +44,19 @@ def test_it_draws_as_its_pipeline_does(tmp_path: Path) -> None:
     options = options_of(family, {"max_sequence_length": 64, "negative_prompt": "blurry"})
     findings = check_family(family, str(tmp_path / "model"), ModelConfig(device="cpu"), (64, 96), options, 3.5)
     assert {finding.name: finding.difference for finding in findings if finding.difference > 1e-6} == {}
+
+
+def test_a_training_begins_only_with_a_family_that_draws_as_its_pipeline_does(tmp_path: Path) -> None:
+    tiny_aura_flow().save_pretrained(tmp_path / "model")
+    file, model = tmp_path / "my_family.py", str(tmp_path / "model")
+    own = {"model": {"family": "my_family:FAMILY", "path": model, "device": "cpu"}, "modules": {"dit": None}}
+    config = parameters_of("base", own | {"policy": {"decode_guidance_scale": None}})
+    components.build_model(config, model, check_own_family=True)
+    sys.modules.pop("my_family")
+    file.write_text(file.read_text("utf-8").replace("timestep / 1000", "timestep"), "utf-8")
+    components.build_model(config, model)
+    with pytest.raises(UserError, match=r"The family aura_flow draws other latents than its pipeline AuraFlowPipeline"):
+        components.build_model(config, model, check_own_family=True)
 
 
 def test_the_pages_settings_fit_the_family() -> None:

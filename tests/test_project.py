@@ -19,7 +19,17 @@ from visual_grpo.training.components import make_run_spec
 
 ROOT = Path(__file__).parents[1]
 PIPELINES = {"starter", "data_preparation", "baseline", "train", "evaluate"}
-ON_DEMAND = {"compare", "generate", "labels", "gpu_check", "plan", "promote", "reproduce", "reward_report"}
+ON_DEMAND = {
+    "compare",
+    "generate",
+    "labels",
+    "gpu_check",
+    "check_model",
+    "plan",
+    "promote",
+    "reproduce",
+    "reward_report",
+}
 ON_DEMAND |= {"rollback", "score", "vote"}
 TRACKED = subprocess.run(
     ["git", "ls-files", "conf"], cwd=ROOT, capture_output=True, text=True, check=True

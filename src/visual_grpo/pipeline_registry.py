@@ -74,6 +74,10 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
         "check_gpu": ("gpu_check:check", "parameters", "gpu_check"),
         "require_whole_check": ("gpu_check:require_complete", "gpu_check", None),
     },
+    "check_model": {
+        "check_model": ("check_model:check", "parameters", "model_check"),
+        "require_equal": ("check_model:require_equal", "model_check", None),
+    },
     "labels": {
         "label_records": (
             "labels:label_records",

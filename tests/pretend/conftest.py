@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.models.families.flux import tiny as flux
+from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
+from tests.models.families.z_image import tiny as z_image
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +25,27 @@ def sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def qwen_image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen_image")
     qwen_image.pipeline().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flux")
+    flux.pipeline().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def flux2_klein_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flux2_klein")
+    flux2_klein.pipeline().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def z_image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("z_image")
+    z_image.pipeline().save_pretrained(folder)
     return folder
 
 

@@ -22,7 +22,7 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
 FAST = ["qwen_image"]
-SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3"]
+SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flux2_klein", "z_image"]
 
 
 def offloaded(folder: Path, changes: Any) -> Any:

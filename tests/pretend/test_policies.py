@@ -31,10 +31,13 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
     "sd3": ("sd3_folder", FLOW),
     "qwen_image": ("qwen_image_folder", FLOW),
+    "flux": ("flux_folder", FLOW),
+    "flux2_klein": ("flux2_klein_folder", FLOW),
+    "z_image": ("z_image_folder", FLOW),
     "qwen2_5_vl": ("vl_folder", VL),
 }
-SLOW = ("ar", "dit", "alternating", "checkpointed")
-"""What joint runs covers most of these."""
+SLOW = ("ar", "dit", "alternating", "checkpointed", "flux", "flux2_klein", "z_image")
+"""What joint, sd3 and qwen_image run covers most of these."""
 
 
 @pytest.fixture

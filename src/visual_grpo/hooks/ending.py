@@ -33,6 +33,7 @@ SHOWN = {
     "reproduction": "report",
     "plan": "plan",
     "gpu_check": "check",
+    "model_check": "check",
 }
 """Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 UNTRACKED = {
     *("starter", "generate", "score", "compare", "reward_report", "vote", "labels"),
-    *("promote", "rollback", "reproduce", "plan", "gpu_check"),
+    *("promote", "rollback", "reproduce", "plan", "gpu_check", "check_model"),
 }
 """Pipelines that make no results of a training: only what it starts from, or other uses of what it left."""
 _NAMED = {

@@ -98,8 +98,9 @@ class Family:
     """Makes a `Model` of what ``load`` gave."""
     options: type[Strict] = field(default=NoOptions)
     """``model.options`` of this family."""
-    plain_guidance: Callable[[float], dict[str, Any]] = field(default=lambda scale: {"guidance_scale": scale})
-    """Arguments of the plain pipeline's call for the guidance scale of a sampler, where 1 is off."""
+    plain_guidance: Callable[[float], dict[str, Any]] | None = field(default=lambda scale: {"guidance_scale": scale})
+    """Arguments of the plain pipeline's call for the guidance scale of a sampler, where 1 is off; None = there is no
+    pipeline that draws the same."""
 
     def kinds(self) -> set[Kind]:
         return {module.kind for module in self.modules.values()}
@@ -120,9 +121,14 @@ def find_family(name: str, path: str | None = None) -> Family:
         return recognised(path)
     if name in BUILT_IN:
         return _loaded(_where(name))
-    if ":" in name:
+    if is_own(name):
         return _loaded(name)
     raise UserError(f"model.family is {name!r}, which is no known family.{nearest_hint(name, BUILT_IN)} {_known()}")
+
+
+def is_own(name: str) -> bool:
+    """True for a family that ``model.family`` names as package.module:FAMILY."""
+    return ":" in name
 
 
 def recognised(path: str) -> Family:

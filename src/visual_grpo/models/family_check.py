@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,7 +102,9 @@ def check_family(
     built = family.build(family.load(path, config), settings)
     if not isinstance(built, FlowGenerator):
         raise UserError(f"check_model compares flow models with their pipelines; {family.name} is no FlowGenerator.")
-    findings = [finding for run in runs for finding in compare(built.model, run, config.dtype)]
+    findings = [levels_finding(built.model, runs[0])]
+    findings += [latents_finding(built.model, run, config.dtype) for run in runs]
+    findings.append(pixels_finding(built.model, runs[1], config.dtype))
     policy_of_module = stirred_policy(built, family, guidance_scale)
     findings.append(_replay_finding(policy_of_module, config.dtype))
     trained = draw(built.model, runs[1])
@@ -125,7 +128,8 @@ def check_before_training(
     if family.plain_guidance is None or not isinstance(built, FlowGenerator):
         return
     run = run_plain(family, pipeline, settings, RECORDS[:1], 2, guidance_scale)
-    failed = [finding for finding in compare(built.model, run, dtype) if not finding.passed]
+    findings = (levels_finding(built.model, run), latents_finding(built.model, run, dtype))
+    failed = [finding for finding in findings if not finding.passed]
     if failed:
         told = "\n".join(
             f"  {each.name}: {each.difference:.2g}, at most {each.limit:g}. See {each.hint}" for each in failed
@@ -188,42 +192,46 @@ def run_plain(
     )
 
 
-def compare(model: FlowModel[C], run: PlainRun, dtype: str) -> list[Finding]:
-    """Compares noise levels, latents and, where the run has some, images."""
-    count, guided = len(run.records), run.guidance_scale > 1
-    levels, form = _levels_difference(model.schedule(len(run.schedule)), run.schedule), _form(model, run)
-    latents = float("inf")
-    if form is not None and levels < float("inf"):
-        latents = far(form(draw(model, run)).flatten(), run.last.flatten())
-    name = f"guidance {run.guidance_scale:g}, {count} prompt{'s' * (count > 1)}"
-    guidance = " If only these rows fail, the guidance: its formula, the negative prompt, Family.plain_guidance."
-    found = [
-        Finding(
-            name=f"noise levels, {name}",
-            difference=levels,
-            limit=1e-6,
-            hint="schedule: the shift and what it depends on, and the sigmas that the pipeline's call passes.",
-        ),
-        Finding(
-            name=f"latents, {name}",
-            difference=latents,
-            limit=_LIMITS[dtype],
-            hint="conditions (prompt template, length, layer of the text encoder, padding) and velocity (sign, scale of"
-            " the timestep, order of packed latents, dtype); latent_shape." + guidance * guided,
-        ),
-    ]
-    if run.images is not None and form is not None:
-        pixels = torch.stack(model.pixels(_unformed(form, run.last, (count, *model.latent_shape)))).int()
-        same = pixels.shape == run.images.shape
-        found.append(
-            Finding(
-                name=f"pixels, {name}",
-                difference=float((pixels - run.images.int()).abs().max()) if same else float("inf"),
-                limit=0 if dtype == "float32" else 2,
-                hint="pixels: scale and shift of the latents, dtype and layout of what the VAE gives.",
-            )
-        )
-    return found
+def levels_finding(model: FlowModel[C], run: PlainRun) -> Finding:
+    """Compares sigmas, and timesteps in thousandths."""
+    ours, plain = model.schedule(len(run.schedule)), run.schedule
+    pairs = [*zip(ours.sigmas, plain.sigmas, strict=False)]
+    pairs += [(timestep / 1000, other / 1000) for timestep, other in zip(ours.timesteps, plain.timesteps, strict=False)]
+    same = (len(ours), len(ours.sigmas)) == (len(plain), len(plain.sigmas))
+    return Finding(
+        name="noise levels",
+        difference=max(abs(level - other) for level, other in pairs) if same else math.inf,
+        limit=1e-6,
+        hint="schedule: the shift and what it depends on, and the sigmas that the pipeline's call passes.",
+    )
+
+
+def latents_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
+    """Compares the latents of the deterministic sampler from the same noise."""
+    form, count, guided = _form(model, run), len(run.records), run.guidance_scale > 1
+    guidance = " If only latents with guidance differ: its formula, the negative prompt, Family.plain_guidance."
+    return Finding(
+        name=f"latents, guidance {run.guidance_scale:g}, {count} prompt{'s' * (count > 1)}",
+        difference=math.inf if form is None else far(form(draw(model, run)).flatten(), run.last.flatten()),
+        limit=_LIMITS[dtype],
+        hint="latent_shape; conditions (prompt template, length, layer of the text encoder, padding); velocity (sign,"
+        " scale of the timestep, order of packed latents, dtype)." + guidance * guided,
+    )
+
+
+def pixels_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
+    """Compares the pictures of the pipeline's latents, in levels of 255."""
+    form, difference = _form(model, run), math.inf
+    if form is not None and run.images is not None:
+        pixels = torch.stack(model.pixels(_unformed(form, run.last, (len(run.records), *model.latent_shape))))
+        if pixels.shape == run.images.shape:
+            difference = float((pixels.int() - run.images.int()).abs().max())
+    return Finding(
+        name="pixels, of 255",
+        difference=difference,
+        limit=0 if dtype == "float32" else 2,
+        hint="pixels: scale and shift of the latents, dtype and layout of what the VAE gives.",
+    )
 
 
 @torch.no_grad()
@@ -236,11 +244,17 @@ def draw(model: FlowModel[C], run: PlainRun) -> Tensor:
 def ode(
     model: FlowModel[C], records: Sequence[PromptRecord], noise: Tensor, guidance_scale: float, steps: int
 ) -> Tensor:
+    """Takes the flow's Euler steps from ``noise``, both [B, C, h, w] float32."""
     schedule = model.schedule(steps)
     conditions = model.conditions(records, range(len(records)), guidance_scale)
-    velocity, state = model.velocity(conditions, torch.arange(len(records))), noise
+    field, state = model.velocity(conditions, torch.arange(len(records))), noise
     for timestep, (sigma, next_sigma) in zip(schedule.timesteps, pairwise(schedule.sigmas), strict=True):
-        state = ode_step(velocity(state, timestep), state, sigma, next_sigma)
+        velocity = field(state, timestep)
+        if velocity.shape != state.shape:
+            raise UserError(
+                f"velocity gives {list(velocity.shape)} for latents {list(state.shape)}; expected the same."
+            )
+        state = ode_step(velocity, state, sigma, next_sigma)
     return state
 
 
@@ -289,7 +303,7 @@ def _adapter_finding(ours: Tensor, base: PlainRun, trained: PlainRun, dtype: str
     changed = far(trained.last, base.last) > _LIMITS[dtype]
     return Finding(
         name="adapter in the plain pipeline",
-        difference=far(form(ours), trained.last) if form is not None and changed else float("inf"),
+        difference=far(form(ours), trained.last) if form is not None and changed else math.inf,
         limit=_LIMITS[dtype],
         hint="the module's targets and adapter class, and the latents above.",
     )
@@ -321,15 +335,6 @@ def _recorded(scheduler: Any) -> Iterator[list[Tensor]]:
         yield states
     finally:
         del scheduler.step
-
-
-def _levels_difference(ours: Schedule, plain: Schedule) -> float:
-    """Returns the largest difference of sigmas and of timesteps in thousandths; infinite for other numbers of them."""
-    if len(ours) != len(plain) or len(ours.sigmas) != len(plain.sigmas):
-        return float("inf")
-    differences = [abs(sigma - other) for sigma, other in zip(ours.sigmas, plain.sigmas, strict=True)]
-    differences += [abs(t - other) / 1000 for t, other in zip(ours.timesteps, plain.timesteps, strict=True)]
-    return max(differences)
 
 
 def _noise(model: FlowModel[C], run: PlainRun) -> Tensor:

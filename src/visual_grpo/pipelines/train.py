@@ -122,7 +122,7 @@ def _build(
     first = RankZeroScorer(scorer)
 
     def build() -> tuple[Model, Trainer]:
-        model = components.build_model(config, name)
+        model = components.build_model(config, name, check_own_family=True)
         spec = components.make_run_spec(config, name)
         return model, components.build_trainer(config, spec, model, first, start=start)
 

@@ -18,7 +18,8 @@ from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 from visual_grpo.models import run_spec
-from visual_grpo.models.family import AUTO, ModelSettings, find_family
+from visual_grpo.models.family import AUTO, ModelSettings, find_family, is_own
+from visual_grpo.models.family_check import check_before_training
 from visual_grpo.models.quantized import require_quantized
 from visual_grpo.models.run_spec import options_of
 from visual_grpo.rewards.catalogue import build_reward_set
@@ -62,11 +63,14 @@ def check_unchanged(starter_report: Mapping[str, Any]) -> None:
         )
 
 
-def build_model(config: Parameters, model: str, adapters: Path | None = None) -> Model:
+def build_model(
+    config: Parameters, model: str, adapters: Path | None = None, *, check_own_family: bool = False
+) -> Model:
     """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
 
-    Raises UserError where ``config.model.path`` asks for another model than the starter reported, or where its files
-    are not those that the adapters were trained on.
+    Raises UserError where ``config.model.path`` asks for another model than the starter reported, where its files are
+    not those that the adapters were trained on, or, with ``check_own_family``, where a family that is not built in
+    draws other latents than its pipeline.
     """
     if config.model.path not in (None, model):
         raise UserError(
@@ -77,8 +81,13 @@ def build_model(config: Parameters, model: str, adapters: Path | None = None) ->
     spec = make_run_spec(config, model)
     size = (config.data.height, config.data.width)
     settings = ModelSettings(size=size, policy=config.policy, options=spec.options)
-    built = spec.family.build(spec.family.load(model, config.model), settings)
+    loaded = spec.family.load(model, config.model)
+    built = spec.family.build(loaded, settings)
     require_quantized(built.adapters.networks, config.model.base_weights)
+    if check_own_family and is_own(config.model.family) and config.data.task == "t2i":
+        check_before_training(
+            spec.family, loaded, built, settings, spec.rollout.guidance_scale or 1, config.model.dtype
+        )
     if adapters is not None:
         check_weights(adapters)
         check_base(adapters, model, content_digest(model))

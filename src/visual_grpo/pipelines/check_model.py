@@ -1,0 +1,63 @@
+"""Compares the model's family with the plain pipeline, and refuses one that differs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.quiet_libraries import hidden_progress_bars
+from visual_grpo.config import Parameters
+from visual_grpo.models.family_check import Finding, check_family
+from visual_grpo.training import components
+
+_LARGEST, _CELL = 512, 32
+"""Pixels of a side, and what its length is a multiple of."""
+_GUIDANCE = 4.0
+"""Where the eval sampler has none."""
+
+
+def check(parameters: Parameters) -> dict[str, Any]:
+    """Runs the checks at a size that is not square and prints them as a table; returns JSON."""
+    model, data = parameters.model.path or parameters.starter.model, parameters.data
+    torch.set_num_threads(parameters.model.threads)
+    spec = components.make_run_spec(parameters, model)
+    height, width = (min(side, _LARGEST) // _CELL * _CELL for side in (data.height, data.width))
+    size = (height, max(width // 2 // _CELL * _CELL, _CELL))
+    scale = parameters.sampling.eval.guidance_scale or 0
+    with hidden_progress_bars():
+        findings = check_family(
+            spec.family, model, parameters.model, size, spec.options, scale if scale > 1 else _GUIDANCE
+        )
+    title = f"{spec.family.name} against its pipeline, {model}, {size[0]} x {size[1]} px, {parameters.model.dtype}"
+    console.table(title, ["check", "largest difference", "at most", "verdict"], [_row(finding) for finding in findings])
+    checks = [
+        {**asdict(finding), "difference": _finite(finding.difference), "passed": finding.passed} for finding in findings
+    ]
+    return {"family": spec.family.name, "model": model, "size": size, "checks": checks}
+
+
+def _row(finding: Finding) -> list[str]:
+    difference = "not comparable" if _finite(finding.difference) is None else f"{finding.difference:.2g}"
+    return [finding.name, difference, f"{finding.limit:g}", "equal" if finding.passed else "DIFFERENT"]
+
+
+def _finite(difference: float) -> float | None:
+    return difference if math.isfinite(difference) else None
+
+
+def require_equal(model_check: dict[str, Any]) -> None:
+    """Raises UserError where a check failed, with where to look."""
+    hints = {row["hint"]: None for row in model_check["checks"] if not row["passed"]}
+    if hints:
+        raise UserError(
+            "\n".join(
+                [f"The family {model_check['family']} does not draw what its pipeline draws. See in its file:"]
+                + [f"  {hint}" for hint in hints]
+            )
+        )
+    console.note(f"The family {model_check['family']} draws, replays and saves what its pipeline does.")

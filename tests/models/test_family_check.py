@@ -1,0 +1,120 @@
+"""Faults that are planted in families are found, all before a training where they change its latents."""
+
+from __future__ import annotations
+
+import sys
+import types
+from contextlib import nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.models.families.flux import tiny as flux
+from tests.models.families.test_flow_families import CASES, SIZE
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import ModelConfig, PolicyConfig
+from visual_grpo.models import families
+from visual_grpo.models.family import Family, ModelSettings
+from visual_grpo.models.family_check import check_before_training, check_family
+from visual_grpo.models.run_spec import options_of
+
+LEVELS, LATENTS, GUIDED, BATCH = "noise levels", "latents, guidance 1", "latents, guidance 4", "3 prompts"
+PIXELS, REPLAY, ADAPTER = "pixels, of 255", "replay against sampler", "adapter in the plain pipeline"
+
+
+class Fault(NamedTuple):
+    family: str
+    before: str
+    after: str
+    """What replaces ``before`` in the family's file."""
+    found_by: str
+    early: bool = True
+    """The latents of one prompt show it."""
+
+
+FAULTS = {
+    "no prompt template": Fault(
+        "z_image",
+        "        texts, _ = self",
+        "        self.pipeline.tokenizer.chat_template = '{{ messages[0].content }}'\n        texts, _ = self",
+        LATENTS,
+    ),
+    "prompts cut too early": Fault("flux", "length = self.options.max_sequence_length", "length = 4", LATENTS),
+    "another layer of the text encoder": Fault(
+        "flux2_klein", "encode_prompt(prompt,", "encode_prompt(prompt, text_encoder_out_layers=(10, 18, 27),", LATENTS
+    ),
+    "a shift that ignores the steps": Fault("flux2_klein", "num_steps=steps", "num_steps=50", LEVELS),
+    "timesteps not divided": Fault("flux", "dtype=dtype) / 1000", "dtype=dtype)", LATENTS),
+    "image minus noise": Fault("z_image", "return -torch.stack", "return torch.stack", LATENTS),
+    "a state in half precision": Fault(
+        "z_image", "state.to(self.transformer.dtype)", "state.bfloat16().float()", LATENTS
+    ),
+    "tokens not unpacked": Fault(
+        "flux", "return unpacked(velocity.float(), h)", "return velocity.float().reshape(state.shape)", LATENTS
+    ),
+    "positions swapped": Fault("flux", "len(entries), h // 2, w // 2", "len(entries), w // 2, h // 2", LATENTS),
+    "guidance off by one": Fault("sd3", "conditions.guidance_scale,", "conditions.guidance_scale + 1,", GUIDED),
+    "no negative prompt": Fault("sd3", "self._encode(self.options.negative_prompt)", 'self._encode("")', GUIDED),
+    "rows that see each other": Fault(
+        "sd3",
+        "return velocity.float()",
+        "return velocity.float() + velocity[:1].float() - velocity.float().mean(0)",
+        REPLAY,
+        early=False,
+    ),
+    "padding without a mask": Fault("qwen_image", "_mask=text.mask", "_mask=None", BATCH, early=False),
+    "latents not rescaled": Fault(
+        "flux2_klein", "(variance + vae.config.batch_norm_eps).sqrt()", "variance", PIXELS, early=False
+    ),
+    "an adapter for another call": Fault(
+        "flux",
+        "FAMILY = Family(",
+        "from dataclasses import replace\nfrom visual_grpo.models.lora import DiffusersAdapter\n"
+        "_MODULES = {'dit': replace(_MODULES['dit'], adapter=DiffusersAdapter)}\nFAMILY = Family(",
+        ADAPTER,
+        early=False,
+    ),
+}
+
+
+def faulty(tmp_path: Path, fault: Fault) -> Family:
+    source = Path(families.__path__[0], f"{fault.family}.py").read_text("utf-8")
+    assert source.count(fault.before) == 1, "the fault is where it is meant to be"
+    file = tmp_path / f"faulty_{fault.family}.py"
+    file.write_text(source.replace(fault.before, fault.after), "utf-8")
+    module = types.ModuleType(file.stem)
+    sys.modules[file.stem] = module
+    exec(compile(file.read_text("utf-8"), file, "exec"), vars(module))
+    return module.FAMILY
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
+    fault = FAULTS[name]
+    family, (build, options) = faulty(tmp_path, fault), CASES[fault.family]
+    pipeline, settings = build(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=options_of(family, options))
+    built = family.build(pipeline, settings)
+    told = rf"The family {fault.family} draws other latents than its pipeline .*\n.*: .*, at most"
+    with pytest.raises(UserError, match=told) if fault.early else nullcontext():
+        check_before_training(family, pipeline, built, settings, 4.0, "float32")
+
+
+def test_velocities_of_another_shape_are_refused(tmp_path: Path) -> None:
+    fault = Fault("flux", "unpacked(velocity.float(), h)", "unpacked(velocity.float(), w)", "")
+    family = faulty(tmp_path, fault)
+    pipeline, settings = flux.pipeline(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
+    with pytest.raises(UserError, match=r"velocity gives \[1, 16, 12, 8\] for latents \[1, 16, 8, 12\]"):
+        check_before_training(family, pipeline, family.build(pipeline, settings), settings, 4.0, "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_command_finds_a_fault(tmp_path: Path, name: str) -> None:
+    fault = FAULTS[name]
+    family, (build, options) = faulty(tmp_path, fault), CASES[fault.family]
+    build().save_pretrained(tmp_path / "model")
+    cpu = ModelConfig(device="cpu")
+    findings = check_family(family, str(tmp_path / "model"), cpu, SIZE, options_of(family, options), 4.0)
+    failed = [finding.name for finding in findings if not finding.passed]
+    assert any(fault.found_by in each for each in failed), failed

@@ -1,0 +1,50 @@
+"""The command that compares a family with its pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.families.flux import tiny
+from tests.operations.plan.configurations import parameters_of
+from visual_grpo.common.errors import UserError
+from visual_grpo.pipelines.check_model import check, require_equal
+
+
+def asked(folder: Path | str, environment: str = "flux", **model: Any) -> Any:
+    return parameters_of(environment, {"model": {"path": str(folder), "device": "cpu", "dtype": "float32", **model}})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("flux")
+    tiny.pipeline().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_is_checked_at_a_size_that_is_not_square(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = asked(folder, options={"max_sequence_length": 32})
+    found = check(config.model_copy(update={"data": config.data.model_copy(update={"height": 96, "width": 128})}))
+    require_equal(found)
+    assert (found["family"], found["size"]) == ("flux", (96, 64))
+    assert [row["passed"] for row in found["checks"]] == [True] * 7
+    shown = capsys.readouterr().out
+    assert shown.count("equal") == 7
+    assert "The family flux draws, replays and saves what its pipeline does." in shown
+
+
+def test_a_difference_ends_the_command_with_where_to_look() -> None:
+    row = {"name": "pixels", "difference": None, "limit": 0, "hint": "pixels: their scale", "passed": False}
+    with pytest.raises(
+        UserError, match=r"The family mine does not draw what its pipeline draws.*\n  pixels: their scale"
+    ):
+        require_equal({"family": "mine", "model": "m", "size": (64, 32), "checks": [row, {**row, "passed": True}]})
+
+
+def test_another_kind_of_model_is_refused(pipeline_folder: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"compares a text-to-image flow model of one module.*; glm_image has the modules"
+    ):
+        check(asked(pipeline_folder, "glm_image"))
