@@ -33,10 +33,12 @@ class DataConfig(Strict):
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
     held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
     sealed_share: Share = Field(
-        0.0, description="share of prompts that neither train nor are held out, and that only promotions open"
+        0.0, description="share of prompts kept for the promotion gate alone: neither trained on nor held out"
     )
     strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
-    allow_outside: bool = Field(False, description="accept files outside the data's folder, of records you trust")
+    allow_outside: bool = Field(
+        False, description="accept files outside the data's folder; only for records that you trust"
+    )
     max_pixels: int = Field(178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit")
     max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file")
 
@@ -62,11 +64,13 @@ class StarterConfig(Strict):
     dataset: NotEmpty = Field("data/01_raw/shapes", description="folder that is drawn; null = OUTPUT/01_raw/WORLD")
     model: NotEmpty = Field("data/06_models/base", description="folder of the model; null = OUTPUT/06_models/base")
     records_per_prompt: int = Field(ge=1, description="records drawn of each of 150 objects, 256 words or 8 queries")
-    vae_steps: int = Field(ge=1, description="optimiser steps of the VAE, of each attempt")
+    vae_steps: int = Field(ge=1, description="optimiser steps of the VAE in each attempt")
     dit_steps: int = Field(ge=1, description="optimiser steps of the DiT")
     ar_steps: int = Field(ge=1, description="optimiser steps for each kind of record: mixed takes twice as many")
     vl_steps: int = Field(1000, ge=1, description="world scenes: steps of the small Qwen2.5-VL")
-    processes: int = Field(2, ge=1, le=2, description="halves of the pretraining that run at a time, a core each")
+    processes: int = Field(
+        2, ge=1, le=2, description="parts of the pretraining (at most 2) that run in parallel, one core each"
+    )
 
 
 class DataChecks(Strict):

@@ -19,9 +19,11 @@ Sampler = Literal["rollout", "eval"]
 
 
 class GenerateConfig(Strict):
-    prompt: str | None = Field(None, description='one prompt; in "..." where it would be read as something else')
+    prompt: str | None = Field(
+        None, description='one prompt; write it in "..." where it would be read as something else'
+    )
     prompts: str | None = Field(None, description="file or folder in any layout of data.path; null = prompt")
-    samples: int = Field(1, ge=1, description="of each prompt")
+    samples: int = Field(1, ge=1, description="samples of each prompt")
     sampler: Sampler = Field("eval", description="sampling.eval or sampling.rollout")
     seed: int = Seed
 
@@ -35,12 +37,12 @@ class ScoreConfig(Strict):
 class CompareConfig(Strict):
     """Adapters as the parameter ``adapter`` names them; none = the base model."""
 
-    first: AdapterName = Field("none", description="what is compared with")
-    second: AdapterName = Field("latest", description="what is judged")
+    first: AdapterName = Field("none", description="the model that is compared with")
+    second: AdapterName = Field("latest", description="the model that is judged")
 
 
 class RewardReportConfig(Strict):
-    prompts: int = Field(16, ge=2, description="training prompts that the base model draws")
+    prompts: int = Field(16, ge=2, description="number of training prompts, of which the base model draws samples")
     samples: int = Field(8, ge=2, description="of each prompt, as a group of a training")
     sampler: Sampler = Field("rollout", description="sampling.rollout, as a training's samples, or sampling.eval")
 
@@ -49,8 +51,8 @@ class VoteConfig(Strict):
     choices: str | None = Field(None, description="file of all choices; null = OUTPUT/01_raw/votes/choices.jsonl")
     source: str = Field(
         "draw",
-        description="what is chosen between: draw (samples of training prompts), ab (blind: the base model's and the"
-        " trained model's samples of held-out prompts), or a folder that generate wrote",
+        description="where the pictures come from: draw (samples of training prompts), ab (blind: the base model's "
+        "and the trained model's samples of held-out prompts), or a folder that generate wrote",
     )
     pairs: int = Field(100, ge=1, description="pairs of pictures; those already judged are not shown again")
     adapter: AdapterName = Field("none", description="which adapter draws the pairs; none = the base model")
@@ -132,7 +134,7 @@ class PromotionConfig(GateRule):
     )
     alias: str = Field(CHAMPION, description="the alias that a promotion moves: models:/NAME@champion is the champion")
     candidate: AdapterName = Field("latest", description="the adapter that asks to become champion")
-    max_prompts: int | None = Field(None, ge=2, description="at most so many held-out prompts are judged; null = all")
+    max_prompts: int | None = Field(None, ge=2, description="most held-out prompts that are judged; null = all")
     new_reward: bool = Field(
         False, description="allow a candidate trained with another reward; both are then judged by the candidate's"
     )
@@ -184,23 +186,30 @@ class RetrainConfig(Strict):
         description="changed: where data, code, parameters or the monitored score ask for it; always: at each call,"
         " with the next training seed if nothing has changed",
     )
-    start: Literal["base", "champion"] = Field("base", description="what is trained on; champion: once there is one")
+    start: Literal["base", "champion"] = Field(
+        "base", description="adapters that a retraining starts from: base (fresh ones), or champion, once there is one"
+    )
     monitor: MonitorConfig = MonitorConfig()
-    update: bool = Field(True, description="first fetch newer versions of what dvc import or import-url brought")
+    update: bool = Field(True, description="first update the data of dvc import and dvc import-url")
     data: DataChecks = DataChecks()
     hours: float | None = Field(
-        None, gt=0, description="wall time; then it stops with a checkpoint, and the next call goes on; null = no limit"
+        None,
+        gt=0,
+        description="limit of the wall time: the retraining stops with a checkpoint, and the next call resumes it; "
+        "null = no limit",
     )
-    max_steps: int | None = Field(None, ge=1, description="more grpo.steps than these are refused; null = no limit")
+    max_steps: int | None = Field(None, ge=1, description="refuse more grpo.steps than these; null = no limit")
     keep_versions: int | None = Field(
-        10, ge=2, description="newest versions of the registered model that are kept, beside those in use; null = all"
+        10, ge=2, description="newest versions of the registered model to keep, beside those in use; null = all"
     )
     keep_runs: int | None = Field(
-        None, ge=2, description="newest runs that MLflow keeps, beside those of versions that are kept; null = all"
+        None, ge=2, description="newest MLflow runs to keep, beside those of kept versions; null = all"
     )
-    commit: str | None = Field(None, description="a branch on which dvc.lock is committed; null = it is not")
-    notify: str | None = Field(None, description="a shell command whose input is the summary, JSON; null = none")
+    commit: str | None = Field(None, description="branch on which dvc.lock is committed; null = no commit")
+    notify: str | None = Field(
+        None, description="shell command that reads the summary (JSON) from its standard input; null = none"
+    )
     notify_when: Literal["always", "work", "failure"] = Field(
         "work",
-        description="always; work: not where nothing was to be done; failure: where the exit code is neither 0 nor 3",
+        description="always; work: unless there was nothing to do; failure: only for exit codes other than 0 and 3",
     )

@@ -18,24 +18,28 @@ class ModelConfig(Strict):
     )
     path: NotEmpty | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
     revision: str | None = Field(None, description="branch, tag or commit of a hub id; null = newest")
-    dtype: Dtype = Field("float32", description="of the weights; float16 is trained with loss scaling")
+    dtype: Dtype = Field("float32", description="precision of the weights; float16 is trained with loss scaling")
     base_weights: Literal["full", "8bit", "4bit"] = Field(
         "full",
-        description="of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit and 4bit (NF4) need"
-        " make quantised",
+        description="precision of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit and 4bit "
+        "(NF4) need make quantised",
     )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
         "none", description="phases: each network is on the GPU only while it computes; same results"
     )
     threads: int = Field(1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits")
-    options: dict[str, object] = Field(default_factory=dict, description="of the family, as max_tokens of qwen2_5_vl")
+    options: dict[str, object] = Field(
+        default_factory=dict, description="options of the family, such as max_tokens of qwen2_5_vl"
+    )
 
 
 class LoraParams(Strict):
-    rank: int = Field(8, ge=1, le=65536, description="of the two matrices added to each target")
-    alpha: int = Field(16, ge=1, description="their product is scaled by alpha / rank")
-    target_modules: str | list[str] | None = Field(None, description="peft's; null = attention and MLP matrices")
+    rank: int = Field(8, ge=1, le=65536, description="rank of the two matrices added to each target layer")
+    alpha: int = Field(16, ge=1, description="scale of their product: alpha / rank")
+    target_modules: str | list[str] | None = Field(
+        None, description="target layers, as peft names them; null = attention and MLP matrices"
+    )
 
 
 class FlowConfig(Strict):
@@ -43,14 +47,14 @@ class FlowConfig(Strict):
 
     likelihood: Literal["sde", "matching"] = Field(
         "sde",
-        description="of a sample. sde: that of its stochastic steps; matching: how well the model matches it with noise"
-        " (arXiv 2509.25050), for samples of the ODE; needs policy.share_start_noise=false",
+        description="likelihood of a sample. sde: of its stochastic steps; matching: how well the model matches it "
+        "with noise (arXiv 2509.25050), for samples of the ODE; needs policy.share_start_noise=false",
     )
     sampler: Literal["sde", "cps"] = Field(
         "sde",
         description="transition: of Flow-GRPO (arXiv 2505.05470), or coefficients-preserving (arXiv 2509.05952)",
     )
-    noise: float = Field(0.7, gt=0, description="noise level a of the transition; cps: at most 1")
+    noise: float = Field(0.7, gt=0, description="noise level a of the transition, for cps at most 1")
     window_start: int | None = Field(
         0, ge=0, description="first stochastic step; null = drawn for every rollout, the same for all its samples"
     )
@@ -97,7 +101,8 @@ class SignalCheckConfig(Strict):
     rollouts: int | None = Field(
         None,
         ge=0,
-        description="at most, a module; null = a quarter of grpo.steps, but 6 to 48; 0 = off; 3 to 5 stop no run",
+        description="most rollouts of each module; null = a quarter of grpo.steps, between 6 and 48; 0 = no check; 3 "
+        "to 5 never stop a run",
     )
 
     @field_validator("rollouts")
@@ -119,22 +124,26 @@ class PolicyConfig(Strict):
         "all", description="all modules of the model's family, or the names of some: ar, dit (GLM-Image), vl, ..."
     )
     stages: Literal["alternating", "joint"] = Field(
-        "alternating", description="two modules: a rollout for each in turn, or one rollout that trains both"
+        "alternating", description="of two modules: a rollout for each in turn, or one rollout that trains both"
     )
-    lora: LoraParams = Field(LoraParams(), description="of every module; modules.NAME.lora sets another one")
+    lora: LoraParams = Field(LoraParams(), description="LoRA of every module; modules.NAME.lora overrides it")
     flow: FlowConfig = FlowConfig()
     signal_check: SignalCheckConfig = SignalCheckConfig()
-    gradient_checkpointing: bool = Field(False, description="recompute activations backward: less memory, more time")
+    gradient_checkpointing: bool = Field(
+        False, description="recompute activations in the backward pass: less memory, more time"
+    )
     share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
     decode_guidance_scale: float | None = Field(
         None,
         ge=1,
         description="guidance in the pictures of a token module's samples; null = sampling.rollout.guidance_scale",
     )
-    denoise_batch: int = Field(64, ge=1, description="images denoised at a time; on a CPU, by each core")
-    decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time; on a CPU, by each core")
+    denoise_batch: int = Field(64, ge=1, description="images denoised at a time (on a CPU by each core)")
+    decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time (on a CPU by each core)")
     kv_cache: Literal["growing", "static"] = Field(
-        "growing", description="static: of full length from the first token on; on a GPU each token is a CUDA graph"
+        "growing",
+        description="growing, or static: of full length from the first token on; on a GPU each token is then a CUDA "
+        "graph",
     )
     rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
 
@@ -151,9 +160,18 @@ class PolicyConfig(Strict):
 class SamplerSettings(Strict):
     """How samples are drawn. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
 
-    temperature: float | None = Field(None, gt=0, description="null falls back to the model's generation_config")
-    top_p: float | None = Field(None, gt=0, le=1, description="null falls back to the model's generation_config")
-    top_k: int | None = Field(None, ge=0, description="0 = off; null falls back to the model's generation_config")
+    temperature: float | None = Field(
+        None, gt=0, description="temperature of the token distribution; null = the model's generation_config"
+    )
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of the probability that tokens are drawn from; null = the model's generation_config",
+    )
+    top_k: int | None = Field(
+        None, ge=0, description="tokens that are drawn from; 0 = all; null = the model's generation_config"
+    )
     steps: int | None = Field(None, ge=1, description="denoising steps")
     guidance_scale: float | None = Field(None, ge=1, description="classifier-free guidance, 1 = off")
 
@@ -191,8 +209,8 @@ class DistributedConfig(Strict):
     processes: int = Field(
         1,
         ge=1,
-        description="that train together, each on a GPU where model.device is cuda; torchrun's own number replaces it;"
-        " each draws whole groups, so at most grpo.prompts_per_step",
+        description="processes that train together, each on a GPU where model.device is cuda; torchrun's number "
+        "replaces it; at most grpo.prompts_per_step, since each draws whole groups",
     )
     sharded: bool = Field(False, description="each process keeps a part of every layer (torch's FSDP2)")
 

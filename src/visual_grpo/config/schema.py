@@ -45,7 +45,7 @@ class Parameters(Strict):
         description="folder of all results; null = data, data/NAME for an environment, and a folder in that, named"
         " after data.path, for data of your own",
     )
-    seed: int = Field(ge=0, lt=2**31, description="of every draw but the evaluation's: starter, split, rollouts")
+    seed: int = Field(ge=0, lt=2**31, description="seed of all draws but the evaluation's: starter, split, rollouts")
     resume: str = Field(
         "never",
         min_length=1,

@@ -59,11 +59,13 @@ class RewardConfig(Strict):
     weight: float = Field(1.0, description="0 = reported, never optimised")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
     clip: tuple[float | None, float | None] = Field(
-        (None, None), description="[low, high] of the scores; null = no limit. Unclipped: the part raw"
+        (None, None),
+        description="[low, high] that scores are clamped to; null = no limit. The part raw has the unclamped scores",
     )
     only_where: dict[str, float] = Field(
         default_factory=dict,
-        description="least scores of other rewards, such as {ocr: 0.9}; elsewhere this reward is the worst end of clip",
+        description="least scores of other rewards, such as {ocr: 0.9}; below them this reward counts as the worst "
+        "end of clip",
     )
     max_failed_share: float = Field(
         0.05,
@@ -102,13 +104,15 @@ class GRPOConfig(Strict):
     updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
     micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
-        "adamw", description="adamw_8bit: moments of large matrices in 8 bits (arXiv 2110.02861); needs make quantised"
+        "adamw",
+        description="adamw, or adamw_8bit: moments of large matrices in 8 bits (arXiv 2110.02861); needs make "
+        "quantised",
     )
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.99), description="of AdamW"
+        (0.9, 0.99), description="AdamW's betas"
     )
-    weight_decay: float = Field(0.0, ge=0, description="of AdamW")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
     warmup_steps: int = Field(0, ge=0, description="optimiser updates of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="learning rate after warm-up; linear and cosine fall to 0"
@@ -126,15 +130,15 @@ class GRPOConfig(Strict):
         description="dppo, in place of the clips: KL of a denoising step to the policy that sampled it, nats a latent"
         " element; null = the loss's own",
     )
-    kl_weight: float = Field(0.0, ge=0, description="of the k3 KL to the model without adapter, nats a token")
+    kl_weight: float = Field(0.0, ge=0, description="weight of the k3 KL to the model without adapter, in nats a token")
     kl_correction: bool = Field(
         False, description="multiply the KL of tokens by the ratio (TRL's use_bias_correction_kl): no bias off-policy"
     )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         None,
-        description="what advantages are divided by, the deviation of: the group's rewards; all rewards of the step;"
-        " these less their group's mean (GDPO); null = the loss's own (dr_grpo none, else group);"
-        " not used with combine=gdpo",
+        description="standard deviation that divides advantages: group: of the group's rewards; batch: of all rewards"
+        " of the step; batch_centred: of these less their group's mean (GDPO); none: no division; null = "
+        "the loss's own (dr_grpo none, else group). Not used with combine=gdpo",
     )
     advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
@@ -253,7 +257,7 @@ class EvaluationConfig(Strict):
     every: int = Field(ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end")
     prompts: int = Field(ge=1, description="eval prompts used while training")
     images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
-    max_prompts: int | None = Field(None, ge=1, description="at most so many prompts of each split; null = all")
+    max_prompts: int | None = Field(None, ge=1, description="most prompts of each split; null = all")
     batch_size: int = Field(32, ge=1, description="images generated at a time")
     redraw: bool = Field(
         False, description="draw the baseline again although nothing has changed, as an own reward may need it"
@@ -274,21 +278,24 @@ class AlarmConfig(Strict):
 
     action: Literal["warn", "stop", "rollback"] = Field(
         "warn",
-        description="warn: a line, a tag and a picture; stop: the training also ends; rollback: and its adapter is the"
-        " best evaluated before the first alarm with no signal beyond its limit (else the least suspicious)",
+        description="warn: log a line, a tag and pictures; stop: also end the training; rollback: end it with the "
+        "best adapter before the first alarm of which no signal was beyond its limit (else the least "
+        "suspicious)",
     )
     error: float = Field(
         0.05, gt=0, lt=0.5, description="probability of an alarm in a training in which nothing exceeds its limit"
     )
     max_guard_fall: float = Field(
-        0.25, gt=0, description="of each guard (a reward of weight 0), as a share of the base model's mean"
+        0.25, gt=0, description="largest fall of each guard (a reward of weight 0), as a share of the base model's mean"
     )
-    max_unscored_rise: float = Field(0.05, ge=0, lt=1, description="of the share of samples that cannot be scored")
+    max_unscored_rise: float = Field(
+        0.05, ge=0, lt=1, description="largest rise of the share of samples that cannot be scored"
+    )
     max_distance: float | None = Field(
         None,
         gt=0,
-        description="from the base model's pictures: root mean square of the differences of pixels in [0, 1], at 64"
-        " pixels a side; null = it is only reported",
+        description="largest distance from the base model's pictures: root mean square of the differences of pixels "
+        "in [0, 1], at 64 pixels a side; null = only reported",
     )
 
 
@@ -300,9 +307,9 @@ class TrackingConfig(Strict):
         None, description="also log to Weights & Biases; offline: into ./wandb, to be sent later by `wandb sync`"
     )
     checkpoints: NotEmpty = Field(
-        "data/06_models/checkpoints", description="folder; null = OUTPUT/06_models/checkpoints"
+        "data/06_models/checkpoints", description="folder of checkpoints; null = OUTPUT/06_models/checkpoints"
     )
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
     checkpoint_minutes: float = Field(10, ge=0, description="also after so many minutes; 0 = by steps only")
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")
-    keep_checkpoints: int = Field(2, ge=1, description="the newest ones; older ones are deleted")
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints to keep")
