@@ -147,3 +147,4 @@ def test_a_fault_ends_as_the_page_says_and_loses_nothing(fault: str, finished: P
 
 def test_the_page_has_every_fault() -> None:
     assert list(FAULTS) == list(PAGE)
+    assert f"these {len(FAULTS)} faults" in (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
