@@ -174,6 +174,8 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, m
     assert "- Command: `.venv/bin/kedro run --part=0`" in card
     assert "- Resumed by: `.venv/bin/kedro run --part=1`, `.venv/bin/kedro run --part=2`" in card
     assert not any("with the code of" in line for line in card)
+    at = card.index("folder = 'FOLDER/ar'")
+    assert card[at + 1].startswith("peft.PeftModel.from_pretrained(model, folder)")
 
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:

@@ -39,6 +39,8 @@ class Adapter(ABC):
 
     file: ClassVar[str]
     """The name of the file of saved weights."""
+    plain: ClassVar[str]
+    """A line that loads the folder ``folder`` without this package."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -101,6 +103,7 @@ class PeftAdapter(Adapter):
     """On a transformers model; saved as ``PeftModel.from_pretrained`` reads it."""
 
     file = "adapter_model.safetensors"
+    plain = "peft.PeftModel.from_pretrained(model, folder)  # of GLM-Image: pipe.vision_language_encoder"
 
     @classmethod
     def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
@@ -122,6 +125,7 @@ class DiffusersAdapter(Adapter):
     """On a diffusers transformer; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
 
     file = "pytorch_lora_weights.safetensors"
+    plain = "pipe.transformer.load_lora_adapter(folder, prefix=None, use_safetensors=True)"
     prefix: ClassVar[str | None] = None
     """Prefix of the names of saved tensors."""
 
@@ -162,6 +166,7 @@ class DiffusersAdapter(Adapter):
 class PipelineAdapter(DiffusersAdapter):
     """On the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
 
+    plain = "pipe.load_lora_weights(folder)"
     prefix = "transformer"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -157,7 +157,7 @@ def training_lineage(
 def complete_adapters(
     folder: Path,
     run: TrainingRun,
-    modules: Sequence[str],
+    loading: Mapping[str, str],
     run_name: str | None,
     records: RecordTable,
     start: Path | None,
@@ -166,6 +166,7 @@ def complete_adapters(
     """Writes the adapters with their facts, seen and held-out prompts, changes of the code and model card.
 
     Args:
+        loading: trained module -> line that loads it without this package.
         changes: uncommitted changes of the code; "" = none.
     """
     run.write_adapters(folder)
@@ -176,9 +177,9 @@ def complete_adapters(
     seen = SeenPrompts.of(record.prompt for record in records.split("train", "eval"))
     (seen if start is None else seen | SeenPrompts.read(start)).write(folder)
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
-    facts = read_facts(folder) | {RUN_NAME: run_name, "finished": finished}
+    facts = read_facts(folder) | {RUN_NAME: run_name, "finished": finished, "loading": dict(loading)}
     (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
-    (folder / CARD).write_text(model_card(facts, modules), encoding="utf-8")
+    (folder / CARD).write_text(model_card(facts, list(loading)), encoding="utf-8")
 
 
 def show_training(progress: Progress, steps: int) -> None:

@@ -78,7 +78,8 @@ def train(
         name = tracker.name() or "training"
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as loggers:
             progress = TrainingCommand(run, scorer, tracker, [tracker, *loggers], tuple(spec.modules)).execute()
-    complete_adapters(adapters_draft, run, spec.modules, tracker.run_name, records, start, changes)
+    loading = {module: spec.family.modules[module].adapter.plain for module in spec.modules}
+    complete_adapters(adapters_draft, run, loading, tracker.run_name, records, start, changes)
     write_profile(profile, adapters_draft)
     show_training(progress, run.trainer.step)
     return adapters_draft, pd.DataFrame(progress.history)

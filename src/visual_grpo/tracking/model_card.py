@@ -64,9 +64,7 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
         *_loading(config, base, modules),
         "```",
         "",
-        "Without this package: each module's folder loads with peft's or diffusers' own functions, as Visual GRPO's"
-        " documentation shows.",
-        "",
+        *_loading_plain(facts.get("loading", {})),
     ]
     return "\n".join(lines)
 
@@ -95,6 +93,12 @@ def _loading(config: Mapping[str, Any], base: str, modules: Sequence[str]) -> li
         f"sampler = SamplerConfig(**{sampler})",
         "[sample] = model.generate([PromptRecord(id='1', prompt='...')], [0], sampler)  # seed 0",
     ]
+
+
+def _loading_plain(calls: Mapping[str, str]) -> list[str]:
+    """Lines that put the adapters on a model of diffusers or transformers."""
+    code = [line for module, call in calls.items() for line in (f"folder = 'FOLDER/{module}'", call)]
+    return ["Without this package, by diffusers or peft:", "", "```python", *code, "```", ""] if code else []
 
 
 def _of_module(config: Parameters, module: str) -> str:
