@@ -18,6 +18,7 @@ from PIL import Image
 from visual_grpo.common.images import read_image
 from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.evaluation import pictures, report
+from visual_grpo.evaluation.draw import read_scores
 
 COLUMNS = 6
 """Columns of the film at most, the base model's included."""
@@ -31,7 +32,7 @@ def film(output: Path) -> Image.Image:
     prompts = read_facts(adapters)["film"]
     files = sorted(adapters.glob("film-*.png"))
     chosen = np.linspace(0, len(files) - 1, COLUMNS).round().astype(int)[1:]  # After one step it is the base model.
-    scores = report.read_scores(baseline)
+    scores = read_scores(baseline)
     first = scores[(scores["sampler"] == "eval") & (scores["split"] == "held_out") & (scores["index"] == 0)]
     base = [read_image(baseline / first.set_index("prompt")["file"][prompt]) for prompt in prompts]
     columns = [pictures.table([[pictures.scaled(image)] for image in base]), *(read_image(files[i]) for i in chosen)]

@@ -140,6 +140,33 @@ def test_the_site_builds_strictly_and_loads_nothing_from_the_network(tmp_path: P
         words = [BROWSER, *SETTINGS, *profile, "--dump-dom", f"{(site / 'index.html').as_uri()}?q=alarm"]
         shown = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
         assert re.search(r"[1-9]\d* matching documents", shown), "the search needs no server"
+        assert too_wide(site, 390, tmp_path / "profile") == too_wide(site, 1400, tmp_path / "profile") == []
+
+
+def too_wide(site: Path, width: int, profile: Path) -> list[str]:
+    """The pages that are wider than their window, or have a table that is cut, in windows of ``width`` pixels."""
+    pages = sorted(page.relative_to(site).as_posix() for page in site.rglob("*.html"))
+    frames = "".join(f'<iframe style="width: {width}px; border: 0" src="{page}"></iframe>' for page in pages)
+    (site / "framed.html").write_text(f"<!doctype html>{frames}<script>{MEASURE}</script>", encoding="utf-8")
+    options = ("--allow-file-access-from-files", f"--window-size={width + 200},900", f"--user-data-dir={profile}")
+    words = [str(BROWSER), *SETTINGS, *options, "--virtual-time-budget=20000", "--dump-dom"]
+    shown = subprocess.run(
+        [*words, (site / "framed.html").as_uri()], capture_output=True, text=True, timeout=120, check=True
+    )
+    (site / "framed.html").unlink()
+    found = re.search(r'data-wide="([^"]*)"', shown.stdout)
+    assert found is not None
+    return found[1].split()
+
+
+MEASURE = """addEventListener("load", () => {
+  const cut = (element) => element.scrollWidth > element.clientWidth;
+  const wide = [...document.querySelectorAll("iframe")].filter((frame) => {
+    const page = frame.contentDocument;
+    return cut(page.documentElement) || [...page.querySelectorAll(".md-typeset__scrollwrap")].some(cut);
+  });
+  document.documentElement.dataset.wide = wide.map((frame) => frame.getAttribute("src")).join(" ");
+});"""
 
 
 def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
