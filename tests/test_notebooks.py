@@ -102,7 +102,8 @@ def test_explore(project: Path) -> None:
     assert "1 of 6 pairs" in shown
     [total] = [line for line in shown.splitlines() if line.startswith("total")]
     assert [float(number) for number in total.split()[3:]] == [0.2, 1, 1], "difference, wins, unscored"
-    assert "4 pictures" in shown
+    assert "no losses" in shown
+    assert "3 pictures" in shown
 
 
 def test_inspect_training(project: Path) -> None:
