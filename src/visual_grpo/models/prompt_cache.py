@@ -27,6 +27,9 @@ class Prompts:
     """[3, N, P] int64: temporal, height and width position of every prompt token (M-RoPE)."""
     token_positions: Tensor
     """[3, N, T] int64: the same of the generated tokens."""
+    added: Tensor | None = None
+    """[K, N, P, H], added to the hidden states after each of the first K layers, 0 for text (DeepStack, arXiv
+    2406.04334); None where the model has no such images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,8 @@ def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
     """
     used, inverse = prompt_of_row.unique(return_inverse=True)
     cache = DynamicCache(config=model.config.get_text_config())
-    hidden = forward(model, prompts.embeds[used], prompts.mask[used], prompts.positions[:, used], cache)
+    added = None if prompts.added is None else prompts.added[:, used]
+    hidden = forward(model, prompts.embeds[used], prompts.mask[used], prompts.positions[:, used], cache, added)
     cache.batch_select_indices(inverse.to(hidden.device))
     return Prefix(
         hidden=hidden[inverse, -1:],
@@ -87,6 +91,8 @@ def hidden_shared(
         network.rotary_emb(after, prompts.token_positions[:, prompt_of_row, : after.shape[1]]),
     )
 
+    added = () if prompts.added is None else prompts.added[:, used]
+
     def run(layer: Any, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         cache, kind = DynamicCache(), getattr(layer, "attention_type", "full_attention")
         masks_of_layer = [mask[kind] if isinstance(mask, dict) else mask for mask in masks]
@@ -95,26 +101,40 @@ def hidden_shared(
         after = layer(after, attention_mask=masks_of_layer[1], position_embeddings=rotary[1], past_key_values=cache)
         return before, after
 
-    for layer in network.layers:
+    for number, layer in enumerate(network.layers):
         if checkpointing:
             before, after = checkpoint(run, layer, before, after, use_reentrant=False, preserve_rng_state=False)
         else:
             before, after = run(layer, before, after)
+        if number < len(added):
+            before = before + added[number]
     hidden: Tensor = network.norm(torch.cat([before[of_row, -1:], after], 1))
     return hidden
 
 
-def forward(model: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
+def forward(
+    model: Any,
+    embeds: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    cache: DynamicCache | None,
+    added: Tensor | None = None,
+) -> Tensor:
     """Hidden states [b, L, H] for embeddings [b, L, H] after what ``cache`` holds.
 
-    ``mask``: [b, all tokens] int64, 1 = a real one.
+    ``mask``: [b, all tokens] int64, 1 = a real one. ``added``: [K, b, L, H], as `Prompts.added`.
     """
+    deepstack = {}
+    if added is not None:
+        everywhere = torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device)
+        deepstack = {"visual_pos_masks": everywhere, "deepstack_visual_embeds": list(added.flatten(1, 2))}
     output = model.model.language_model(
         inputs_embeds=embeds,
         attention_mask=mask,
         position_ids=positions,
         past_key_values=cache,
         use_cache=cache is not None,
+        **deepstack,
     )
     hidden: Tensor = output.last_hidden_state
     return hidden

@@ -42,6 +42,8 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "z_image, L4": ("z_image", {**_OFFLOADED, "plan": {"gpu": "L4"}}),
     "flux2_klein": ("flux2_klein", {}),
     "qwen2_5_vl": ("qwen2_5_vl", {}),
+    "qwen3_vl": ("qwen3_vl", {}),
+    "qwen3_vl, 4B": ("qwen3_vl", {"model": {"path": "Qwen/Qwen3-VL-4B-Instruct"}}),
     "qwen2_5_vl, 3B": ("qwen2_5_vl", {"model": {"path": "Qwen/Qwen2.5-VL-3B-Instruct"}}),
 }
 """Name in docs/plan.md -> environment, and what is changed in it."""

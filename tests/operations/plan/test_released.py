@@ -29,6 +29,8 @@ WAITS = {
     "flux2_klein": 156,
     "qwen2_5_vl": 305,
     "qwen2_5_vl, 3B": 305,
+    "qwen3_vl": 305,
+    "qwen3_vl, 4B": 305,
 }
 """Host waits of a step; fewer are better."""
 PARAMETERS = {
@@ -40,6 +42,8 @@ PARAMETERS = {
     "flux2_klein": {"transformer": 3.88, "text_encoder": 4.02},
     "qwen2_5_vl": {"model": 8.29, "segmenter": 0.217},
     "qwen2_5_vl, 3B": {"model": 3.75},
+    "qwen3_vl": {"model": 8.77, "segmenter": 0.217},
+    "qwen3_vl, 4B": {"model": 4.44},
 }
 """Billions, as published (GLM-Image's: 9 + 7 with its vision tower; SD3.5 medium's 2.5 count its fixed positions)."""
 WEIGHTS = {"glm_image": 35.3, "sd3": 18.3}

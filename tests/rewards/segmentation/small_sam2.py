@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -64,20 +64,24 @@ def build_sam2(seed: int = 0) -> Sam2Model:
 
     torch.manual_seed(seed)
     model = Sam2Model(sam2_config(SIDE, stride=2, stages=(8, 12, 16, 24), width=16)).float().eval()
-    with torch.no_grad():
-        # Initial weights are so small that every prompt gives the same mask.
-        for name, parameter in model.named_parameters():
-            if parameter.ndim > 1:
-                is_code = "embed" in name or "token" in name
-                parameter.normal_(std=1.0 if is_code else 2 / parameter[0].numel() ** 0.5)
-            else:
-                parameter.add_(0.2 * torch.randn(parameter.shape))
+    enlarge(model)
     tie_places(model)
     return model
 
 
 @torch.no_grad()
-def tie_places(model: Sam2Model) -> None:
+def enlarge(model: torch.nn.Module) -> None:
+    """Initial weights are so small that every prompt gives the same mask."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            is_code = "embed" in name or "token" in name
+            parameter.normal_(std=1.0 if is_code else 2 / parameter[0].numel() ** 0.5)
+        else:
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+
+
+@torch.no_grad()
+def tie_places(model: Any) -> None:
     """Shares the positional encoding of image and prompt as in pretrained models; new models initialise them apart."""
     model.prompt_encoder.shared_embedding.positional_embedding.copy_(model.shared_image_embedding.positional_embedding)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.rewards.segmentation.small_sam2 import SIDE, save_sam2
+from tests.rewards.segmentation.small_sam3 import save_sam3
 from visual_grpo.common.errors import UserError
-from visual_grpo.rewards.segmentation import PointPrompt
+from visual_grpo.rewards.segmentation import PointPrompt, build_segmenter
 from visual_grpo.rewards.segmentation.sam2 import Sam2Embedding, Sam2Segmenter
 
 HEIGHT, WIDTH = 48, 80
@@ -18,15 +20,26 @@ BOXED = PointPrompt(positives=((30, 20),), box=(12, 5, 70, 40))
 PROMPTS = [POINTS, BOXED, POINTS.without_negatives(), PointPrompt(positives=((3, 3),), negatives=((70, 30),) * 3)]
 
 
+@pytest.fixture(scope="module", params=["sam2", "sam3"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return save_sam2(tmp_path_factory.mktemp("sam2"))
+    return {"sam2": save_sam2, "sam3": save_sam3}[kind](tmp_path_factory.mktemp(kind))
 
 
 @pytest.fixture(scope="module")
-def segmenter(folder: Path) -> Sam2Segmenter:
-    return Sam2Segmenter(str(folder), device="cpu")
+def segmenter(kind: str, folder: Path) -> Sam2Segmenter:
+    return built(kind, folder)
+
+
+def built(kind: str, folder: Path, **options: Any) -> Sam2Segmenter:
+    segmenter = build_segmenter({"kind": kind, "path": str(folder), "device": "cpu", **options})
+    assert isinstance(segmenter, Sam2Segmenter)
+    return segmenter
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +89,14 @@ def test_masks_equal_those_of_the_processor(segmenter: Sam2Segmenter, image: Ten
     assert len({mask.numpy().tobytes() for mask in masks}) == 4, "the prompts must give different masks"
 
 
-def test_a_mask_depends_on_its_prompt_alone(segmenter: Sam2Segmenter, folder: Path, embedding: Sam2Embedding) -> None:
+def test_a_mask_depends_on_its_prompt_alone(
+    segmenter: Sam2Segmenter, kind: str, folder: Path, embedding: Sam2Embedding
+) -> None:
     many = PROMPTS * 3
     together = segmenter.masks(embedding, many)
     alone = torch.cat([segmenter.masks(embedding, [prompt]) for prompt in many])
     assert torch.equal(together, alone)
-    assert torch.equal(together, Sam2Segmenter(str(folder), device="cpu", batch=2).masks(embedding, many))
+    assert torch.equal(together, built(kind, folder, batch=2).masks(embedding, many))
 
 
 def test_three_masks_with_scores(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
@@ -94,21 +109,21 @@ def test_three_masks_with_scores(segmenter: Sam2Segmenter, image: Tensor, embedd
     assert ((scores > 0) & (scores < 1)).all()
 
 
-def test_folders_without_sam2_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"contains no config.json; expected a folder saved by Sam2Model"):
-        Sam2Segmenter(str(tmp_path))
+def test_folders_without_a_model_are_refused(kind: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"segmenter {kind}: .*contains no config.json; expected .*Sam{kind[-1]}"):
+        built(kind, tmp_path)
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    _refused_at_first_use(tmp_path)  # No weights.
+    _refused_at_first_use(kind, tmp_path)  # No weights.
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
-    _refused_at_first_use(tmp_path)
+    _refused_at_first_use(kind, tmp_path)
 
 
-def _refused_at_first_use(path: Path) -> None:
+def _refused_at_first_use(kind: str, path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded"):
-        Sam2Segmenter(str(path)).embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
+        built(kind, path).embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
 
 
-def test_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_missing_weights_are_refused(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     save_sam2(tmp_path)
@@ -130,6 +145,7 @@ def test_missing_weights_are_refused(folder: Path, tmp_path: Path) -> None:
         ({"device": "gpu"}, "segmenter sam2: device is 'gpu'; expected auto, cpu"),
     ],
 )
-def test_impossible_options_are_refused(folder: Path, options: dict, message: str) -> None:
+def test_impossible_options_are_refused(tmp_path: Path, options: dict, message: str) -> None:
+    save_sam2(tmp_path)
     with pytest.raises(UserError, match=message):
-        Sam2Segmenter(str(folder), **options)
+        Sam2Segmenter(str(tmp_path), **options)

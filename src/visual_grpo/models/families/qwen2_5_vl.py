@@ -1,4 +1,4 @@
-"""Qwen2.5-VL's language model: what it reads of an image and a query, and the answers that it writes.
+"""The language models of Qwen2.5-VL and Qwen3-VL: what they read of an image and a query, and the answers they write.
 
 Shapes: N distinct records, B rows, P prompt tokens (left-padded, the image's included), T answer tokens, H hidden
 width, V vocabulary. A row's answer ends with its first end token, which counts; what follows does not.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from pydantic import Field, field_validator
 from torch import Tensor
-from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError
@@ -31,13 +31,22 @@ from visual_grpo.models.token_probs import TokenSampler
 from visual_grpo.models.tokens import TokenGenerator
 
 if TYPE_CHECKING:
-    from transformers import BatchFeature, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
+    from transformers import (
+        BatchFeature,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2_5_VLProcessor,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLProcessor,
+    )
+
+    Network = Qwen2_5_VLForConditionalGeneration | Qwen3VLForConditionalGeneration
+    Processor = Qwen2_5_VLProcessor | Qwen3VLProcessor
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
 
 class Options(Strict):
-    """Prompt and answer length of Qwen2.5-VL."""
+    """Prompt and answer length."""
 
     instruction: str = Field("{query}", description="what the model reads beside the image; {query} is the record's")
     max_tokens: int = Field(32, ge=1, description="tokens of an answer, its end included, before it is cut off")
@@ -56,15 +65,14 @@ class EncodedQueries:
 
     prompts: Prompts
     frames: list[tuple[int, int]]
-    """Height and width of each image in pixels, as the processor gave it to the model."""
+    """Height and width that coordinates in the answers count to: pixels as the processor gave them to the model, or
+    Qwen3-VL's thousandths of each side."""
 
 
 class AnswerModel:
     """A ``TokenModel[EncodedQueries]``; an adapter injected into ``network`` takes part."""
 
-    def __init__(
-        self, network: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, options: Options
-    ) -> None:
+    def __init__(self, network: Network, processor: Processor, options: Options) -> None:
         self.network, self.processor, self.options = network, processor, options
         self.ends: Sequence[int] = _end_ids(network)
         self.bias: Tensor | None = self._bias()
@@ -87,20 +95,31 @@ class AnswerModel:
         inputs = self.processed(records)
         model = self.network.model
         positions, token_positions = self._positions(inputs)
-        patch: int = self.network.config.vision_config.patch_size
-        frames = [(rows * patch, columns * patch) for _, rows, columns in inputs["image_grid_thw"].tolist()]
+        frames = self._frames(inputs)
         inputs = inputs.to(self.network.device)
         ids, grid = inputs["input_ids"], inputs["image_grid_thw"]
         embeds = model.get_input_embeddings()(ids)
-        seen = torch.cat(tuple(model.get_image_features(inputs["pixel_values"], grid).pooler_output)).to(embeds)
-        embeds = embeds.masked_scatter((ids == self.network.config.image_token_id)[..., None].expand_as(embeds), seen)
+        features = model.get_image_features(inputs["pixel_values"], grid)
+        image = (ids == self.network.config.image_token_id)[..., None].expand_as(embeds)
+        embeds = embeds.masked_scatter(image, torch.cat(tuple(features.pooler_output)).to(embeds))
+        added = [
+            torch.zeros_like(embeds).masked_scatter(image, torch.cat(tuple(layer)).to(embeds))
+            for layer in getattr(features, "deepstack_features", ())
+        ]
         prompts = Prompts(
             embeds=embeds,
             mask=inputs["attention_mask"],
             positions=positions.to(ids.device),
             token_positions=token_positions.to(ids.device),
+            added=torch.stack(added) if added else None,
         )
         return EncodedQueries(prompts=prompts, frames=frames)
+
+    def _frames(self, inputs: BatchFeature) -> list[tuple[int, int]]:
+        if _is_qwen3(self.network):
+            return [(_THOUSANDTHS, _THOUSANDTHS)] * len(inputs["image_grid_thw"])
+        patch: int = self.network.config.vision_config.patch_size
+        return [(rows * patch, columns * patch) for _, rows, columns in inputs["image_grid_thw"].tolist()]
 
     def _positions(self, inputs: BatchFeature) -> tuple[Tensor, Tensor]:
         """[3, N, P] of the prompts' tokens and [3, N, T] of those to come, on the host: to count them out on a GPU
@@ -157,6 +176,12 @@ class AnswerModel:
 
 
 _AS_TEXT = {"tokenize": False, "add_generation_prompt": True}
+_THOUSANDTHS = 1000
+"""Qwen3-VL writes coordinates relative to the image, from 0 to 1000 (its report, arXiv 2511.21631)."""
+
+
+def _is_qwen3(network: Network) -> bool:
+    return network.config.model_type == "qwen3_vl"
 
 
 def _image_of(record: PromptRecord) -> Path:
@@ -168,7 +193,7 @@ def _image_of(record: PromptRecord) -> Path:
     return record.source_images[0]
 
 
-def _end_ids(model: Qwen2_5_VLForConditionalGeneration) -> list[int]:
+def _end_ids(model: Network) -> list[int]:
     """The ids that end an answer, the one that also fills up finished rows first."""
     ends = model.generation_config.eos_token_id
     if ends is None:
@@ -186,7 +211,8 @@ MODULES = {
     )
 }
 
-Loaded = tuple["Qwen2_5_VLForConditionalGeneration", "Qwen2_5_VLProcessor"]
+SAVED_AS = ("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
+Loaded = tuple["Network", "Processor"]
 
 
 def load(path: str, config: ModelConfig) -> Loaded:
@@ -195,9 +221,11 @@ def load(path: str, config: ModelConfig) -> Loaded:
     check_base_weights(config.base_weights, device)
     with loading(path):
         processor = AutoProcessor.from_pretrained(path, revision=config.revision)
-        model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        model = AutoModelForImageTextToText.from_pretrained(
             path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
         )
+    if type(model).__name__ not in SAVED_AS:
+        raise UserError(f"The model {path!r} is a {type(model).__name__}; qwen2_5_vl loads {' and '.join(SAVED_AS)}.")
     model.eval().requires_grad_(False)
     quantize({"model": model}, config.base_weights, device, kept=device)
     place({"model": model}, device)
@@ -212,7 +240,7 @@ FAMILY = Family(
     name="qwen2_5_vl",
     modules=MODULES,
     tasks=("segmentation",),
-    saved_as=("Qwen2_5_VLForConditionalGeneration",),
+    saved_as=SAVED_AS,
     load=load,
     build=build,
     options=Options,

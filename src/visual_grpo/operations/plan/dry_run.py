@@ -33,6 +33,10 @@ _RELEASED = Path(__file__).with_name("released")
 """Configuration files of released models by hub id. Their tokenizers only count words."""
 
 
+_SEGMENTERS: dict[Any, str] = {"sam2": "Sam2Model", "sam3": "Sam3TrackerModel"}
+"""Kind of a segmenter -> its class in transformers."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedModel:
     spec: RunSpec
@@ -65,16 +69,17 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
 
 
 def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
-    """Returns the SAM 2 that a reward keeps on the card, without weights; {} where there is none."""
+    """Returns the SAM that a reward keeps on the card, without weights; {} where there is none."""
     reward = config.rewards.get("negative_points")
     options: Any = {} if reward is None else reward.options.get("segmenter")
-    if not isinstance(options, dict) or options.get("kind") != "sam2":
+    model_class = _SEGMENTERS.get(options.get("kind") if isinstance(options, dict) else None)
+    if model_class is None:
         return {}
-    from transformers import Sam2Model
+    import transformers
 
     folder, _ = configuration_folder(options["path"])
     dtype = getattr(torch, options.get("dtype", "float32"))
-    return {"segmenter": _of_transformers(Sam2Model, Path(folder), dtype, "meta")}
+    return {"segmenter": _of_transformers(getattr(transformers, model_class), Path(folder), dtype, "meta")}
 
 
 def configuration_folder(path: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ E = TypeVar("E")
 KINDS: Mapping[str, str] = {
     "watershed": "visual_grpo.rewards.segmentation.watershed:WatershedSegmenter",
     "sam2": "visual_grpo.rewards.segmentation.sam2:Sam2Segmenter",
+    "sam3": "visual_grpo.rewards.segmentation.sam2:Sam3Segmenter",
 }
 DEFAULT: Mapping[str, Any] = {"kind": "watershed"}
 

@@ -1,4 +1,4 @@
-"""SAM 2 (Ravi et al., 2024, arXiv 2408.00714) as a segmenter, with the classes of transformers."""
+"""SAM 2 (arXiv 2408.00714), and SAM 3 (arXiv 2511.16719) by its points, as segmenters of transformers' classes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ NEGATIVE, POSITIVE, TOP_LEFT, BOTTOM_RIGHT = range(4)
 
 @dataclass(frozen=True, kw_only=True)
 class Sam2Embedding:
-    """SAM 2's image features, on the model's device."""
+    """Image features, on the model's device."""
 
     features: list[Tensor]
     """[1, C, h, w] each, from fine to coarse."""
@@ -52,18 +52,24 @@ class Sam2Segmenter:
         UserError: there is no SAM 2 at ``path``, or no such device or dtype.
     """
 
+    kind: ClassVar[str] = "sam2"
+    classes: ClassVar[tuple[str, str]] = ("Sam2Model", "Sam2Processor")
+    """Model and processor in transformers."""
+
     def __init__(self, path: str, *, device: str = "auto", dtype: Dtype = "float32", batch: int = 64) -> None:
         if dtype not in get_args(Dtype):
-            raise UserError(f"segmenter sam2: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+            raise UserError(f"segmenter {self.kind}: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise UserError(f"segmenter sam2: batch must be a whole number of prompts, at least 1, got {batch!r}")
+            raise UserError(
+                f"segmenter {self.kind}: batch must be a whole number of prompts, at least 1, got {batch!r}"
+            )
         if not isinstance(path, str) or not (may_be_hub_id(path) or Path(path, "config.json").is_file()):
             raise UserError(
-                f"segmenter sam2: {path} contains no config.json; expected a folder saved by Sam2Model.save_pretrained"
-                " and Sam2Processor.save_pretrained, or a hub id."
+                f"segmenter {self.kind}: {path} contains no config.json; expected a folder saved by"
+                f" {self.classes[0]}.save_pretrained and {self.classes[1]}.save_pretrained, or a hub id."
             )
         self.path, self.dtype, self.batch = path, dtype, batch
-        self.device = resolve_device(device, "segmenter sam2: device")
+        self.device = resolve_device(device, f"segmenter {self.kind}: device")
 
     @property
     def model(self) -> Sam2Model:
@@ -76,8 +82,33 @@ class Sam2Segmenter:
     @cached_property
     def _loaded(self) -> tuple[Sam2Model, Sam2Processor]:
         """Loaded lazily, so that validating a configuration does not start a download."""
-        model, processor = _load(self.path, getattr(torch, self.dtype))
+        model, processor = self._load()
         return model.to(self.device), processor
+
+    def _load(self) -> tuple[Sam2Model, Sam2Processor]:
+        """Loads with ``from_pretrained``, frozen and in evaluation mode."""
+        import transformers
+        from safetensors import SafetensorError
+
+        model_class, processor_class = (getattr(transformers, name) for name in self.classes)
+        # A local folder loads quickly; a download shows its progress bars.
+        with hidden_progress_bars() if Path(self.path).exists() else nullcontext():
+            try:
+                model, report = model_class.from_pretrained(
+                    self.path, dtype=getattr(torch, self.dtype), use_safetensors=True, output_loading_info=True
+                )
+                processor = processor_class.from_pretrained(self.path)
+            except (OSError, ValueError, SafetensorError) as error:  # Missing or damaged files.
+                raise UserError(
+                    f"segmenter {self.kind}: {self.path!r} cannot be loaded: {error}\n"
+                    "A hub id needs network access or an earlier download; a folder must be complete."
+                ) from error
+        if missing := report["missing_keys"]:  # They would be random, so that even another model's folder would load.
+            raise UserError(
+                f"segmenter {self.kind}: {self.path!r} is not a complete {self.classes[0]}: {len(missing)} of its"
+                f" weights are missing, for example {min(missing)}."
+            )
+        return model.eval().requires_grad_(False), processor
 
     @torch.inference_mode()
     def embed(self, image: Tensor) -> Sam2Embedding:
@@ -143,24 +174,8 @@ def _points(prompt: PointPrompt) -> list[tuple[Point, int]]:
     return [*corners, *((point, label) for points, label in labelled for point in points)]
 
 
-def _load(path: str, dtype: torch.dtype) -> tuple[Sam2Model, Sam2Processor]:
-    """Loads with ``from_pretrained``, frozen and in evaluation mode."""
-    from safetensors import SafetensorError
-    from transformers import Sam2Model, Sam2Processor
+class Sam3Segmenter(Sam2Segmenter):
+    """SAM 3's tracker, which takes points and boxes as SAM 2 does, for example facebook/sam3."""
 
-    # A local folder loads quickly; a download shows its progress bars.
-    with hidden_progress_bars() if Path(path).exists() else nullcontext():
-        try:
-            model, report = Sam2Model.from_pretrained(path, dtype=dtype, use_safetensors=True, output_loading_info=True)
-            processor = Sam2Processor.from_pretrained(path)
-        except (OSError, ValueError, SafetensorError) as error:  # Missing or damaged files.
-            raise UserError(
-                f"segmenter sam2: {path!r} cannot be loaded: {error}\n"
-                "A hub id needs network access or an earlier download; a folder must be complete."
-            ) from error
-    if missing := report["missing_keys"]:  # They would be random, so that even another model's folder would load.
-        raise UserError(
-            f"segmenter sam2: {path!r} is not a complete SAM 2: {len(missing)} of its weights are missing, for example"
-            f" {min(missing)}."
-        )
-    return model.eval().requires_grad_(False), processor
+    kind = "sam3"
+    classes = ("Sam3TrackerModel", "Sam3TrackerProcessor")

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL as a policy: real classes, drawn weights; pictures differ in shape, queries in length."""
+"""Qwen2.5-VL and Qwen3-VL as policies: real classes, drawn weights; pictures differ in shape, queries in length."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from peft import PeftModel
 from PIL import Image
 from torch import Tensor
-from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.conftest import stir
+from tests.models.families.qwen2_5_vl.tiny import save_qwen3_vl
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
@@ -33,10 +34,13 @@ GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1)
 ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("qwen")
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "qwen3_vl":
+        save_qwen3_vl(folder)
+        return folder
     processor = build_processor(64, 64)
     model = build_model(processor, seed=1)
     # Many ends, as of several released models, so that some of the random answers reach one.
@@ -171,6 +175,9 @@ def test_frames_are_what_the_processor_made_of_the_images(folder: Path, records:
     whole = model_of(folder)
     samples = whole.generate(records, [1, 2, 3], GREEDY)
     inputs = answers_of(whole).processed(records)
+    if answers_of(whole).network.config.model_type == "qwen3_vl":
+        assert [sample.frame for sample in samples] == [(1000, 1000)] * 3
+        return
     assert [sample.frame for sample in samples] == [
         (8 * rows, 8 * columns) for _, rows, columns in inputs["image_grid_thw"].tolist()
     ]
@@ -208,7 +215,7 @@ def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRec
     policy = whole.policy("vl", rollout=ROLLOUT, evaluation=GREEDY)
     got = rollout(policy, records, group_size=1)
     whole.adapters.save(tmp_path)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder)
     plain = PeftModel.from_pretrained(model, str(tmp_path / "vl"))
     inputs = AutoProcessor.from_pretrained(folder)(
         text=[
