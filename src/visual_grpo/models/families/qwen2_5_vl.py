@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field, field_validator
@@ -31,16 +31,7 @@ from visual_grpo.models.token_probs import TokenSampler
 from visual_grpo.models.tokens import TokenGenerator
 
 if TYPE_CHECKING:
-    from transformers import (
-        BatchFeature,
-        Qwen2_5_VLForConditionalGeneration,
-        Qwen2_5_VLProcessor,
-        Qwen3VLForConditionalGeneration,
-        Qwen3VLProcessor,
-    )
-
-    Network = Qwen2_5_VLForConditionalGeneration | Qwen3VLForConditionalGeneration
-    Processor = Qwen2_5_VLProcessor | Qwen3VLProcessor
+    from transformers import BatchFeature
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
@@ -72,7 +63,7 @@ class EncodedQueries:
 class AnswerModel:
     """A ``TokenModel[EncodedQueries]``; an adapter injected into ``network`` takes part."""
 
-    def __init__(self, network: Network, processor: Processor, options: Options) -> None:
+    def __init__(self, network: Any, processor: Any, options: Options) -> None:
         self.network, self.processor, self.options = network, processor, options
         self.ends: Sequence[int] = _end_ids(network)
         self.bias: Tensor | None = self._bias()
@@ -180,8 +171,8 @@ _THOUSANDTHS = 1000
 """Qwen3-VL writes coordinates relative to the image, from 0 to 1000 (its report, arXiv 2511.21631)."""
 
 
-def _is_qwen3(network: Network) -> bool:
-    return network.config.model_type == "qwen3_vl"
+def _is_qwen3(network: Any) -> bool:
+    return bool(network.config.model_type == "qwen3_vl")
 
 
 def _image_of(record: PromptRecord) -> Path:
@@ -193,7 +184,7 @@ def _image_of(record: PromptRecord) -> Path:
     return record.source_images[0]
 
 
-def _end_ids(model: Network) -> list[int]:
+def _end_ids(model: Any) -> list[int]:
     """The ids that end an answer, the one that also fills up finished rows first."""
     ends = model.generation_config.eos_token_id
     if ends is None:
@@ -212,7 +203,8 @@ MODULES = {
 }
 
 SAVED_AS = ("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
-Loaded = tuple["Network", "Processor"]
+Loaded = tuple[Any, Any]
+"""The model and its processor."""
 
 
 def load(path: str, config: ModelConfig) -> Loaded:
