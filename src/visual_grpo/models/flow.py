@@ -31,10 +31,11 @@ from visual_grpo.models.rows import draw_seeds, repeated, rows_by_source_count
 C = TypeVar("C")
 
 DISTILLED = (
-    "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. The noise of"
-    " stochastic steps is then not removed as in training: expect blurred or noisy pictures, and a reward that falls or"
-    " collapses. Train the undistilled model, whose adapter also loads into this one; or else set"
-    " policy.flow.window_steps=1, a low policy.flow.noise and grpo.learning_rate, and look at the pictures."
+    "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. It was not"
+    " distilled for the noise of stochastic steps, nor for policy.flow.likelihood=matching: expect blurred or noisy"
+    " pictures, and a reward that falls or collapses. Train the undistilled model, whose adapter also loads into this"
+    " one; or else set policy.flow.window_steps=1, a low policy.flow.noise and grpo.learning_rate, and look at the"
+    " pictures."
 )
 """Printed before a training of a `FlowModel` that has a true attribute ``distilled``."""
 
