@@ -7,8 +7,8 @@ drawn with the trained weights, whatever is saved, so that one training gives bo
 and their average (``train.ema_decay``). Evaluation is not counted. What is done is not done again.
 
     python benchmarks/algorithms.py 0 --folder FOLDER --cost
-    python benchmarks/algorithms.py 3 4 5 --folder FOLDER --steps default=50 dppo=50 matching=70
-    python benchmarks/algorithms.py 0 --folder FOLDER --steps dppo=50 --name tried --params grpo.divergence_limit=0.01
+    python benchmarks/algorithms.py 3 4 5 --folder FOLDER --steps default=50 dppo=50 matching=46
+    python benchmarks/algorithms.py 0 --folder FOLDER --steps matching=40 --name tried --params policy.flow.draws=2
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from visual_grpo.training.ema import AdapterAverage
 
 VARIANTS = {
     "default": "",
-    "dppo": "grpo.loss=dppo,grpo.divergence_limit=0.001",
-    "matching": "policy.flow.likelihood=matching,policy.share_start_noise=false,policy.flow.draws=2",
+    "dppo": "grpo.loss=dppo",
+    "matching": "policy.flow.likelihood=matching,policy.share_start_noise=false",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"
 RESULTS, BASE = Path("results/algorithms"), "base"
