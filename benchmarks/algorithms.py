@@ -178,8 +178,7 @@ def compared(
     return paired_difference(pairs[f"{column}_baseline"], pairs[f"{column}_trained"], clusters)
 
 
-def main() -> None:
-    quiet_libraries.silence_libraries()
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--folder", type=Path, required=True, help="where the clones are")
@@ -187,7 +186,12 @@ def main() -> None:
     parser.add_argument("--name", help="of the results, where it is not the variant's")
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
     parser.add_argument("--cost", action="store_true", help="print the CPU seconds of a step of each variant")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    quiet_libraries.silence_libraries()
+    arguments = _arguments()
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     for seed, clone in clones.items():
         if arguments.cost:
