@@ -71,6 +71,15 @@ def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -
     assert {finding.name: finding.difference for finding in findings if finding.difference > 1e-6} == {}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_no_difference(case: tuple[str, Path, dict[str, Any]], dtype: Any) -> None:
+    _, folder, options = case
+    family, half = find_family("auto", str(folder)), ModelConfig(device="cpu", dtype=dtype)
+    findings = check_family(family, str(folder), half, SIZE, family.options(**options), 4.0)
+    assert [finding for finding in findings if not finding.passed] == []
+
+
 @pytest.mark.parametrize("case", [name for name in CASES if "," not in name], indirect=True)
 def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]]) -> None:
     name, folder, options = case
