@@ -72,6 +72,28 @@ def test_gdpo_gives_each_reward_its_weight_whatever_its_units() -> None:
     torch.testing.assert_close(advantages(1.0), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_gdpo_leaves_unscored_samples_out_of_both_normalisations() -> None:
+    """Against nested lists: the first sample of each group lacks one of the weighted rewards."""
+    a, b = [[0.0, 1, 2, 5], [3.0, 1, 4, 8]], [[NAN, 0.0, 1, 0], [NAN, 2.0, 0, 1]]
+
+    def normalised(group: list[float]) -> list[float]:
+        scored = [value for value in group if value == value]
+        mean = sum(scored) / len(scored)
+        deviation = (sum((value - mean) ** 2 for value in scored) / (len(scored) - 1)) ** 0.5
+        return [(value - mean) / deviation for value in group]
+
+    totals = [
+        [x + 2 * y for x, y in zip(normalised(first), normalised(second), strict=True)]
+        for first, second in zip(a, b, strict=True)
+    ]
+    centred = [[value - sum(group[1:]) / 3 for value in group] for group in totals]
+    deviation = (sum(value**2 for group in centred for value in group[1:]) / 5) ** 0.5
+    expected = [0.0 if value != value else value / deviation for group in centred for value in group]
+    rewards = {"a": torch.tensor(a).flatten(), "b": torch.tensor(b).flatten()}
+    got = gdpo_advantages(rewards, {"a": 1.0, "b": 2.0}, 4, epsilon=1e-9, clip=None)
+    torch.testing.assert_close(got, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
 def test_a_ragged_batch_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\[N \* 4\] rewards"):
         group_advantages(torch.zeros(6), 4)
