@@ -162,9 +162,11 @@ def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model
     grpo = {"steps": 192, "prompts_per_step": 2, "group_size": 3, "learning_rate": 1e-3}
     run = token_run(tmp_path, model, Chance(), {"vl": "a clearer query"}, policy=policy, grpo=grpo)
     notes: list[str] = []
+    probes: list[tuple[str, int, int]] = []
+    callbacks = Callbacks(on_step=ignore, note=notes.append, on_probe=lambda *probe: probes.append(probe))
     with pytest.raises(UserError, match=r"(?s)nothing to learn for the module 'vl'.*What to change: a clearer query\."):
-        run.run(Callbacks(on_step=ignore, note=notes.append))
-    assert notes[1] == "Signal check: vl 1 of at most 48 rollouts"
+        run.run(callbacks)
+    assert probes == [("vl", done, next(look for look in (6, 12, 24, 48) if done <= look)) for done in range(1, 49)]
     assert sum("cannot tell yet" in note for note in notes) == 3
 
 
