@@ -26,7 +26,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("object_layout", {"detector": f"{DETECTOR}_"}, "has no 'squares_'"),
     ("negative_points", {"weights": {"contrst": 1.0}}, "contrst"),
     ("negative_points", {"cap": 0}, "cap 0"),
-    ("negative_points", {"segmenter": {"kind": "watersed"}}, r"watershed or sam2 or sam3, got .*Did you mean 'watershed'\?"),
+    ("negative_points", {"segmenter": {"kind": "watersed"}}, r"or sam3, got .*Did you mean 'watershed'\?"),
     ("negative_points", {"segmenter": {"edge": 0.3}}, r"a kind, watershed or sam2 or sam3, got \{'edge': 0.3\}"),
     ("negative_points", {"segmenter": {"kind": "watershed", "egde": 0.3}}, "'egde'; its options are edge"),
     ("negative_points", {"segmenter": {"kind": "watershed", "edge": 0}}, "edge must be a number above 0"),
