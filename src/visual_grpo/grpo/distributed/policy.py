@@ -24,7 +24,7 @@ def roll_out(
 ) -> list[Rollout[Any]]:
     """Returns the rollouts of ``draw(prompts)``, of which each rank draws its block of prompts.
 
-    The samples are those that one process would draw. Each rank keeps the trajectories of its own block alone.
+    The samples are the same as with one process. Each rank keeps only the trajectories of its own block.
     """
     if ranks.count() == 1:
         return draw(prompts)
