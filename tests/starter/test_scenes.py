@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.ndimage import distance_transform_edt
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-import visual_grpo.starter.qwen2_5_vl as pretraining
+import visual_grpo.starter.pretrain_vl as pretraining
 from tests.starter.tasks import weights_are_equal
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import DataConfig, StarterConfig
@@ -22,8 +22,9 @@ from visual_grpo.models.generation import TokenTrajectory
 from visual_grpo.models.tokens import token_log_probs
 from visual_grpo.rewards.segmentation.answer import parse_answer
 from visual_grpo.starter.build import model_digest
+from visual_grpo.starter.pretrain_vl import pretrain_vl
 from visual_grpo.starter.pretraining import Job
-from visual_grpo.starter.qwen2_5_vl import build_model, build_processor, pretrain_vl
+from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 from visual_grpo.starter.scenes import (
     ANSWER_LENGTH,
     Scenes,

@@ -7,10 +7,8 @@ B rows, C x h x w latents of one image.
 from __future__ import annotations
 
 import gc
-import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,10 +22,10 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.family import Family, ModelSettings
-from visual_grpo.models.flow import FlowGenerator, FlowModel, FlowPolicy, Schedule
+from visual_grpo.models.flow import FlowGenerator, FlowModel, FlowPolicy
 from visual_grpo.models.flow_parts import packed
 from visual_grpo.models.flow_sde import ode_step
-from visual_grpo.models.loading import load_pipeline, saved_class
+from visual_grpo.models.plain_pipeline import PlainRun, load_plain, run_plain
 
 C = TypeVar("C")
 
@@ -66,21 +64,6 @@ class Finding:
     @property
     def passed(self) -> bool:
         return self.difference <= self.limit
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainRun:
-    """What a pipeline's own call gave."""
-
-    records: Sequence[PromptRecord]
-    guidance_scale: float
-    schedule: Schedule
-    first: Tensor
-    """The latents before the first step, as the pipeline holds them."""
-    last: Tensor
-    """The latents after the last step."""
-    images: Tensor | None
-    """[B, 3, H, W] uint8."""
 
 
 def check_family(
@@ -144,56 +127,6 @@ def check_before_training(
             " --pipeline=check_model with the same parameters. A family without a pipeline to be compared with sets"
             " Family.plain_guidance to None."
         )
-
-
-def load_plain(path: str, config: ModelConfig) -> Any:
-    """Loads the pipeline by the class that it names, without the family."""
-    return load_pipeline(saved_class(path) or "DiffusionPipeline", path, config, ())
-
-
-@torch.no_grad()
-def run_plain(
-    family: Family,
-    pipeline: Any,
-    settings: ModelSettings,
-    records: Sequence[PromptRecord],
-    steps: int,
-    guidance_scale: float,
-    *,
-    images: bool = False,
-) -> PlainRun:
-    """Calls the pipeline with noise from `_noise`'s seeds. Options that its call has too are passed on to it."""
-    assert family.plain_guidance is not None
-    known = inspect.signature(pipeline.__call__).parameters
-    options = {name: value for name, value in settings.options.model_dump().items() if name in known}
-    if "negative_prompt" in options:  # As many as prompts: some pipelines take no single one.
-        options["negative_prompt"] = [options["negative_prompt"]] * len(records) if guidance_scale > 1 else None
-    with _recorded(pipeline.scheduler) as states:
-        try:
-            given = pipeline(
-                prompt=[record.prompt for record in records],
-                height=settings.size[0],
-                width=settings.size[1],
-                num_inference_steps=steps,
-                generator=[torch.Generator().manual_seed(row) for row in range(len(records))],
-                output_type="np" if images else "latent",
-                **options,
-                **family.plain_guidance(guidance_scale),
-            ).images
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call needs"
-                " the arguments prompt, height, width, num_inference_steps, generator and output_type, those that"
-                " Family.plain_guidance gives, and none that is required beside them."
-            ) from error
-    return PlainRun(
-        records=records,
-        guidance_scale=guidance_scale,
-        schedule=Schedule.of(pipeline.scheduler),
-        first=states[0],
-        last=states[-1],
-        images=torch.from_numpy((given * 255).round().astype("uint8")).permute(0, 3, 1, 2) if images else None,
-    )
 
 
 def levels_finding(model: FlowModel[C], run: PlainRun) -> Finding:
@@ -320,25 +253,6 @@ def _require_plain(family: Family) -> None:
             f"check_model compares a text-to-image flow model of one module with its pipeline; {family.name} has the"
             f" modules {', '.join(family.modules)} and the tasks {', '.join(family.tasks)}."
         )
-
-
-@contextmanager
-def _recorded(scheduler: Any) -> Iterator[list[Tensor]]:
-    """Meanwhile collects the states that ``scheduler.step`` gets and gives: the start, and one a step."""
-    states: list[Tensor] = []
-    step = scheduler.step
-
-    def record(output: Tensor, timestep: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = step(output, timestep, sample, *args, **kwargs)
-        states.extend([sample] * (not states))
-        states.append(result[0])
-        return result
-
-    scheduler.step = record
-    try:
-        yield states
-    finally:
-        del scheduler.step
 
 
 def _noise(model: FlowModel[C], run: PlainRun) -> Tensor:

@@ -40,7 +40,7 @@ _PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
         f"{_GLM}.pretrain_on_words:pretrain_decoder_half",
         f"{_GLM}.pretrain_on_words:pretrain_language_half",
     ),
-    ("scenes", "qwen2_5_vl"): ("visual_grpo.starter.qwen2_5_vl:pretrain_vl",),
+    ("scenes", "qwen2_5_vl"): ("visual_grpo.starter.pretrain_vl:pretrain_vl",),
 }
 """The functions that pretrain a family on a world, the longer function first."""
 
