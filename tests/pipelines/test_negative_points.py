@@ -31,7 +31,7 @@ from visual_grpo.data.datasets import DraftDataset, RecordsDataset
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter import build, qwen2_5_vl
+from visual_grpo.starter import build, pretrain_vl, qwen2_5_vl
 from visual_grpo.starter.scenes import ANSWER_LENGTH, draw_scene_records
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, TrainingRun
@@ -45,8 +45,8 @@ MADE_BY = {"baseline": "baseline", "adapters": "train", "trained": "evaluate", "
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(build, "run_side_by_side", in_this_process)
-    monkeypatch.setattr(qwen2_5_vl, "POOL", 100)
-    monkeypatch.setattr(qwen2_5_vl, "_BATCH", 8)
+    monkeypatch.setattr(pretrain_vl, "POOL", 100)
+    monkeypatch.setattr(pretrain_vl, "_BATCH", 8)
     changes = {
         "starter": {"records_per_prompt": 4, "vl_steps": 2},
         "model": {"options": {"max_tokens": 6}},

@@ -157,7 +157,7 @@ class SampleGenerator(Protocol):
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        """One sample per record, each a function of that record and its seed only."""
+        """Draws one sample per record, each a function of that record and its seed only."""
         ...
 
 
@@ -171,7 +171,7 @@ class Adapters(Protocol):
     def load_state(self, state: Mapping[str, Tensor]) -> None: ...
 
     def save(self, folder: Path) -> None:
-        """One folder a module."""
+        """Writes a folder for each module."""
         ...
 
 

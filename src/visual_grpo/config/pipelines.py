@@ -96,7 +96,7 @@ CHAMPION = "champion"
 
 
 class GateRule(Strict):
-    """What a candidate must show, against each reference (`evaluation.gate`)."""
+    """Conditions that a candidate must meet against each reference (`evaluation.gate`)."""
 
     gates_per_year: int = Field(
         52,
@@ -125,7 +125,7 @@ class GateRule(Strict):
 
 
 class PromotionConfig(GateRule):
-    """Which adapter is the champion: a version of a registered model in MLflow, to which an alias points."""
+    """The champion, a version of a registered model in MLflow to which an alias points, and its gate."""
 
     model: str | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Which model, what of it is trained, and how its samples are drawn."""
+"""Parameters of the model, of what is trained in it, and of sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from visual_grpo.config.base import Dtype, NotEmpty, Strict
 
 
 class ModelConfig(Strict):
-    """Which model, and how it is held in memory."""
+    """The model, and how it is held in memory."""
 
     family: str = Field(
         "auto", description="a built-in family (docs/own_model.md) or package.module:FAMILY; auto = the saved model's"
@@ -43,7 +43,7 @@ class LoraParams(Strict):
 
 
 class FlowConfig(Strict):
-    """Which decisions of a flow module are trained: stochastic denoising steps, or draws of noise on its samples."""
+    """The trained decisions of a flow module: stochastic denoising steps, or draws of noise on its samples."""
 
     likelihood: Literal["sde", "matching"] = Field(
         "sde",
@@ -93,7 +93,7 @@ class FlowConfig(Strict):
 
 
 class SignalCheckConfig(Strict):
-    """Whether the policy gradients of independent rollouts agree, before anything is trained.
+    """A check, before the first step, that the policy gradients of independent rollouts agree.
 
     The run stops where their mean cosine cannot be told from 0 although a useful one would have been.
     """
@@ -118,7 +118,7 @@ class SignalCheckConfig(Strict):
 
 
 class PolicyConfig(Strict):
-    """What is trained, and how its samples are computed."""
+    """The trained modules, and how their samples are computed."""
 
     train: str | list[str] = Field(
         "all", description="all modules of the model's family, or the names of some: ar, dit (GLM-Image), vl, ..."
@@ -158,7 +158,7 @@ class PolicyConfig(Strict):
 
 
 class SamplerSettings(Strict):
-    """How samples are drawn. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
+    """Settings of a sampler. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
 
     temperature: float | None = Field(
         None, gt=0, description="temperature of the token distribution; null = the model's generation_config"

@@ -1,4 +1,4 @@
-"""What the parameters leave open: the folder of each environment and dataset, and the rewards of a preset."""
+"""Fills in what the parameters leave open: the folder of each environment and dataset, and the rewards of a preset."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class Parameters(Strict):
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, tree: object) -> object:
-        """With the folders that are left open, and the rewards of the preset.
+        """Fills in the folders that are left open, and the rewards of the preset.
 
         An environment cannot leave out a reward or a module of conf/base or of a preset, but it can set it to null.
         """

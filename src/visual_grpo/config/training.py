@@ -1,4 +1,4 @@
-"""What is rewarded, how it is trained, and how the result is judged and tracked."""
+"""Parameters of rewards, training, evaluation and tracking."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ class GRPOConfig(Strict):
 
 
 class TrainConfig(Strict):
-    """Where a training starts, and which weights are its result."""
+    """The start of a training, and the weights that are its result."""
 
     seed: int | None = Field(
         None,

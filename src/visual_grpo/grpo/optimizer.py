@@ -178,7 +178,7 @@ class NonFiniteGuard:
             )
 
     def state(self) -> dict[str, int]:
-        """For a checkpoint, as JSON."""
+        """Returns the state for a checkpoint, as JSON."""
         return {"in_a_row": self.in_a_row, "overflows": self.overflows}
 
     def load_state(self, state: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What a command says of its steps and at its end, and the memory that it frees between nodes."""
+"""Prints a command's steps and its end, and frees memory between nodes."""
 
 from __future__ import annotations
 

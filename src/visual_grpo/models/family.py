@@ -58,7 +58,7 @@ class Model(Protocol):
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        """One sample per record; each depends only on its record, its seed and the weights."""
+        """Draws one sample per record; each depends only on its record, its seed and the weights."""
         ...
 
     def policy(

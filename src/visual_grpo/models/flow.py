@@ -266,7 +266,7 @@ class FlowGenerator(Generic[C]):
 
     @torch.no_grad()
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
-        """One uint8 image [3, H, W] per record; each depends on its record, its seed and the weights."""
+        """Draws one uint8 image [3, H, W] per record; each depends on its record, its seed and the weights."""
         images: dict[int, Sample] = {}
         for rows in rows_by_source_count(records):
             row_seeds = [seeds[row] for row in rows]

@@ -165,7 +165,7 @@ def _is_half(model: TokenModel[Any]) -> bool:
 
 
 def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> GrowingSteps | StaticSteps:
-    """After the prompts of ``prefix``, whose cache it takes over; at most T = ``length`` tokens.
+    """Returns the steps after the prompts of ``prefix``, whose cache it takes over; at most T = ``length`` tokens.
 
     Raises UserError for a model that attends in a way that `layers` and `_mask` do not know.
     """

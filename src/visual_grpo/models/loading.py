@@ -85,7 +85,7 @@ def place(networks: Mapping[str, Any], device: torch.device, offload: str = "non
 
 
 def networks_of(pipeline: Any) -> dict[str, Any]:
-    """By the names of the pipeline's components."""
+    """Returns the networks by the names of the pipeline's components."""
     return {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
 
 

@@ -100,7 +100,7 @@ class Adapter(ABC):
 
 
 class PeftAdapter(Adapter):
-    """On a transformers model; saved as ``PeftModel.from_pretrained`` reads it."""
+    """A LoRA on a transformers model; saved as ``PeftModel.from_pretrained`` reads it."""
 
     file = "adapter_model.safetensors"
     plain = "peft.PeftModel.from_pretrained(model, folder)  # of GLM-Image: pipe.vision_language_encoder"
@@ -122,7 +122,7 @@ class PeftAdapter(Adapter):
 
 
 class DiffusersAdapter(Adapter):
-    """On a diffusers transformer; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
+    """A LoRA on a diffusers transformer; saved as ``transformer.load_lora_adapter(folder, prefix=None)`` reads it."""
 
     file = "pytorch_lora_weights.safetensors"
     plain = "pipe.transformer.load_lora_adapter(folder, prefix=None, use_safetensors=True)"
@@ -164,7 +164,7 @@ class DiffusersAdapter(Adapter):
 
 
 class PipelineAdapter(DiffusersAdapter):
-    """On the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
+    """A LoRA on the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
 
     plain = "pipe.load_lora_weights(folder)"
     prefix = "transformer"
@@ -197,7 +197,7 @@ class AdapterSet:
             adapter.load_state(self._modules[name].adapter.saved(folder / name))
 
     def save(self, folder: Path) -> None:
-        """One folder a module, each in its library's format."""
+        """Writes a folder for each module, in its library's format."""
         for name, adapter in self._adapters.items():
             adapter.save(folder / name)
 
@@ -238,7 +238,7 @@ class AdapterPolicy:
         self.adapter.load_state(state)
 
     def save_adapter(self, folder: Path | str) -> None:
-        """In the format of the library that the module comes from; the README says how to load it."""
+        """Saves in the format of the library that the module comes from."""
         self.adapter.save(folder)
 
 
@@ -289,7 +289,7 @@ def _rewrite(file: Path, prefix: str | None) -> None:
 
 @contextmanager
 def fast_lora(model: nn.Module) -> Iterator[None]:
-    """Inside the block LoRA layers compute y = W x + b + s B (A x) in three kernels; call them under ``torch.no_grad``.
+    """Makes LoRA layers compute y = W x + b + s B (A x) in three kernels in the block; use it under ``torch.no_grad``.
 
     A and s B are rounded to the precision of W. Weights are not merged: half precision would round the update away,
     quantized weights cannot hold it, and sharded ones are gathered for one call at a time. Layers whose adapter is off

@@ -125,7 +125,7 @@ class _OffloadState:
 
 
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    """On a pinned host, so that a GPU can copy it while the host goes on."""
+    """Pins host memory, so that a GPU can copy it while the host goes on."""
     return _like(tensor, tensor.detach().pin_memory()) if device.type == "cuda" else tensor
 
 

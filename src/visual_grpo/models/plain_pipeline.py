@@ -21,7 +21,7 @@ from visual_grpo.models.loading import load_pipeline, saved_class
 
 @dataclass(frozen=True, kw_only=True)
 class PlainRun:
-    """What a pipeline's own call gave."""
+    """The result of a pipeline's own call."""
 
     records: Sequence[PromptRecord]
     guidance_scale: float
@@ -89,7 +89,7 @@ def run_plain(
 
 @contextmanager
 def _recorded(scheduler: Any) -> Iterator[list[Tensor]]:
-    """Meanwhile collects the states that ``scheduler.step`` gets and gives: the start, and one a step."""
+    """Collects the states that ``scheduler.step`` gets and gives in the block: the start, and one a step."""
     states: list[Tensor] = []
     step = scheduler.step
 

@@ -46,7 +46,7 @@ class Prefix:
 
 
 def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
-    """One forward per distinct prompt among those of the rows ([b] int64); gradient flows through the cache.
+    """Runs one forward per distinct prompt among those of the rows ([b] int64); gradient flows through the cache.
 
     ``model`` is a transformers model with ``model.language_model``; its LoRA adapter is active.
     """

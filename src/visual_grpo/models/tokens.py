@@ -195,7 +195,7 @@ class TokenGenerator(Generic[E]):
 
     @torch.no_grad()
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
-        """One sample per record; each depends on its record, its seed and the weights."""
+        """Draws one sample per record; each depends on its record, its seed and the weights."""
         sampled = sample_with_adapter(self.model, records, seeds, sampler, self.config)
         return list(self.model.samples(records, sampled.trajectory, seeds))
 

@@ -1,4 +1,4 @@
-"""How ``kedro run`` ends when it does not succeed.
+"""Ends ``kedro run`` when it does not succeed.
 
 Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 """

@@ -1,4 +1,4 @@
-"""What a training says while it runs and what it leaves beside its weights."""
+"""Runs a training as a command: its progress, metrics and pictures, and the files beside its weights."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class TrainingCommand:
         return grid([*before, *after], [*named, *now], columns=len(pairs))
 
     def _show(self, picture: Image, file: str, name: str, step: int) -> None:
-        """In the logs, and beside the checkpoints, so that a resumed run has it."""
+        """Logs a picture, and saves it beside the checkpoints, so that a resumed run has it."""
         folder = self.run.checkpoints.folder
         folder.mkdir(parents=True, exist_ok=True)
         picture.save(folder / file)

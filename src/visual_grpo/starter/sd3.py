@@ -82,7 +82,10 @@ def build_pipeline(vae: AutoencoderKL, height: int, width: int, seed: int) -> St
 
 
 def build_transformer(longer_side: int, seed: int) -> SD3Transformer2DModel:
-    """For images of at most ``longer_side`` pixels a side. Every block starts as the identity, and the output as 0."""
+    """Builds the transformer for images of at most ``longer_side`` pixels a side.
+
+    Every block starts as the identity, and the output as 0.
+    """
     torch.manual_seed(seed)
     latents = longer_side // _LATENT_PIXELS
     model = SD3Transformer2DModel(

@@ -40,7 +40,7 @@ _SUPERSAMPLING = 4
 
 
 def draw(word: str, height: int, width: int, ghost: str = "", strength: float = 0.0) -> Image.Image:
-    """One anti-aliased RGB image of ``height`` x ``width`` pixels; the tiles divide its width equally.
+    """Draws an anti-aliased RGB image of ``height`` x ``width`` pixels; the tiles divide its width equally.
 
     With a ``ghost`` it is a double exposure: the ghost is drawn with a share ``strength`` (0..1) of the ink, ``word``
     with the rest.

@@ -1,4 +1,4 @@
-"""What the parameter ``adapter`` can name: a folder, an MLflow run, or a version of a registered model."""
+"""Finds what the parameter ``adapter`` names: a folder, an MLflow run, or a version of a registered model."""
 
 from __future__ import annotations
 

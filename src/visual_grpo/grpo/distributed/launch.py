@@ -49,7 +49,9 @@ _jobs = 0
 
 @contextmanager
 def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
-    """On rank 0: meanwhile the others run ``job(config, **arguments)``, with the configuration of their own GPU.
+    """Makes the other ranks run ``job(config, **arguments)`` during the block, which rank 0 runs.
+
+    Each rank's configuration names its own GPU.
 
     Raises:
         UserError: a machine has too few GPUs, hosts differ, or an error of any rank.

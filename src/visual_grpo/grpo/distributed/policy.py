@@ -75,7 +75,7 @@ class _LeadingModel(DistributedModel):
 
 @contextmanager
 def lead_generation(local: AdaptedModel) -> Iterator[DistributedModel]:
-    """On rank 0, where it alone knows what is to be drawn: the others `follow_generation`."""
+    """Yields, on rank 0, a model whose samples all ranks draw; the others call `follow_generation`."""
     yield _LeadingModel(local)
     ranks.broadcast(lambda: None)
 

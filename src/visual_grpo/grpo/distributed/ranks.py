@@ -1,4 +1,4 @@
-"""What the ranks agree on. All of them make these calls in the same order; a single process just computes."""
+"""Collectives of the ranks, which all make these calls in the same order; a single process just computes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def blocks(number: int, parts: int) -> list[tuple[int, int]]:
 
 @contextmanager
 def share(start: int, size: int, number: int) -> Iterator[None]:
-    """Within the block a rollout is that of ``size`` prompts from ``start`` on, of ``number`` (`models.rows`)."""
+    """Makes a rollout in the block the part of ``size`` prompts from ``start`` on, of ``number`` (`models.rows`)."""
     global _share
     before, _share = _share, (start, size, number)
     try:
@@ -114,7 +114,7 @@ def _sendable(error: Exception) -> Exception:
 
 
 def _call(collective: Callable[[], object]) -> None:
-    """In a thread, so that signals reach the main one while it waits."""
+    """Runs in a thread, so that signals reach the main one while it waits."""
     try:
         in_thread(collective, "collective").result()
     except RuntimeError as error:

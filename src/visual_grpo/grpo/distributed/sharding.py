@@ -52,7 +52,7 @@ def shard(networks: Mapping[str, nn.Module], device: torch.device) -> None:
 
 @contextmanager
 def serving_gathers() -> Iterator[None]:
-    """After the block, also where it fails, contributes to gatherings until no rank needs any."""
+    """Contributes to gathers after the block, also if it fails, until no rank needs any."""
     try:
         yield
     except LostRankError:

@@ -66,7 +66,7 @@ class Lacking:
 
 @dataclass
 class Traits:
-    """What rewards need of records, and which of it a dataset has."""
+    """Properties of a dataset that decide which rewards it allows."""
 
     task: Task
     records: int = 0

@@ -104,7 +104,7 @@ class Jitter:
 
 
 def draw(combination: Combination, height: int, width: int, rng: random.Random) -> Image.Image:
-    """One anti-aliased RGB image of ``height`` x ``width`` pixels."""
+    """Draws an anti-aliased RGB image of ``height`` x ``width`` pixels."""
     return draw_scene([(combination, Jitter.draw(rng))], height, width)
 
 

@@ -88,7 +88,7 @@ class GlmImageDecoder:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        """With the tokens that the AR module draws with ``seeds``."""
+        """Returns conditions with the tokens that the AR module draws with ``seeds``."""
         return self.conditions_of(records, self.draw_tokens(records, seeds), guidance_scale)
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ class GlmImageDecoder:
         guidance_scale: float,
         noise_seeds: Sequence[int] | None = None,
     ) -> Conditions:
-        """With these image tokens, [N, rows, columns] int64, one for every 32 x 32 pixels.
+        """Returns conditions with these image tokens, [N, rows, columns] int64, one for every 32 x 32 pixels.
 
         ``noise_seeds``: [N], of the noise that the denoising will start from. Where some are equal, the unconditional
         branch of its first step is computed once for each.
@@ -211,7 +211,7 @@ class GlmImageDecoder:
         return velocity.float()
 
     def _rotary(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the one image size, kept: the DiT would make them on the CPU at every forward and copy them."""
+        """Returns the tables of the one image size, kept: the DiT would make them on the CPU at every forward."""
         if self._rotary_kept is None or self._rotary_kept[0].device != state.device:
             cosines, sines = self.transformer.rope(state)
             self._rotary_kept = cosines.to(state.device), sines.to(state.device)

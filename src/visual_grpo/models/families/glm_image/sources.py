@@ -87,7 +87,7 @@ class SourceEncoder:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceCache:
-    """What the DiT kept of the sources of B rows, a tensor [B, L, heads, dim] for each of its layers."""
+    """Keys and values of the sources of B rows in the DiT, a tensor [B, L, heads, dim] for each of its layers."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -107,7 +107,7 @@ class SourceCache:
 def write_sources(
     dit: GlmImageTransformer2DModel, latents: Sequence[Tensor], tokens: Sequence[Tensor], text_width: int
 ) -> SourceCache:
-    """One forward a source, as ``GlmImagePipeline.__call__`` does for each row alone.
+    """Runs one forward a source, as ``GlmImagePipeline.__call__`` does for each row alone.
 
     Args:
         latents: K normalised latents [B, channels, h_k, w_k] in the DiT's dtype.
