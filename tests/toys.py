@@ -14,10 +14,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores
 from visual_grpo.grpo.losses import k3_kl
+from visual_grpo.grpo.metrics import is_timing
 
 
 def records(count: int) -> list[PromptRecord]:
     return [PromptRecord(id=f"r{i}", prompt=f"prompt {i % 3}") for i in range(count)]
+
+
+def reproducible(values: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that a seed reproduces bit for bit on a CPU."""
+    return {name: value for name, value in values.items() if not is_timing(name)}
 
 
 class ToyTokenPolicy:

@@ -50,11 +50,10 @@ def test_a_reward_that_sees_passes_and_one_that_does_not_is_refused_after_all_ro
     assert seeing.rollouts < not_seeing.rollouts == 48
     check_signal({"ar": seeing}, useful_cosine(steps), {})
     said = r"(?s)module 'dit'.*above 0 by two.*measured: .* in 48 rollouts of 128 samples.*What to change: more noise\."
-    with pytest.raises(NoSignalError, match=said) as caught:
+    with pytest.raises(NoSignalError, match=said):
         check_signal(
             {"ar": seeing, "dit": not_seeing}, useful_cosine(steps), {"ar": "other tokens", "dit": "more noise"}
         )
-    assert (caught.value.module, caught.value.signal) == ("dit", not_seeing)
 
 
 def test_rollouts_are_drawn_until_they_can_tell() -> None:

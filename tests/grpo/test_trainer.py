@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records, reproducible
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checks import RatioCheckError
 from visual_grpo.grpo.losses import LOSSES, group_advantages
-from visual_grpo.grpo.metrics import _reward_metrics, reproducible
+from visual_grpo.grpo.metrics import _reward_metrics
 from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 

@@ -18,8 +18,8 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
-from visual_grpo.training import resuming
 from visual_grpo.training.cache_key import NEVER, NOT_READ, cache_key
+from visual_grpo.training.resuming import Origin, refuse_changes
 
 HERE = "tests.training.test_cache_key"
 
@@ -97,9 +97,9 @@ def test_results_pair_whatever_the_patience() -> None:
 
 @pytest.mark.parametrize(("options", "refused"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])
 def test_a_run_goes_on_with_another_patience(tmp_path: Path, options: dict[str, Any], refused: bool) -> None:
-    facts = {"parameters": parameters(**rewards_of({})).public()}
+    run = Origin(tmp_path, {"parameters": parameters(**rewards_of({})).public()})
     with pytest.raises(UserError, match=r"rewards\.judge\.options\.gain") if refused else nullcontext():
-        resuming.refuse_changes(tmp_path, facts, parameters(**rewards_of(options)))
+        refuse_changes(run, parameters(**rewards_of(options)))
 
 
 @pytest.mark.parametrize(("options", "drawn"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])

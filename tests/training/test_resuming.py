@@ -105,7 +105,7 @@ def test_cadences_device_and_memory_may_change(tmp_path: Path, name: str) -> Non
     changes = dict(FREE[name])
     if name == "tracking":
         changes["checkpoints"] = str(tmp_path / "checkpoints")
-    check_resumable(parameters(tmp_path, resume="auto", **{name: changes}), print)
+    check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
 
 
 @pytest.mark.parametrize("name", list(DECISIVE))
@@ -114,7 +114,7 @@ def test_what_decides_the_result_may_not(tmp_path: Path, name: str) -> None:
     with pytest.raises(
         UserError, match=rf"made with other values of {name}.*\(was .*, is .*going on would mix two runs"
     ):
-        check_resumable(parameters(tmp_path, resume="auto", **{name: DECISIVE[name]}), print)
+        check_resumable(parameters(tmp_path, resume="auto", **{name: DECISIVE[name]}))
 
 
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -
     second = run_of(tmp_path / "parts", resume="auto")
     assert second.checkpoints.completed_steps() == 4
     notes = execute(second, tmp_path / "parts" / "out")
-    assert "step-000005 is damaged (not what was written by its SHA256SUMS: state.safetensors)" in notes[0]
-    assert notes[1].startswith("Resuming after step 4 of 6 from ")
+    assert notes[0].startswith("Resuming after step 4 of 6 from ")
+    assert "step-000005 is damaged (not as it was written: state.safetensors) and not used" in notes[1]
     assert "damaged-step-000005" in checkpoints(tmp_path / "parts")
     assert torch.equal(table(tmp_path / "parts"), table(tmp_path / "whole"))
     assert rows(second) == rows(whole)
@@ -137,7 +137,7 @@ def test_where_none_is_intact_the_run_does_not_start_again_by_itself(tmp_path: P
     for path in tmp_path.glob("checkpoints/step-*"):
         damage(path)
     with pytest.raises(UserError, match=r"No checkpoint in .* is intact"):
-        check_resumable(parameters(tmp_path, resume="auto"), print)
+        check_resumable(parameters(tmp_path, resume="auto"))
     finished(tmp_path)  # From step 1, without `resume`.
     assert (tmp_path / "checkpoints.previous" / "step-000006").is_dir(), "nothing is deleted"
 
@@ -150,7 +150,7 @@ def test_a_run_can_go_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "back" / "out")
     notes = execute(run, tmp_path / "back" / "out")
     assert notes[0] == f"Resuming after step 4 of 6 from {older}"
-    assert notes[1] == f"{older.with_name('step-000006')} is not used; it is now later-step-000006"
+    assert notes[1] == f"{older.with_name('step-000006')} is newer and not used; it is now later-step-000006"
     assert checkpoints(tmp_path / "back") == ["later-step-000006", "step-000004", "step-000006"]
     assert torch.equal(table(tmp_path / "back"), table(tmp_path / "whole"))
     assert rows(run) == rows(whole)
@@ -176,7 +176,7 @@ def test_a_damaged_checkpoint_that_is_named_is_not_replaced_by_another(tmp_path:
     finished(tmp_path)
     path = tmp_path / "checkpoints" / "step-000006"
     damage(path)
-    with pytest.raises(UserError, match=rf"{path} is damaged: .*Name its folder.*resume={path.parent}"):
+    with pytest.raises(UserError, match=rf"{path} is damaged: .*resume={path.parent} takes the newest intact one"):
         execute(run_of(tmp_path, resume=str(path)), tmp_path / "never")
     run = run_of(tmp_path, resume=str(path.parent))
     assert run.checkpoints.completed_steps() == 4
@@ -208,7 +208,7 @@ def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None
     assert run is not None
     resumed = validate(resuming.parameters_of_run(run, {}))
     assert list(resumed.rewards) == ["shapes", "brightness"]
-    check_resumable(resumed.model_copy(update={"resume": "auto"}), print)
+    check_resumable(resumed.model_copy(update={"resume": "auto"}))
 
 
 def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.conftest import SIZE
+from tests.toys import reproducible
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, StepMetrics
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.metrics import reproducible
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, TrainingRun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
@@ -20,18 +20,6 @@ KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
 _EXTENT = ("images_per_prompt", "max_prompts")
 """Parameters of `evaluation` that say how many samples are drawn; a larger set contains the smaller one."""
-
-
-@dataclass(frozen=True)
-class TableNames:
-    """Names the two tables in messages, and the remedy if they do not pair; "" = draw the baseline again."""
-
-    baseline: str = "baseline"
-    trained: str = "trained results"
-    remedy: str = ""
-
-
-TABLES = TableNames()
 
 
 def compare(
@@ -70,25 +58,25 @@ def controls_of(scores: pd.DataFrame) -> list[str]:
     return list(scores.attrs.get("facts", {}).get("controls", {}))
 
 
-def join(baseline: pd.DataFrame, trained: pd.DataFrame, names: TableNames = TABLES) -> pd.DataFrame:
+def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder, optional)
     and every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
     The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
     was trained, and one baseline is used for every module. The baseline's controls are left out, and the samples that
-    it has beyond those that were asked of the trained policy. Raises ``UserError``, in the words of ``names``, unless
-    both tables contain exactly the same samples and scores.
+    it has beyond those that were asked of the trained policy. Raises ``UserError`` unless both tables contain exactly
+    the same samples and scores.
     """
     baseline = asked_for(baseline[~baseline["sampler"].isin(controls_of(baseline))], trained)
     weights, relative = trained.attrs["weights"], rankings(trained)
     weights = {name: 0.0 if name in relative else weight for name, weight in weights.items()}
-    baseline = retotalled(baseline, weights, names)
-    trained = retotalled(trained, weights, names) if relative else trained
-    _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)), names)
+    baseline = retotalled(baseline, weights)
+    trained = retotalled(trained, weights) if relative else trained
+    _check_same("scores", set(score_columns(baseline)), set(score_columns(trained)))
     for column in KEY:
-        _check_same(f"values of {column}", set(baseline[column]), set(trained[column]), names)
+        _check_same(f"values of {column}", set(baseline[column]), set(trained[column]))
     keys = [list(frame[KEY].itertuples(index=False, name=None)) for frame in (baseline, trained)]
-    _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]), names)
+    _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]))
     return baseline.merge(
         trained.drop(columns=["prompt", "unit", "source"], errors="ignore"),
         on=KEY,
@@ -97,11 +85,11 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame, names: TableNames = TABL
     )
 
 
-def retotalled(scores: pd.DataFrame, weights: Mapping[str, float], names: TableNames = TABLES) -> pd.DataFrame:
+def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFrame:
     """Recomputes the total with these weights; NaN where a weighted reward is unscored."""
     used = {name: weight for name, weight in weights.items() if weight}
     asked = {f"reward/{name}" for name in used}
-    _check_same("weighted rewards", asked & set(scores), asked, names)
+    _check_same("weighted rewards", asked & set(scores), asked)
     return scores.assign(total=weighted_total({name: scores[f"reward/{name}"] for name in used}, used))
 
 
@@ -168,15 +156,14 @@ def cluster_ids(rows: pd.DataFrame) -> list[str]:
     return list(rows["id"].groupby(units).transform("min"))
 
 
-def _check_same(what: str, before: set[Any], after: set[Any], names: TableNames) -> None:
+def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
     if before != after:
         only = [
             f"{len(extra)} only in the {side} ({', '.join(map(repr, sorted(extra)[:3]))})"
-            for side, extra in ((names.baseline, before - after), (names.trained, after - before))
+            for side, extra in (("baseline", before - after), ("trained results", after - before))
             if extra
         ]
-        differ = f"{names.baseline} and {names.trained} differ in their {what}: {'; '.join(only)}"
-        raise UserError(f"{differ}. {names.remedy or draw_again()}")
+        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {draw_again()}")
 
 
 def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:

@@ -21,7 +21,7 @@ from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
 from visual_grpo.data.manifest import FEW_PROMPTS
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, TableNames, cluster_ids, join
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, cluster_ids, join
 from visual_grpo.evaluation.paired import POWER, PairedDifference, detectable_gain, paired_difference
 from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 
@@ -155,11 +155,10 @@ def decide(
     if "weights" not in candidate.attrs:
         raise UserError("the candidate's scores lack the weights of their rewards: keep DataFrame.attrs of read_scores")
     guards = [name for name, weight in candidate.attrs["weights"].items() if not weight]
-    together = "The gate needs all of them drawn in one job: of the same prompts, with the same seeds and rewards"
     conditions: list[Condition] = []
     gains, units = {}, []
     for name, table in references.items():
-        pairs = join(table, candidate, TableNames(f"scores of {name}", "scores of the candidate", together))
+        pairs = join(table, candidate)
         conditions += _conditions(name, pairs, guards, rule, groups or {})
         differences = (pairs["total_trained"] - pairs["total_baseline"]).astype("float64")
         of_units = differences.groupby(cluster_ids(pairs)).mean().dropna()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import logging
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -117,15 +116,6 @@ def text(shown: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINE
     for row, (line, font) in enumerate(lines):
         brush.text((0, row * LINE_HEIGHT), line, fill=colour, font=font)
     return canvas
-
-
-def sideways(word: str, height: int) -> Image.Image:
-    """Draws a word that reads upwards, centred along ``height``."""
-    _, font = printable(word, TEXT_SIZE)
-    line = Image.new("RGB", (height, LINE_HEIGHT), PAPER)
-    left = (height - math.ceil(font.getlength(word))) // 2
-    ImageDraw.Draw(line).text((left, 0), word, fill=MUTED, font=font)
-    return line.transpose(Image.Transpose.ROTATE_90)
 
 
 def wrap(line: str, font: ImageFont.FreeTypeFont, width: int, most: int = MAX_LINES) -> list[str]:

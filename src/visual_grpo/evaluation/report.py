@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
-from visual_grpo.evaluation import pictures, plots
+from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.compare import join, retotalled
 from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.page import render
+from visual_grpo.evaluation.pictures import caption, data_uri, grid
 from visual_grpo.evaluation.verdict import main_view
 
 SHOWN = 6
@@ -37,7 +38,7 @@ def write_report(
     history: pd.DataFrame,
     adapters: Path | None = None,
 ) -> None:
-    """Writes ``evaluation.html`` (self-contained), pictures as PNG, and ``evaluation.json``.
+    """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and plots as PNG.
 
     ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
     ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
@@ -49,9 +50,7 @@ def write_report(
     plots.differences(evaluation["rewards"]).savefig(folder / "differences.png", dpi=150)
     pairs = all_pairs(baseline, trained)
     chosen = choose(pairs, *main_view(evaluation["rewards"]))
-    for name, rows in chosen.items():
-        if len(rows):
-            pair_sheet(rows, baseline, trained).save(folder / f"{name}.png")
+    pair_sheet(chosen["samples"], baseline, trained).save(folder / "samples.png")
     text = json.dumps(evaluation, indent=2, ensure_ascii=False)
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
     alarms = shown_alarms(evaluation.get("training", {}), adapters)
@@ -71,7 +70,7 @@ def film(adapters: Path | None) -> list[tuple[int, str]]:
     """Returns the training steps that have pictures, each with a column of pictures (a data URI)."""
     files = [] if adapters is None else sorted(adapters.glob("film-*.png"))
     chosen = np.unique(np.linspace(0, len(files) - 1, min(FILM_STEPS, len(files))).round().astype(int))
-    return [(int(files[i].stem.removeprefix("film-")), pictures.data_uri(files[i], FILM_SIDE)) for i in chosen]
+    return [(int(files[i].stem.removeprefix("film-")), data_uri(files[i], FILM_SIDE)) for i in chosen]
 
 
 def all_pairs(baseline: Path, trained: Path) -> pd.DataFrame:
@@ -103,24 +102,12 @@ def choose(rows: pd.DataFrame, split: str, sampler: str, shown: int = SHOWN) -> 
 
 
 def pair_sheet(pairs: pd.DataFrame, baseline: Path, trained: Path) -> Image.Image:
-    """Draws each pair as a column: prompt, source image (if any), and both samples with their rewards."""
+    """Arranges each pair as a column: the base model's sample with prompt and reward, the trained model's below it."""
     rows = pairs.to_dict("records")
-    several = pairs["sampler"].nunique() > 1
-    captions = [pictures.caption(row["prompt"], row["id"]) for row in rows]
-    if several:
-        captions = [f"{caption}\n({row['sampler']})" for caption, row in zip(captions, rows, strict=True)]
-    before = [pictures.scaled(read_image(baseline / row["file_baseline"])) for row in rows]
-    after = [pictures.scaled(read_image(trained / row["file_trained"])) for row in rows]
-    blank = pictures.text("", width=1)
-    lines = [
-        [blank, *map(pictures.text, captions)],
-        *_source_row(rows, baseline),
-        [pictures.sideways("baseline", before[0].height), *before],
-        [blank, *(pictures.text(_worth(row["total_baseline"]), pictures.MUTED) for row in rows)],
-        [pictures.sideways("trained", after[0].height), *after],
-        [blank, *(_gain(row["total_trained"], row["difference"]) for row in rows)],
-    ]
-    return pictures.framed([pictures.table(lines)])
+    before = [f"{caption(row['prompt'], row['id'])}\nbaseline, {_worth(row['total_baseline'])}" for row in rows]
+    after = [f"trained, {_worth(row['total_trained'])}" for row in rows]
+    files = [*(baseline / row["file_baseline"] for row in rows), *(trained / row["file_trained"] for row in rows)]
+    return grid(list(map(read_image, files)), [*before, *after], columns=len(rows))
 
 
 def _base_value(evaluation: Mapping[str, Any], baseline: Path, trained: Path) -> float | None:
@@ -129,24 +116,5 @@ def _base_value(evaluation: Mapping[str, Any], baseline: Path, trained: Path) ->
     return plots.base_value(scores, parameters.get("evaluation.prompts"))
 
 
-def _source_row(rows: Sequence[Mapping[Hashable, Any]], baseline: Path) -> list[list[Image.Image]]:
-    """Returns the row of source images, those of a pair side by side; no row if no pair has one."""
-    cells = []
-    for row in rows:
-        paths = row.get("source")  # An array, or None.
-        images = [pictures.scaled(read_image(baseline / path)) for path in (() if paths is None else paths)]
-        cells.append(pictures.scaled(pictures.table([images])) if images else None)
-    height = max((cell.height for cell in cells if cell is not None), default=0)
-    return [[pictures.sideways("source", height), *(cell or pictures.text("") for cell in cells)]] if height else []
-
-
 def _worth(reward: float) -> str:
     return "could not be scored" if math.isnan(reward) else f"reward {reward:z.2f}"
-
-
-def _gain(reward: float, change: float) -> Image.Image:
-    if math.isnan(change):
-        return pictures.text(_worth(reward), pictures.MUTED)
-    shown = round(change, 2)
-    colour = pictures.BETTER if shown > 0 else pictures.WORSE if shown < 0 else pictures.MUTED
-    return pictures.text(f"{_worth(reward)} ({change:+z.2f})", colour)

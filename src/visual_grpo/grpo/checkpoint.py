@@ -21,16 +21,13 @@ from torch import Tensor
 
 from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import flush, fresh_folder
+from visual_grpo.common.files import flush, fresh_folder, replace_folder
 
 STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
 FILES = (FACTS, STATE)
 """All files of a checkpoint but `SUMS`, which has a line for each, as `sha256sum -c` reads it."""
 PREFIX = "step-"
-DAMAGED, LATER = "damaged-", "later-"
-"""Before the names of checkpoints that are not used, and of those after the one that a run went back to."""
 _NAME = re.compile(rf"{PREFIX}(\d+)")
-Note = Callable[[str], None]
 
 
 class DamagedCheckpointError(UserError):
@@ -95,10 +92,10 @@ def damage(path: Path) -> str | None:
             return f"{name} is missing"
     written = (path / SUMS).read_bytes()
     lines = {name: _line(path / name).encode() for name in FILES}
-    changed = [name for name, line in lines.items() if line not in written]
-    if changed:
-        return f"not what was written by its {SUMS}: {', '.join(changed)}"
-    return f"{SUMS} is changed" if written != b"".join(lines.values()) else None
+    if written == b"".join(lines.values()):
+        return None
+    changed = [name for name, line in lines.items() if line not in written] or [SUMS]
+    return f"not as it was written: {', '.join(changed)}"
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -110,7 +107,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def load_facts(path: Path) -> dict[str, Any]:
     """Facts of one checkpoint folder. Raises DamagedCheckpointError if any of its files is not what was written."""
     if fault := damage(path):
-        raise DamagedCheckpointError(f"The checkpoint {path} is damaged: {fault}.")
+        raise DamagedCheckpointError(
+            f"The checkpoint {path} is damaged: {fault}. resume={path.parent} takes the newest intact one."
+        )
     facts: dict[str, Any] = json.loads((path / FACTS).read_text(encoding="utf-8"))
     return facts
 
@@ -146,23 +145,15 @@ def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any
 
 
 def newest_intact(folder: Path) -> Path | None:
-    """The newest intact checkpoint in ``folder``; changes nothing."""
-    return next((path for path in checkpoints(folder) if damage(path) is None), None)
+    """The newest intact checkpoint in ``folder``; None where there is no checkpoint.
 
-
-def use_newest(folder: Path, note: Note) -> Path | None:
-    """`newest_intact`, None where there is no checkpoint at all; renames damaged ones that are newer.
-
-    Raises UserError: there are checkpoints, but none is intact; nothing is renamed then.
+    Raises UserError: there are checkpoints, but none is intact.
     """
-    paths, newest = checkpoints(folder), newest_intact(folder)
-    if newest is not None:
-        for path in paths[: paths.index(newest)]:
-            what, new = damage(path), _renamed(path, DAMAGED).name
-            note(f"The checkpoint {path} is damaged ({what}): not used, and renamed to {new}")
-    elif paths:
+    paths = checkpoints(folder)
+    newest = next((path for path in paths if damage(path) is None), None)
+    if newest is None and paths:
         shown = "\n".join(f"  {path.name}: {damage(path)}" for path in paths)
-        raise UserError(
+        raise DamagedCheckpointError(
             f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint"
             " with resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"
             f" {folder.name}.previous."
@@ -170,19 +161,20 @@ def use_newest(folder: Path, note: Note) -> Path | None:
     return newest
 
 
-def set_later_aside(path: Path, note: Note) -> None:
-    """Renames the checkpoints in the folder of ``path`` that are newer, since a run goes on from ``path``."""
+def skip_newer(path: Path, note: Callable[[str], None], *, rename: bool) -> None:
+    """Says which checkpoints in the folder of ``path`` are newer, and whether they are damaged.
+
+    ``rename``: they become ``damaged-...`` or ``later-...``, since a run goes on in this folder.
+    """
     for other in checkpoints(path.parent):
-        if step_of(other) > step_of(path):
-            note(f"{other} is not used; it is now {_renamed(other, LATER).name}")
-
-
-def _renamed(path: Path, prefix: str) -> Path:
-    number, new = 1, path.with_name(prefix + path.name)
-    while new.exists():
-        number += 1
-        new = path.with_name(f"{prefix}{path.name}-{number}")
-    return path.rename(new)
+        if step_of(other) <= step_of(path):
+            continue
+        fault = damage(other)
+        aside = other.with_name(("damaged-" if fault else "later-") + other.name)
+        if rename:
+            replace_folder(other, aside)
+        fate = f"; it is now {aside.name}" if rename else ""
+        note(f"{other} is {f'damaged ({fault})' if fault else 'newer'} and not used{fate}")
 
 
 def _line(file: Path) -> str:

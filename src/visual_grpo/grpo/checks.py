@@ -145,10 +145,6 @@ class Signal:
 class NoSignalError(UserError):
     """A module's policy gradients are noise."""
 
-    def __init__(self, message: str, *, module: str, signal: Signal) -> None:
-        super().__init__(message)
-        self.module, self.signal = module, signal
-
 
 def measure_signal(
     trainer: GRPOTrainer[Any],
@@ -248,9 +244,7 @@ def check_signal(signals: Mapping[str, Signal], useful: float, advice: Mapping[s
             f"  measured: {signal} of {signal.samples} samples\n"
             f"{why}\n"
             f"What to change: {advice.get(module, 'the reward, or what the policy varies')}.\n"
-            "To train all the same: --params=policy.signal_check.rollouts=0",
-            module=module,
-            signal=signal,
+            "To train all the same: --params=policy.signal_check.rollouts=0"
         )
     shown = ", ".join(f"{module} {signal}" for module, signal in signals.items())
     unclear = [module for module, signal in signals.items() if signal.verdict(useful) == "unclear"]

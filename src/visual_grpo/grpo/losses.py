@@ -15,7 +15,7 @@ unscored sample: it is left out of every mean and its advantage is 0 (DeepSeekMa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +25,6 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import ReplayChunk, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.dppo import masked_surrogate
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
 
@@ -129,7 +128,7 @@ class LossKind:
     clip_high: float = 0.2
     advantage_scale: Scale = "group"
     divergence_limit: float | None = None
-    """Of `dppo.masked_surrogate`, which then replaces the clips."""
+    """Of `masked_surrogate`, which then replaces the clips; in nats per latent element."""
 
 
 LOSSES = {
@@ -180,6 +179,26 @@ def clipped_away(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: 
     """[B, S] bool: steps whose gradient the clip removes."""
     advantages = advantages[:, None]
     return ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
+
+
+def masked_surrogate(
+    ratio: Tensor, advantages: Tensor, divergence: Callable[[], Tensor] | None, limit: float
+) -> tuple[Tensor, Tensor]:
+    """Flow-DPPO's loss ``-M ratio A`` per step, [B, S], and [B, S] bool, the steps without gradient, M = 0.
+
+    A ratio is a noisy estimate, from one sample, of how far a step's distribution has moved; of Gaussian steps
+    ``divergence`` knows it exactly: it computes the KL of each step to the policy that sampled it, [B, S], in nats per
+    latent element. M is 0 where this is above ``limit`` and the update would move the step further still: the ratio is
+    above 1 and A above 0, or both are below (arXiv 2606.11025).
+    """
+    if divergence is None:
+        raise UserError(
+            "grpo.loss is dppo, but the policy's replay gives no divergence of its steps: only denoising steps have an"
+            " exact one. Use another loss for tokens."
+        )
+    advantages = advantages[:, None]
+    masked = (divergence() > limit) & ((ratio.detach() - 1) * advantages > 0)
+    return torch.where(masked, 0.0, -ratio * advantages), masked
 
 
 def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:

@@ -235,11 +235,6 @@ def is_timing(name: str) -> bool:
     return re.search(r"(^|/)(seconds/|speed/|memory_gb$)", name) is not None
 
 
-def reproducible(values: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics that a seed reproduces bit for bit on a CPU."""
-    return {name: value for name, value in values.items() if not is_timing(name)}
-
-
 def _group_std(values: Tensor, group_size: int) -> Tensor:
     groups = values.view(-1, group_size)
     scored = ~groups.isnan()

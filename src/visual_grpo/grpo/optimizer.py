@@ -24,6 +24,110 @@ _TABLES = {"qmap1": "dynamic", "qmap2": "udynamic"}
 """bitsandbytes' state entry -> attribute of the optimizer: the codes of each moment, the same for all parameters."""
 
 
+MOST_IN_A_ROW = 3
+"""Updates that are skipped one after the other before the run stops: a model that is broken stays so."""
+MOST_OVERFLOWS = 24
+"""Updates in a row that float16's scaler skips because the gradient overflows. It starts at 2^16 and halves each
+time, so that after 24 the scale is no longer to blame."""
+_SHOWN_PROMPTS = 8
+
+
+class NonFiniteLossError(UserError):
+    """The loss or its gradient is NaN or infinite; nothing was updated with it."""
+
+
+class AdapterOptimizer:
+    """AdamW with a learning-rate schedule and float16 loss scaling; skips updates that are not finite, or stops."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: GRPOConfig, dtype: str) -> None:
+        """``dtype`` is that of the weights: float16 gets a gradient scaler."""
+        self.parameters, self.config, self.device = parameters, config, parameters[0].device
+        self.adamw = build_optimizer(parameters, config)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
+        self._skipped = self._overflows = 0
+        """Updates in a row that were not finite, and that the scaler skipped."""
+
+    @contextmanager
+    def skipping_non_finite(self, metrics: UpdateMetrics) -> Iterator[None]:
+        """Skips the update inside where its loss or gradient is not finite, unless the run should stop."""
+        try:
+            yield
+        except NonFiniteLossError as error:
+            if self.config.non_finite == "stop":
+                raise
+            if self._skipped == MOST_IN_A_ROW:
+                message = f"{error} The {MOST_IN_A_ROW} updates before it were skipped already."
+                raise NonFiniteLossError(message) from error
+            self._skipped += 1
+            log.warning("%s. The update is skipped.", str(error).partition(". ")[0])
+            metrics.skipped, metrics.grad_norm = True, math.nan
+        else:
+            self._skipped = 0
+        self.zero_grad()  # Free gradients before the next rollout.
+
+    def zero_grad(self) -> None:
+        self.adamw.zero_grad(set_to_none=True)
+
+    def gradient_sums(self) -> GradientSums:
+        self.zero_grad()
+        # A rank without rows needs its scaler's factor too, which is created at the first loss.
+        self.scaler.scale(torch.zeros((), device=self.device))
+        return GradientSums(self.parameters)
+
+    def backward(self, loss: Tensor) -> None:
+        self.scaler.scale(loss.to(self.device)).backward()
+
+    def step(self, number: int, step: int, prompts: Sequence[str]) -> tuple[float, float]:
+        """Takes update ``number`` of the run, in training step ``step``; returns gradient norm and learning rate.
+
+        Raises NonFiniteLossError. With a scaler, an infinite gradient skips the update by design.
+        """
+        config = self.config
+        total = config.steps * config.updates_per_rollout
+        factor = learning_rate_factor(number, total, config.warmup_steps, config.schedule)
+        for group in self.adamw.param_groups:
+            group["lr"] = config.learning_rate * factor
+        self.scaler.unscale_(self.adamw)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
+        if not self.scaler.is_enabled():
+            refuse_non_finite(norm, "gradient norm", step, prompts)
+        scale = self.scaler.get_scale()
+        self.scaler.step(self.adamw)
+        self.scaler.update()
+        self._overflows = self._overflows + 1 if self.scaler.get_scale() < scale else 0
+        if self._overflows > MOST_OVERFLOWS:
+            raise NonFiniteLossError(
+                f"The gradient was not finite in {self._overflows} updates in a row, at step {step} still with a loss"
+                f" scale of {self.scaler.get_scale():g}: it is NaN, or float16 cannot hold it. Use"
+                " model.dtype=bfloat16 or float32, or a lower grpo.learning_rate."
+            )
+        return norm, config.learning_rate * factor
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns what a checkpoint needs: tensors, and facts that are JSON."""
+        guard = {"in_a_row": self._skipped, "overflows": self._overflows}
+        return optimizer_state(self.adamw), {"scaler": self.scaler.state_dict(), "guard": guard}
+
+    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Restores what `state` returned."""
+        load_optimizer_state(self.adamw, tensors)
+        self.scaler.load_state_dict(facts["scaler"])
+        self._skipped, self._overflows = facts["guard"]["in_a_row"], facts["guard"]["overflows"]
+
+
+def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
+    """Raises NonFiniteLossError unless ``value``, computed on the ``prompts`` with these ids, is finite."""
+    if math.isfinite(value):
+        return
+    ids = sorted(set(prompts))
+    raise NonFiniteLossError(
+        f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
+        f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
+        " grpo.learning_rate or the clip, look at the rewards of these prompts, or skip such updates with"
+        " grpo.non_finite=skip."
+    )
+
+
 def learning_rate_factor(update: int, total: int, warmup: int, schedule: Schedule) -> float:
     """Factor on the peak learning rate for ``update`` (0-based) of ``total``.
 
@@ -48,37 +152,6 @@ def build_optimizer(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> t
         parameters, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
     )
     return optimizer
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``NUMBER/NAME`` -> tensor, for each parameter in its order that was updated; numbers as tensors of one."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {
-        f"{index}/{name}": torch.as_tensor(value)
-        for index, parameter in enumerate(parameters)
-        for name, value in optimizer.state.get(parameter, {}).items()
-        if not (_is_8bit(optimizer) and name in _TABLES)
-    }
-
-
-def load_optimizer_state(optimizer: Any, state: Mapping[str, Tensor]) -> None:
-    """Restores what `optimizer_state` gave. Raises UserError for what the other kind of optimizer gave."""
-    entries: dict[int, dict[str, Any]] = {}
-    for key, value in state.items():
-        index, name = key.split("/")
-        entries.setdefault(int(index), {})[name] = value
-    names = {name for entry in entries.values() for name in entry}
-    if names and ("state1" in names) != _is_8bit(optimizer):
-        raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")
-    for entry in entries.values() if _is_8bit(optimizer) else ():
-        entry["step"] = int(entry["step"])
-        if entry["state1"].dtype == torch.uint8:
-            entry |= {name: optimizer.name2qmap[table] for name, table in _TABLES.items()}
-    optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _is_8bit(optimizer: torch.optim.Optimizer) -> bool:
-    return hasattr(optimizer, "name2qmap")
 
 
 class GradientSums:
@@ -136,118 +209,32 @@ def in_double(parameter: nn.Parameter) -> bool:
     return parameter.device.type == "cpu"
 
 
-MOST_IN_A_ROW = 3
-"""Updates that are skipped one after the other before the run stops: a model that is broken stays so."""
-MOST_OVERFLOWS = 24
-"""Updates in a row that float16's scaler skips because the gradient overflows. It starts at 2^16 and halves each
-time, so that after 24 the scale is no longer to blame."""
-_SHOWN_PROMPTS = 8
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """``NUMBER/NAME`` -> tensor, for each parameter in its order that was updated; numbers as tensors of one."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        f"{index}/{name}": torch.as_tensor(value)
+        for index, parameter in enumerate(parameters)
+        for name, value in optimizer.state.get(parameter, {}).items()
+        if not (_is_8bit(optimizer) and name in _TABLES)
+    }
 
 
-class NonFiniteLossError(UserError):
-    """The loss or its gradient is NaN or infinite; nothing was updated with it."""
+def load_optimizer_state(optimizer: Any, state: Mapping[str, Tensor]) -> None:
+    """Restores what `optimizer_state` gave. Raises UserError for what the other kind of optimizer gave."""
+    entries: dict[int, dict[str, Any]] = {}
+    for key, value in state.items():
+        index, name = key.split("/")
+        entries.setdefault(int(index), {})[name] = value
+    names = {name for entry in entries.values() for name in entry}
+    if names and ("state1" in names) != _is_8bit(optimizer):
+        raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")
+    for entry in entries.values() if _is_8bit(optimizer) else ():
+        entry["step"] = int(entry["step"])
+        if entry["state1"].dtype == torch.uint8:
+            entry |= {name: optimizer.name2qmap[table] for name, table in _TABLES.items()}
+    optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-class NonFiniteGuard:
-    """Counts the updates of one module that came to nothing."""
-
-    def __init__(self, reaction: Literal["stop", "skip"]) -> None:
-        self.reaction = reaction
-        self.in_a_row = self.overflows = 0
-
-    def skipped(self, error: NonFiniteLossError) -> None:
-        """Counts an update that is skipped; raises ``error`` if the run should stop instead."""
-        if self.reaction == "stop":
-            raise error
-        if self.in_a_row == MOST_IN_A_ROW:
-            raise NonFiniteLossError(f"{error} The {self.in_a_row} updates before it were skipped already.") from error
-        self.in_a_row += 1
-        log.warning("%s. The update is skipped.", str(error).partition(". ")[0])
-
-    def scaled(self, before: float, after: float, step: int) -> None:
-        """Notes float16's scale before and after an update; it falls where the update was skipped.
-
-        Raises NonFiniteLossError if the gradient overflows at every scale.
-        """
-        self.overflows = self.overflows + 1 if after < before else 0
-        if self.overflows > MOST_OVERFLOWS:
-            raise NonFiniteLossError(
-                f"The gradient was not finite in {self.overflows} updates in a row, at step {step} still with a loss"
-                f" scale of {after:g}: it is NaN, or float16 cannot hold it. Use model.dtype=bfloat16 or float32, or a"
-                " lower grpo.learning_rate."
-            )
-
-    def state(self) -> dict[str, int]:
-        """Returns the state for a checkpoint, as JSON."""
-        return {"in_a_row": self.in_a_row, "overflows": self.overflows}
-
-    def load_state(self, state: dict[str, int]) -> None:
-        self.in_a_row, self.overflows = state["in_a_row"], state["overflows"]
-
-
-class AdapterOptimizer:
-    """AdamW with a learning-rate schedule, float16 loss scaling, and a guard against updates that are not finite."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], config: GRPOConfig, dtype: str) -> None:
-        """``dtype`` is that of the weights: float16 gets a gradient scaler."""
-        self.parameters, self.config, self.device = parameters, config, parameters[0].device
-        self.adamw = build_optimizer(parameters, config)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
-        self.guard = NonFiniteGuard(config.non_finite)
-
-    @contextmanager
-    def skipping_non_finite(self, metrics: UpdateMetrics) -> Iterator[None]:
-        """Skips the update inside where its loss or gradient is not finite, unless the run should stop."""
-        try:
-            yield
-        except NonFiniteLossError as error:
-            self.guard.skipped(error)
-            metrics.skipped, metrics.grad_norm = True, math.nan
-        else:
-            self.guard.in_a_row = 0
-        self.zero_grad()  # Free gradients before the next rollout.
-
-    def zero_grad(self) -> None:
-        self.adamw.zero_grad(set_to_none=True)
-
-    def gradient_sums(self) -> GradientSums:
-        self.zero_grad()
-        # A rank without rows needs its scaler's factor too, which is created at the first loss.
-        self.scaler.scale(torch.zeros((), device=self.device))
-        return GradientSums(self.parameters)
-
-    def backward(self, loss: Tensor) -> None:
-        self.scaler.scale(loss.to(self.device)).backward()
-
-    def step(self, number: int, step: int, prompts: Sequence[str]) -> tuple[float, float]:
-        """Takes update ``number`` of the run, in training step ``step``; returns gradient norm and learning rate.
-
-        Raises NonFiniteLossError. With a scaler, an infinite gradient skips the update by design.
-        """
-        config = self.config
-        total = config.steps * config.updates_per_rollout
-        factor = learning_rate_factor(number, total, config.warmup_steps, config.schedule)
-        for group in self.adamw.param_groups:
-            group["lr"] = config.learning_rate * factor
-        self.scaler.unscale_(self.adamw)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
-        if not self.scaler.is_enabled():
-            refuse_non_finite(norm, "gradient norm", step, prompts)
-        scale = self.scaler.get_scale()
-        self.scaler.step(self.adamw)
-        self.scaler.update()
-        self.guard.scaled(scale, self.scaler.get_scale(), step)
-        return norm, config.learning_rate * factor
-
-
-def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
-    """Raises NonFiniteLossError unless ``value``, computed on the ``prompts`` with these ids, is finite."""
-    if math.isfinite(value):
-        return
-    ids = sorted(set(prompts))
-    raise NonFiniteLossError(
-        f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
-        f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
-        " grpo.learning_rate or the clip, look at the rewards of these prompts, or skip such updates with"
-        " grpo.non_finite=skip."
-    )
+def _is_8bit(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, "name2qmap")

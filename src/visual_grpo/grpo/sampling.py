@@ -112,18 +112,18 @@ def informative_groups(
     ``draw`` samples and scores so many prompts. It is called again at most ``max_refills`` times; after that, groups
     without variance are kept so that there are ``prompts_per_step``.
     """
-    scored = draw(config.prompts_per_step)
     if not config.max_refills:
-        return all_groups(scored, config.group_size)
-    constant = [zero_variance_groups(scores.total, config.group_size) for _, scores in scored]
-    missing = sum(int(flags.sum()) for flags in constant)
-    for _ in range(config.max_refills):
-        if not missing:
-            break
+        return all_groups(draw(config.prompts_per_step), config.group_size)
+    scored: list[tuple[Rollout[T], Scores]] = []
+    constant: list[Tensor] = []
+    missing = config.prompts_per_step
+    for _ in range(1 + config.max_refills):
         refill = draw(missing)
         scored += refill
         constant += [zero_variance_groups(scores.total, config.group_size) for _, scores in refill]
         missing = config.prompts_per_step - sum(int((~flags).sum()) for flags in constant)
+        if not missing:
+            break
     chosen = [ScoredGroups(*pair, (~flags).nonzero()[:, 0]) for pair, flags in zip(scored, constant, strict=True)]
     for pair, flags in zip(scored, constant, strict=True):
         kept = flags.nonzero()[:missing, 0]

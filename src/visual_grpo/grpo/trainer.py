@@ -19,13 +19,7 @@ from visual_grpo.grpo.checks import RatioCheck, require_scored
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
-from visual_grpo.grpo.optimizer import (
-    AdapterOptimizer,
-    NonFiniteLossError,
-    load_optimizer_state,
-    optimizer_state,
-    refuse_non_finite,
-)
+from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
 from visual_grpo.grpo.sampling import PromptOrder, ScoredGroups, all_groups, informative_groups, sample_and_score
 
 T = TypeVar("T")
@@ -185,16 +179,14 @@ class GRPOTrainer(Generic[T]):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns what a bit-exact continuation needs between two steps: tensors, and facts that are JSON."""
         tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
-        tensors |= {f"optimizer/{k}": v for k, v in optimizer_state(self.optimizer.adamw).items()}
+        moments, facts = self.optimizer.state()
+        tensors |= {f"optimizer/{k}": v for k, v in moments.items()}
         tensors["rng/trainer"] = self.generator.get_state()
-        facts = {"step": self.step, "positions": self.positions, "scaler": self.optimizer.scaler.state_dict()}
-        return tensors, facts | {"guard": self.optimizer.guard.state()}
+        return tensors, {"step": self.step, "positions": self.positions} | facts
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         """Restores what `state` returned."""
         self.policy.load_adapter_state_dict(tensors_under("adapter", tensors))
-        load_optimizer_state(self.optimizer.adamw, tensors_under("optimizer", tensors))
+        self.optimizer.load_state(tensors_under("optimizer", tensors), facts)
         self.generator.set_state(tensors["rng/trainer"])
-        self.optimizer.scaler.load_state_dict(facts["scaler"])
-        self.optimizer.guard.load_state(facts["guard"])
         self.step, self.positions = facts["step"], dict(facts["positions"])

@@ -11,7 +11,7 @@ from kedro.framework.project import pipelines
 from kedro.io import CatalogProtocol
 from kedro.pipeline import Pipeline
 
-from visual_grpo.common import console, files
+from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
@@ -53,7 +53,7 @@ class OutputHooks:
         if "adapters" in pipeline.all_outputs():
             from visual_grpo.training.run import check_resumable
 
-            check_resumable(config, console.note)
+            check_resumable(config)
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:

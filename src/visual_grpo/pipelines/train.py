@@ -50,7 +50,7 @@ def train(
     known = resuming.training_identity(parameters, starter_report, records, start)
     origin = resuming.origin(parameters.resume, Path(parameters.tracking.checkpoints))
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
-        resuming.refuse_another_origin(origin.checkpoint, origin.facts, known)
+        resuming.refuse_another_origin(origin, known)
     present = conditions(parameters, spec, starter_report, records)
     check_facts(read_scores(baseline).attrs["facts"], present)
     scorer = components.build_scorer(parameters, spec.modules)

@@ -15,7 +15,6 @@ from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.schema import validate
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint import Note
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.training.cache_key import cache_key
 from visual_grpo.training.runtime_fingerprint import MEANING
@@ -57,22 +56,10 @@ class Origin:
 
 
 def origin(resume: str, folder: Path) -> Origin | None:
-    """The run that ``resume`` names; only reads. None where there is no intact checkpoint.
+    """The run that ``resume`` names, at its newest intact checkpoint; None = start at step 1. Only reads.
 
     Args:
         folder: where the present parameters have their checkpoints.
-    """
-    if resume == NEVER:
-        return None
-    named = _named(resume, folder)
-    path = named if _is_one(named) else checkpoint.newest_intact(named)
-    return None if path is None else Origin(path, checkpoint.load_facts(path))
-
-
-def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
-    """The checkpoint to go on from; every file of it is as it was written. None = start at step 1.
-
-    Newer ones that are damaged are renamed, each with a line in ``note``.
 
     Raises:
         UserError: there are checkpoints, but none is intact, or ``resume`` names none.
@@ -80,14 +67,8 @@ def find_intact(resume: str, folder: Path, note: Note) -> Path | None:
     if resume == NEVER:
         return None
     named = _named(resume, folder)
-    if not _is_one(named):
-        return checkpoint.use_newest(named, note)
-    if damage := checkpoint.damage(named):
-        raise checkpoint.DamagedCheckpointError(
-            f"The checkpoint {named} is damaged: {damage}. Name its folder, and the newest intact one is used:"
-            f" resume={named.parent}"
-        )
-    return named
+    path = named if _is_one(named) else checkpoint.newest_intact(named)
+    return None if path is None else Origin(path, checkpoint.load_facts(path))
 
 
 def _named(resume: str, folder: Path) -> Path:
@@ -129,9 +110,9 @@ def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mappi
     }
 
 
-def refuse_changes(path: Path, facts: Mapping[str, Any], config: Parameters) -> None:
+def refuse_changes(run: Origin, config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
-    was, now = _fixed(facts["parameters"]), _fixed(config.public())
+    path, was, now = run.checkpoint, _fixed(run.parameters), _fixed(config.public())
     why, done = "", checkpoint.step_of(path) if was[STEPS] != now[STEPS] else 0
     if done and config.grpo.schedule == "constant":
         if now[STEPS] < done:
@@ -174,12 +155,12 @@ def training_identity(
     return digests if start is None else digests | {"start": adapter_digest(start)}
 
 
-def refuse_another_origin(path: Path, facts: Mapping[str, Any], identity: Mapping[str, str]) -> None:
+def refuse_another_origin(run: Origin, identity: Mapping[str, str]) -> None:
     """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
-    if changed := _changes(facts["identity"], identity):
+    if changed := _changes(run.facts["identity"], identity):
         raise UserError(
-            f"The checkpoint {path} was made with another {', '.join(changed)}: going on would mix two runs. Put that"
-            " back as it was, or start at step 1 without resume."
+            f"The checkpoint {run.checkpoint} was made with another {', '.join(changed)}: going on would mix two runs."
+            " Put that back as it was, or start at step 1 without resume."
         )
 
 
@@ -214,10 +195,12 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
         computed: `runtime_fingerprint` of the pipeline train.
     """
     folder = Path(config.tracking.checkpoints)
-    any_checkpoint = bool(checkpoint.checkpoints(folder))
-    newest = checkpoint.newest_intact(folder)
+    try:
+        newest = checkpoint.newest_intact(folder)
+    except checkpoint.DamagedCheckpointError:
+        return f"{folder} has no intact checkpoint"
     if newest is None:
-        return f"{folder} has {'no intact' if any_checkpoint else 'no'} checkpoint"
+        return f"{folder} has no checkpoint"
     finished = folder / FINISHED
     if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
         return f"the training of the checkpoints in {folder} is finished"

@@ -23,7 +23,6 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.draw import distinct_prompts, image_seed
-from visual_grpo.grpo.checkpoint import load_facts
 from visual_grpo.grpo.checks import Signal, check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
@@ -294,11 +293,8 @@ class TrainingRun:
             return self.model.generate(records, seeds, self.config.sampling.eval)
 
 
-def check_resumable(config: Parameters, note: Callable[[str], None]) -> None:
-    """Looks at the checkpoint that the run will go on from, if ``resume`` names any; renames damaged ones.
-
-    Raises UserError: none is intact, or the newest that is was made with other parameters.
-    """
-    origin = resuming.find_intact(config.resume, Path(config.tracking.checkpoints), note)
+def check_resumable(config: Parameters) -> None:
+    """Raises UserError where ``resume`` names no intact checkpoint, or one that was made with other parameters."""
+    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     if origin is not None:
-        resuming.refuse_changes(origin, load_facts(origin), config)
+        resuming.refuse_changes(origin, config)

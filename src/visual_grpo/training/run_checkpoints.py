@@ -14,7 +14,7 @@ from torch import Tensor
 from visual_grpo.common.files import linked, replace_folder
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import checkpoint
-from visual_grpo.grpo.checkpoint import set_later_aside, tensors_under
+from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
@@ -58,30 +58,27 @@ class RunCheckpoints:
         self.folder = linked(Path(config.tracking.checkpoints))
         self.newest: Path | None = None
         """The last one that was written or gone on from."""
-        self._notes: list[str] = []
         self._saved_step: int | None = None
         self._saved_time = time.monotonic()
         self._seconds = 0.0
 
     def completed_steps(self) -> int:
         """Steps that an earlier run has done and this one will not do again."""
-        return 0 if self._origin is None else checkpoint.step_of(self._origin)
+        return 0 if self._origin is None else checkpoint.step_of(self._origin.checkpoint)
 
     def resume(self, note: Callable[[str], None]) -> bool:
         """Goes on from the checkpoint that ``resume`` names; False where the run starts at step 1."""
         loaded = ranks.broadcast(self._read)
-        for text in self._notes:
-            note(text)
         if loaded is None:
             if self.config.resume == resuming.AUTO:
                 previous = self.folder.with_name(f"{self.folder.name}.previous")
                 earlier = f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
                 note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
             return False
-        origin, tensors, facts = loaded
-        self._load(origin, tensors, facts)
-        note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {origin}")
-        self._take_over(origin, note)
+        origin, tensors = loaded
+        self._load(origin, tensors)
+        note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {origin.checkpoint}")
+        self._take_over(origin.checkpoint, note)
         return True
 
     def begin(self) -> None:
@@ -133,17 +130,18 @@ class RunCheckpoints:
         if self._saved_step != self.trainer.step:
             self.save()
 
-    def _read(self) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
-        return None if self._origin is None else (self._origin, *checkpoint.load_checkpoint(self._origin))
+    def _read(self) -> tuple[resuming.Origin, dict[str, Tensor]] | None:
+        run = self._origin
+        return None if run is None else (run, checkpoint.load_checkpoint(run.checkpoint)[0])
 
     @cached_property
-    def _origin(self) -> Path | None:
-        """The intact checkpoint that the run goes on from; None = it starts at step 1."""
-        return resuming.find_intact(self.config.resume, self.folder, self._notes.append)
+    def _origin(self) -> resuming.Origin | None:
+        return resuming.origin(self.config.resume, self.folder)
 
-    def _load(self, origin: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        resuming.refuse_changes(origin, facts, self.config)
-        resuming.refuse_another_origin(origin, facts, self.identity)
+    def _load(self, origin: resuming.Origin, tensors: Mapping[str, Tensor]) -> None:
+        resuming.refuse_changes(origin, self.config)
+        resuming.refuse_another_origin(origin, self.identity)
+        facts = origin.facts
         vars(self.progress).update(facts["progress"], best_adapter=tensors_under("best", tensors))
         self.trainer.load_state(tensors_under("trainer", tensors), facts["trainer"])
         self.average.load_state(tensors_under("ema", tensors))
@@ -154,9 +152,9 @@ class RunCheckpoints:
         self.newest, self._saved_step = origin, self.trainer.step
         if ranks.rank():
             return
-        if origin.parent.resolve() == self.folder.resolve():
-            set_later_aside(origin, note)
-        else:
+        here = origin.parent.resolve() == self.folder.resolve()
+        checkpoint.skip_newer(origin, note, rename=here)
+        if not here:
             _set_aside(self.folder, keep=origin)
             self.save()
 
