@@ -1,7 +1,6 @@
 """AuraFlow as a model family."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
-from visual_grpo.models.flow_parts import as_images, guided, latent_shape, transformer_module
+from visual_grpo.models.flow import Schedule, Velocity
+from visual_grpo.models.flow_parts import TextConditions, as_images, latent_shape, transformer_module
 from visual_grpo.models.loading import load_pipeline
-from visual_grpo.models.rows import distinct
+from visual_grpo.models.model import Model
 
 
 class AuraFlowOptions(Strict):
@@ -22,11 +21,7 @@ class AuraFlowOptions(Strict):
     max_sequence_length: int = Field(256, ge=1, description="text tokens of a prompt")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    prompts: Tensor  # [N, L, D]
-    negative: Tensor | None  # [1, L, D]; None without guidance
-    guidance_scale: float
+Conditions = TextConditions[Tensor]  # Each prompt [1, L, D].
 
 
 class AuraFlow:
@@ -40,20 +35,10 @@ class AuraFlow:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        firsts, own = distinct(records)  # Each prompt is encoded once.
-        prompts = torch.cat([self._encode(record.prompt) for record in firsts])
-        negative = self._encode(self.options.negative_prompt) if guidance_scale > 1 else None
-        return Conditions(prompts=prompts[own], negative=negative, guidance_scale=guidance_scale)
+        return Conditions.of(records, self._encode, self.options.negative_prompt, guidance_scale)
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        prompts, negative = conditions.prompts[entries], conditions.negative
-        if negative is None:
-            return lambda state, timestep: self._forward(state, timestep, prompts)
-        return lambda state, timestep: guided(
-            self._forward(state, timestep, prompts),
-            lambda: self._forward(state, timestep, negative.expand(len(entries), -1, -1)),
-            conditions.guidance_scale,
-        )
+        return conditions.velocity(self._forward, torch.cat, entries)
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
@@ -87,6 +72,6 @@ FAMILY = Family(
     tasks=("t2i",),
     saved_as=("AuraFlowPipeline",),
     load=lambda path, config: load_pipeline("AuraFlowPipeline", path, config, PARTS),
-    build=FlowGenerator.builder(AuraFlow, MODULES),
+    build=Model.builder(AuraFlow, MODULES),
     options=AuraFlowOptions,
 )

@@ -26,7 +26,7 @@ _HOMES = {
     "Family": "models.family",
     "Module": "models.family",
     "ModelSettings": "models.family",
-    "FlowGenerator": "models.flow",
+    "Model": "models.model",
     "FlowModel": "models.flow",
     "FlowPolicy": "models.flow",
     "Schedule": "models.flow",

@@ -54,8 +54,10 @@ FAULTS = {
         "flux", "return unpacked(velocity.float(), h)", "return velocity.float().reshape(state.shape)", LATENTS
     ),
     "positions swapped": Fault("flux", "len(entries), h // 2, w // 2", "len(entries), w // 2, h // 2", LATENTS),
-    "guidance off by one": Fault("sd3", "conditions.guidance_scale,", "conditions.guidance_scale + 1,", GUIDED),
-    "no negative prompt": Fault("sd3", "self._encode(self.options.negative_prompt)", 'self._encode("")', GUIDED),
+    "guidance off by one": Fault(
+        "sd3", "negative_prompt, guidance_scale)", "negative_prompt, guidance_scale + 1)", GUIDED
+    ),
+    "no negative prompt": Fault("sd3", "self.options.negative_prompt", '""', GUIDED),
     "rows that see each other": Fault(
         "sd3",
         "return velocity.float()",

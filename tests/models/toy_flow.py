@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import LoraParams, ModelConfig, Strict
 from visual_grpo.models.family import Family, ModelSettings, Module
-from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow import Schedule, Velocity
 from visual_grpo.models.lora import Adapter
+from visual_grpo.models.model import Model
 
 
 class Field(nn.Module):
@@ -105,7 +106,7 @@ def load(path: str, config: ModelConfig) -> ToyFlow:
 
 
 def build(model: ToyFlow, settings: ModelSettings) -> Any:
-    return FlowGenerator(model, MODULES, settings)
+    return Model(model, MODULES, settings)
 
 
 FAMILY = Family(name="toy", modules=MODULES, tasks=("t2i",), saved_as=("Toy",), load=load, build=build, options=Options)

@@ -7,19 +7,19 @@ model. Generic code asks the family and never imports a model's package.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.importing import load_attribute
-from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig, Strict, Task
+from visual_grpo.config import ModelConfig, PolicyConfig, Strict, Task
 from visual_grpo.models import families
 from visual_grpo.models.loading import saved_class
 
 if TYPE_CHECKING:
-    from visual_grpo.common.types import JointPolicy, Policy, PromptRecord, Sample
-    from visual_grpo.models.lora import Adapter, AdapterSet
+    from visual_grpo.models.lora import Adapter
+    from visual_grpo.models.model import Model
 
 Kind = Literal["tokens", "flow"]
 """A module's decisions: generated tokens, or stochastic denoising steps."""
@@ -47,35 +47,6 @@ class ModelSettings:
     policy: PolicyConfig
     options: Any
     """The family's own options, an instance of `Family.options`."""
-
-
-class Model(Protocol):
-    """A loaded model with the adapters of its modules, as training and evaluation see it."""
-
-    @property
-    def adapters(self) -> AdapterSet: ...
-
-    def generate(
-        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> Sequence[Sample]:
-        """Draws one sample per record; each depends only on its record, its seed and the weights."""
-        ...
-
-    def policy(
-        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
-    ) -> Policy[Any]:
-        """Returns the policy of a module that has an adapter.
-
-        ``rollout`` draws its training samples; ``evaluation`` draws what an earlier, fixed module makes for it
-        (GLM-Image's tokens for its decoder).
-        """
-        ...
-
-
-class TwoStageModel(Model, Protocol):
-    """A `Model` of two modules that one rollout can train."""
-
-    def joint_policy(self, outer: Policy[Any], inner: Policy[Any]) -> JointPolicy: ...
 
 
 class NoOptions(Strict):

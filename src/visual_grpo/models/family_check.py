@@ -6,7 +6,6 @@ B rows, C x h x w latents of one image.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,16 +15,18 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
+from accelerate.utils.memory import clear_device_cache
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import Policy, PromptRecord
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.family import Family, ModelSettings
-from visual_grpo.models.flow import FlowGenerator, FlowModel, FlowPolicy
+from visual_grpo.models.flow import FlowModel
 from visual_grpo.models.flow_parts import packed
 from visual_grpo.models.flow_sde import ode_step
-from visual_grpo.models.plain_pipeline import PlainRun, load_plain, run_plain
+from visual_grpo.models.model import Model
+from visual_grpo.models.plain_pipeline import PlainRun, run_plain
 
 C = TypeVar("C")
 
@@ -69,50 +70,50 @@ class Finding:
 def check_family(
     family: Family, path: str, config: ModelConfig, size: tuple[int, int], options: Any, guidance_scale: float
 ) -> list[Finding]:
-    """Compares the family's model with the pipeline saved at ``path``, of which at most one is loaded at a time.
+    """Compares the family's model with the pipeline saved at ``path``.
 
     ``size``: (height, width) in pixels; one that is not square shows where they are swapped. Raises UserError for a
     family that is not a flow model behind a text-to-image pipeline.
     """
-    _require_plain(family)
+    if not _is_comparable(family):
+        raise UserError(
+            f"check_model compares a text-to-image flow model of one module with its pipeline; {family.name} has the"
+            f" modules {', '.join(family.modules)} and the tasks {', '.join(family.tasks)}."
+        )
     config = config.model_copy(update={"base_weights": "full"})
     policy = PolicyConfig(flow=FlowConfig(window_start=1, window_steps=3), denoise_batch=4)
     settings = ModelSettings(size=size, policy=policy, options=options)
-    plain = load_plain(path, config)
+    pipeline = family.load(path, config)
     runs = [
-        run_plain(family, plain, settings, RECORDS, STEPS, 1.0),
-        run_plain(family, plain, settings, RECORDS, STEPS, guidance_scale, images=True),
-        run_plain(family, plain, settings, RECORDS[:1], STEPS, guidance_scale),
+        run_plain(family, pipeline, settings, RECORDS, STEPS, 1.0),
+        run_plain(family, pipeline, settings, RECORDS, STEPS, guidance_scale, images=True),
+        run_plain(family, pipeline, settings, RECORDS[:1], STEPS, guidance_scale),
     ]
-    del plain
-    _free()
-    built = family.build(family.load(path, config), settings)
-    if not isinstance(built, FlowGenerator):
-        raise UserError(f"check_model compares flow models with their pipelines; {family.name} is no FlowGenerator.")
+    built = family.build(pipeline, settings)
     findings = [levels_finding(built.model, runs[0])]
     findings += [latents_finding(built.model, run, config.dtype) for run in runs]
     findings.append(pixels_finding(built.model, runs[1], config.dtype))
-    policy_of_module = stirred_policy(built, family, guidance_scale)
-    findings.append(_replay_finding(policy_of_module, config.dtype))
-    trained = draw(built.model, runs[1])
+    (module,) = family.modules
+    findings.append(_replay_finding(trained_policy(built, module, guidance_scale), config.dtype))
+    trained = ode_latents(built.model, runs[1])
     with TemporaryDirectory() as folder:
         built.adapters.save(Path(folder))
-        del built, policy_of_module
-        _free()
-        plain = load_plain(path, config)
-        plain.load_lora_weights(str(Path(folder, next(iter(family.modules)))))
-    run = run_plain(family, plain, settings, RECORDS, STEPS, guidance_scale)
+        del built, pipeline  # One model is in memory at a time.
+        clear_device_cache(garbage_collection=True)
+        pipeline = family.load(path, config)
+        pipeline.load_lora_weights(str(Path(folder, module)))
+    run = run_plain(family, pipeline, settings, RECORDS, STEPS, guidance_scale)
     return [*findings, _adapter_finding(trained, runs[1], run, config.dtype)]
 
 
 def check_before_training(
-    family: Family, pipeline: Any, built: Any, settings: ModelSettings, guidance_scale: float, dtype: str
+    family: Family, pipeline: Any, built: Model, settings: ModelSettings, guidance_scale: float, dtype: str
 ) -> None:
     """Draws one prompt in two steps by the pipeline and by the family; raises UserError where they differ.
 
     Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of another kind.
     """
-    if family.plain_guidance is None or not isinstance(built, FlowGenerator):
+    if not _is_comparable(family):
         return
     run = run_plain(family, pipeline, settings, RECORDS[:1], 2, guidance_scale)
     findings = (levels_finding(built.model, run), latents_finding(built.model, run, dtype))
@@ -149,7 +150,7 @@ def latents_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
     guidance = " If only latents with guidance differ: its formula, the negative prompt, Family.plain_guidance."
     return Finding(
         name=f"latents, guidance {run.guidance_scale:g}, {count} prompt{'s' * (count > 1)}",
-        difference=math.inf if form is None else far(form(draw(model, run)).flatten(), run.last.flatten()),
+        difference=math.inf if form is None else far(form(ode_latents(model, run)).flatten(), run.last.flatten()),
         limit=_LIMITS[dtype],
         hint="latent_shape; conditions (prompt template, length, layer of the text encoder, padding); velocity (sign,"
         " scale of the timestep, order of packed latents, dtype)." + guidance * guided,
@@ -172,7 +173,7 @@ def pixels_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
 
 
 @torch.no_grad()
-def draw(model: FlowModel[C], run: PlainRun) -> Tensor:
+def ode_latents(model: FlowModel[C], run: PlainRun) -> Tensor:
     """Returns the latents of ``run``'s records at its steps by the deterministic sampler, [B, C, h, w] float32."""
     return ode(model, run.records, _noise(model, run), run.guidance_scale, len(run.schedule))
 
@@ -200,12 +201,11 @@ def far(ours: Tensor, want: Tensor) -> float:
     return float((ours.float() - want.float()).abs().max() / want.float().abs().max())
 
 
-def stirred_policy(built: FlowGenerator[C], family: Family, guidance_scale: float) -> FlowPolicy[C]:
+def trained_policy(built: Model, module: str, guidance_scale: float) -> Policy[Any]:
     """Attaches an adapter that has an effect, and returns its policy."""
-    (name,) = family.modules
-    built.adapters.attach({name: LoraParams(rank=4, alpha=12)}, 3)
+    built.adapters.attach({module: LoraParams(rank=4, alpha=12)}, 3)
     sampler = SamplerConfig(steps=STEPS, guidance_scale=guidance_scale)
-    policy = built.policy(name, rollout=sampler, evaluation=sampler, kl_reference=True)
+    policy = built.policy(module, rollout=sampler, evaluation=sampler, kl_reference=True)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
@@ -213,7 +213,7 @@ def stirred_policy(built: FlowGenerator[C], family: Family, guidance_scale: floa
     return policy
 
 
-def replay_error(policy: FlowPolicy[C], records: Sequence[PromptRecord]) -> float:
+def replay_error(policy: Policy[Any], records: Sequence[PromptRecord]) -> float:
     """Returns the largest difference of log-probs between sampling and replay of all rows and of some, in units of a
     mean over the latent's elements."""
     got = policy.rollout(records, 2, torch.Generator().manual_seed(3))
@@ -225,7 +225,7 @@ def replay_error(policy: FlowPolicy[C], records: Sequence[PromptRecord]) -> floa
     return max(errors)
 
 
-def _replay_finding(policy: FlowPolicy[C], dtype: str) -> Finding:
+def _replay_finding(policy: Policy[Any], dtype: str) -> Finding:
     return Finding(
         name="replay against sampler",
         difference=replay_error(policy, RECORDS),
@@ -246,13 +246,9 @@ def _adapter_finding(ours: Tensor, base: PlainRun, trained: PlainRun, dtype: str
     )
 
 
-def _require_plain(family: Family) -> None:
-    flow = [module for module in family.modules.values() if module.kind == "flow"]
-    if family.plain_guidance is None or len(flow) != 1 or len(family.modules) != 1 or "t2i" not in family.tasks:
-        raise UserError(
-            f"check_model compares a text-to-image flow model of one module with its pipeline; {family.name} has the"
-            f" modules {', '.join(family.modules)} and the tasks {', '.join(family.tasks)}."
-        )
+def _is_comparable(family: Family) -> bool:
+    kinds = [module.kind for module in family.modules.values()]
+    return family.plain_guidance is not None and kinds == ["flow"] and "t2i" in family.tasks
 
 
 def _noise(model: FlowModel[C], run: PlainRun) -> Tensor:
@@ -278,9 +274,3 @@ def _unformed(form: Callable[[Tensor], Tensor], held: Tensor, shape: tuple[int, 
     """Inverts ``form``, which only moves elements: its effect on their numbers tells where each came from."""
     numbers = form(torch.arange(held[0].numel()).view(1, *shape[1:])).flatten()
     return held.flatten(1)[:, numbers.argsort().to(held.device)].view(shape).float()
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -8,7 +8,7 @@ C x h x w latents of one image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,28 +16,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from visual_grpo.common import console
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.grpo.distributed import ranks
-from visual_grpo.models.denoising import Denoiser
-from visual_grpo.models.family import ModelSettings, Module
 from visual_grpo.models.flow_matching import denoiser_of
 from visual_grpo.models.flow_sde import log_prob, moved_by, normalised_log_ratio, transition_kl
-from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet
+from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.offload import on_device
-from visual_grpo.models.rows import draw_seeds, repeated, rows_by_source_count
+from visual_grpo.models.rows import draw_seeds, repeated
 
 C = TypeVar("C")
-
-DISTILLED = (
-    "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. It was not"
-    " distilled for the noise of stochastic steps, nor for policy.flow.likelihood=matching: expect blurred or noisy"
-    " pictures, and a reward that falls or collapses. Train the undistilled model, whose adapter also loads into this"
-    " one; or else set policy.flow.window_steps=1, a low policy.flow.noise and grpo.learning_rate, and look at the"
-    " pictures."
-)
-"""Printed before a training of a `FlowModel` that has a true attribute ``distilled``."""
 
 Velocity = Callable[[Tensor, float], Tensor]
 """(state [b, C, h, w] float32, timestep) -> guided velocity [b, C, h, w] float32, with gradient where it is on."""
@@ -245,40 +232,3 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         state, entries = trajectory.states[rows, column], trajectory.entries[rows]
         mean, std = self.denoiser.step(state, trajectory.conditions, entries, trajectory.schedule, step)
         return mean if prefix_of_row is None else mean[prefix_of_row], std
-
-
-class FlowGenerator(Generic[C]):
-    """A `family.Model` of any `FlowModel`: text encoders and VAE frozen, one LoRA."""
-
-    def __init__(self, model: FlowModel[C], modules: Mapping[str, Module], settings: ModelSettings) -> None:
-        """``modules``: the family's only module."""
-        (name,) = modules
-        self.model, self.config = model, settings.policy
-        self.adapters = AdapterSet(modules, {name: model.transformer})
-        self._denoiser = Denoiser(model, settings.policy)
-
-    @classmethod
-    def builder(
-        cls, model_class: Callable[[Any, tuple[int, int], Any], FlowModel[C]], modules: Mapping[str, Module]
-    ) -> Callable[[Any, ModelSettings], FlowGenerator[C]]:
-        """Returns a ``Family.build`` that calls ``model_class(pipeline, size, options)``."""
-        return lambda pipeline, settings: cls(model_class(pipeline, settings.size, settings.options), modules, settings)
-
-    @torch.no_grad()
-    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
-        """Draws one uint8 image [3, H, W] per record; each depends on its record, its seed and the weights."""
-        images: dict[int, Sample] = {}
-        for rows in rows_by_source_count(records):
-            row_seeds = [seeds[row] for row in rows]
-            _, guidance_scale = sampler.denoising()
-            conditions = self.model.conditions([records[row] for row in rows], row_seeds, guidance_scale)
-            images |= dict(zip(rows, self._denoiser.generate(conditions, row_seeds, sampler), strict=True))
-        return [images[row] for row in range(len(records))]
-
-    def policy(
-        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
-    ) -> FlowPolicy[C]:
-        """Returns the policy of the transformer; ``evaluation`` is not used."""
-        if getattr(self.model, "distilled", False) and ranks.rank() == 0:
-            console.note(DISTILLED)
-        return FlowPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)

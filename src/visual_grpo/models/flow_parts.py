@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -15,9 +15,14 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from torch.nn.utils.rnn import pad_sequence
 
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.family import Module
-from visual_grpo.models.flow import Schedule
+from visual_grpo.models.flow import Schedule, Velocity
 from visual_grpo.models.lora import PipelineAdapter
+from visual_grpo.models.rows import distinct
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def latent_shape(pipeline: Any, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
@@ -52,6 +57,49 @@ def guided(
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextConditions(Generic[T]):
+    """What a transformer reads of N prompts, each encoded by itself: the same in any batch."""
+
+    prompts: Sequence[T]
+    """N encoded prompts."""
+    negative: T | None
+    """The negative prompt; None without guidance."""
+    guidance_scale: float
+
+    @classmethod
+    def of(
+        cls, records: Sequence[PromptRecord], encode: Callable[[str], T], negative: str | None, guidance_scale: float
+    ) -> TextConditions[T]:
+        """Encodes each distinct prompt once; a ``negative`` of None means that the model has no guidance."""
+        unique, index = distinct(records)
+        texts = [encode(record.prompt) for record in unique]
+        return cls(
+            prompts=[texts[row] for row in index.tolist()],
+            negative=encode(negative) if negative is not None and guidance_scale > 1 else None,
+            guidance_scale=guidance_scale,
+        )
+
+    def rows(self, entries: Tensor) -> list[T]:
+        """Selects the prompts of ``entries`` ([b] int64)."""
+        return [self.prompts[entry] for entry in entries.tolist()]
+
+    def velocity(
+        self, forward: Callable[[Tensor, float, R], Tensor], join: Callable[[list[T]], R], entries: Tensor
+    ) -> Velocity:
+        """Returns the guided velocity of ``entries`` ([b] int64).
+
+        ``forward(state, timestep, texts)`` runs the transformer; ``join`` makes a batch of b encoded prompts.
+        """
+        prompts = join(self.rows(entries))
+        if self.negative is None:
+            return lambda state, timestep: forward(state, timestep, prompts)
+        negative = join([self.negative] * len(entries))
+        return lambda state, timestep: guided(
+            forward(state, timestep, prompts), lambda: forward(state, timestep, negative), self.guidance_scale
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PaddedText:
     """Embeddings of N prompts and which of them are padding."""
 
@@ -83,10 +131,6 @@ class PooledText(NamedTuple):
     def of(cls, prompts: Sequence[PooledText]) -> PooledText:
         """Concatenates prompts."""
         return cls(torch.cat([prompt.embeds for prompt in prompts]), torch.cat([prompt.pooled for prompt in prompts]))
-
-    def rows(self, entries: Tensor) -> PooledText:
-        """Selects ``entries`` ([b] int64)."""
-        return PooledText(self.embeds[entries], self.pooled[entries])
 
 
 def packed(latents: Tensor) -> Tensor:

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import ModelConfig
 from visual_grpo.models.family import Family, ModelSettings
 from visual_grpo.models.flow import Schedule
-from visual_grpo.models.loading import load_pipeline, saved_class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +30,6 @@ class PlainRun:
     """The latents after the last step."""
     images: Tensor | None
     """[B, 3, H, W] uint8."""
-
-
-def load_plain(path: str, config: ModelConfig) -> Any:
-    """Loads the pipeline by the class that it names, without the family."""
-    return load_pipeline(saved_class(path) or "DiffusionPipeline", path, config, ())
 
 
 @torch.no_grad()

@@ -17,9 +17,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
-from visual_grpo.models.family import ModelSettings, Module
 from visual_grpo.models.generation import Encoded, SampledTokens, TokenTrajectory, sample_tokens
-from visual_grpo.models.lora import Adapter, AdapterPolicy, AdapterSet, fast_lora
+from visual_grpo.models.lora import Adapter, AdapterPolicy, fast_lora
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.prompt_cache import hidden_shared
 from visual_grpo.models.rows import draw_seeds, repeated
@@ -182,28 +181,6 @@ def sample_with_adapter(
     """Samples B trajectories under the current adapter."""
     with on_device(model.network), fast_lora(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
-
-
-class TokenGenerator(Generic[E]):
-    """A `family.Model` of any `TokenModel` with one LoRA."""
-
-    def __init__(self, model: TokenModel[E], modules: Mapping[str, Module], settings: ModelSettings) -> None:
-        """``modules``: the family's only module."""
-        (name,) = modules
-        self.model, self.config = model, settings.policy
-        self.adapters = AdapterSet(modules, {name: model.network})
-
-    @torch.no_grad()
-    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
-        """Draws one sample per record; each depends on its record, its seed and the weights."""
-        sampled = sample_with_adapter(self.model, records, seeds, sampler, self.config)
-        return list(self.model.samples(records, sampled.trajectory, seeds))
-
-    def policy(
-        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
-    ) -> TokenPolicy[E]:
-        """Returns the policy; ``evaluation`` is not used, as no module comes before this one."""
-        return TokenPolicy(self.model, self.adapters[module], rollout, self.config, kl_reference=kl_reference)
 
 
 def token_log_probs(

@@ -23,7 +23,7 @@ from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
-from visual_grpo.models.family import Model
+from visual_grpo.models.model import Model
 from visual_grpo.operations.training import TrainingCommand, complete_adapters, show_training, training_lineage
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage

@@ -46,7 +46,7 @@ from visual_grpo.training import components
 
 if TYPE_CHECKING:
     from visual_grpo.common.types import Sample
-    from visual_grpo.models.family import Model
+    from visual_grpo.models.model import Model
 
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {

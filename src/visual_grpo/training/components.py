@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from visual_grpo.common.types import JointPolicy, Policy
     from visual_grpo.grpo.distributed.policy import RankZeroScorer
     from visual_grpo.grpo.two_stage import Trainer
-    from visual_grpo.models.family import Family, Model, TwoStageModel
+    from visual_grpo.models.family import Family
+    from visual_grpo.models.model import Model
     from visual_grpo.models.run_spec import RunSpec
     from visual_grpo.rewards.combine import RewardSet
 
@@ -117,7 +118,7 @@ def build_policies(
         )
         for module in spec.modules
     }
-    return policies, cast("TwoStageModel", model).joint_policy(*policies.values()) if spec.joint else None
+    return policies, model.joint_policy(*policies.values()) if spec.joint else None
 
 
 def require_gpus(config: Parameters) -> None:

@@ -15,7 +15,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.draw import SPLITS, draw_and_score, held_out, plan_images
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import follow_generation, lead_generation
-from visual_grpo.models.family import Model
+from visual_grpo.models.model import Model
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 from visual_grpo.training import components

@@ -7,7 +7,6 @@ b rows, C x h x w latents of one image, which the transformer reads as T = h w /
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +16,10 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow import Schedule, Velocity
 from visual_grpo.models.flow_parts import (
     PooledText,
+    TextConditions,
     decoded,
     latent_shape,
     mmdit_modules,
@@ -28,18 +28,15 @@ from visual_grpo.models.flow_parts import (
     unpacked,
 )
 from visual_grpo.models.loading import load_pipeline
-from visual_grpo.models.rows import distinct
+from visual_grpo.models.model import Model
 
 
 class FluxOptions(Strict):
     max_sequence_length: int = Field(512, ge=1, le=512, description="T5 tokens of a prompt; schnell takes at most 256")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    prompts: PooledText
-    """N prompts: T5's tokens, and CLIP's pooled embedding."""
-    guidance_scale: float
+Conditions = TextConditions[PooledText]
+"""T5's tokens, and CLIP's pooled embedding."""
 
 
 class Flux:
@@ -54,14 +51,10 @@ class Flux:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        unique, index = distinct(records)
-        length = self.options.max_sequence_length
-        texts = [self.pipeline.encode_prompt(record.prompt, None, max_sequence_length=length) for record in unique]
-        prompts = PooledText.of([PooledText(embeds, pooled) for embeds, pooled, _ in texts])
-        return Conditions(prompts=prompts.rows(index), guidance_scale=guidance_scale)
+        return Conditions.of(records, self._encode, None, guidance_scale)
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        prompts, (_, h, w) = conditions.prompts.rows(entries), self.latent_shape
+        prompts, (_, h, w) = PooledText.of(conditions.rows(entries)), self.latent_shape
         device, dtype = prompts.embeds.device, self.transformer.dtype
         image_ids = self.pipeline._prepare_latent_image_ids(len(entries), h // 2, w // 2, device, dtype)
         text_ids = torch.zeros(prompts.embeds.shape[1], 3, device=device, dtype=dtype)
@@ -87,6 +80,11 @@ class Flux:
     def pixels(self, latents: Tensor) -> list[Tensor]:
         return decoded(self.pipeline.vae, latents)
 
+    def _encode(self, prompt: str) -> PooledText:
+        length = self.options.max_sequence_length
+        embeds, pooled, _ = self.pipeline.encode_prompt(prompt, None, max_sequence_length=length)
+        return PooledText(embeds, pooled)
+
 
 _PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae", "transformer", "scheduler")
 _MODULES = mmdit_modules("ff", "ff_context")
@@ -97,6 +95,6 @@ FAMILY = Family(
     tasks=("t2i",),
     saved_as=("FluxPipeline",),
     load=lambda path, config: load_pipeline("FluxPipeline", path, config, _PARTS),
-    build=FlowGenerator.builder(Flux, _MODULES),
+    build=Model.builder(Flux, _MODULES),
     options=FluxOptions,
 )

@@ -6,7 +6,6 @@ Shapes: N prompts, b rows, C x h x w normalised patches of one image: a patch is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,24 +18,19 @@ from torch.nn.functional import pixel_shuffle
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
-from visual_grpo.models.flow_parts import as_images, guided, transformer_module
+from visual_grpo.models.flow import Schedule, Velocity
+from visual_grpo.models.flow_parts import TextConditions, as_images, transformer_module
 from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.model import Model
 from visual_grpo.models.offload import on_device
-from visual_grpo.models.rows import distinct
 
 
 class Flux2KleinOptions(Strict):
     max_sequence_length: int = Field(512, ge=1, le=512, description="text tokens of a prompt, padded to so many")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    prompts: Tensor
-    """[N, L, D], with padding that the transformer reads as the pipeline lets it."""
-    negative: Tensor | None
-    """[1, L, D] of the empty prompt; None without guidance."""
-    guidance_scale: float
+Conditions = TextConditions[Tensor]
+"""Each prompt [1, L, D], with padding that the transformer reads as the pipeline lets it."""
 
 
 class Flux2Klein:
@@ -56,18 +50,13 @@ class Flux2Klein:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        unique, index = distinct(records)
-        prompts = torch.cat([self._encode(record.prompt) for record in unique])
-        guided = guidance_scale > 1 and not self.distilled  # As the pipeline: a distilled model has no guidance.
-        return Conditions(
-            prompts=prompts[index], negative=self._encode("") if guided else None, guidance_scale=guidance_scale
-        )
+        return Conditions.of(records, self._encode, None if self.distilled else "", guidance_scale)
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        prompts, negative, dtype = conditions.prompts[entries], conditions.negative, self.transformer.dtype
-        device, blank = prompts.device, torch.empty(len(entries), *self.latent_shape)
-        text_ids = self.pipeline._prepare_text_ids(prompts).to(device)
-        image_ids = self.pipeline._prepare_latent_ids(blank).to(device)
+        first = conditions.prompts[0]
+        device, dtype = first.device, self.transformer.dtype
+        text_ids = self.pipeline._prepare_text_ids(first.expand(len(entries), -1, -1)).to(device)
+        image_ids = self.pipeline._prepare_latent_ids(torch.empty(len(entries), *self.latent_shape)).to(device)
 
         def forward(state: Tensor, timestep: float, texts: Tensor) -> Tensor:
             velocity: Tensor = self.transformer(
@@ -81,13 +70,7 @@ class Flux2Klein:
             )[0]
             return velocity.float().transpose(1, 2).unflatten(2, self.latent_shape[1:])
 
-        if negative is None:
-            return lambda state, timestep: forward(state, timestep, prompts)
-        return lambda state, timestep: guided(
-            forward(state, timestep, prompts),
-            lambda: forward(state, timestep, negative.expand(len(entries), -1, -1)),
-            conditions.guidance_scale,
-        )
+        return conditions.velocity(forward, torch.cat, entries)
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
@@ -114,6 +97,6 @@ FAMILY = Family(
     tasks=("t2i",),
     saved_as=("Flux2KleinPipeline",),
     load=lambda path, config: load_pipeline("Flux2KleinPipeline", path, config, _PARTS),
-    build=FlowGenerator.builder(Flux2Klein, _MODULES),
+    build=Model.builder(Flux2Klein, _MODULES),
     options=Flux2KleinOptions,
 )

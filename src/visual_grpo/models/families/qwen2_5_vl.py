@@ -25,10 +25,10 @@ from visual_grpo.models.family import Family, ModelSettings, Module
 from visual_grpo.models.generation import TokenTrajectory, is_end
 from visual_grpo.models.loading import loading, place
 from visual_grpo.models.lora import PeftAdapter
+from visual_grpo.models.model import Model
 from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.quantized import check_base_weights, quantize
 from visual_grpo.models.token_probs import TokenSampler
-from visual_grpo.models.tokens import TokenGenerator
 
 if TYPE_CHECKING:
     from transformers import BatchFeature
@@ -224,8 +224,8 @@ def load(path: str, config: ModelConfig) -> Loaded:
     return model, processor
 
 
-def build(loaded: Loaded, settings: ModelSettings) -> TokenGenerator[EncodedQueries]:
-    return TokenGenerator(AnswerModel(*loaded, settings.options), MODULES, settings)
+def build(loaded: Loaded, settings: ModelSettings) -> Model:
+    return Model(AnswerModel(*loaded, settings.options), MODULES, settings)
 
 
 FAMILY = Family(

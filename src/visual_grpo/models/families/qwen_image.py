@@ -22,7 +22,7 @@ from visual_grpo.common.images import fit, read_image
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
+from visual_grpo.models.flow import Schedule, Velocity
 from visual_grpo.models.flow_parts import (
     PaddedText,
     as_images,
@@ -34,6 +34,7 @@ from visual_grpo.models.flow_parts import (
     unpacked,
 )
 from visual_grpo.models.loading import load_pipeline, saved_class
+from visual_grpo.models.model import Model
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import distinct, source_count
 
@@ -175,7 +176,7 @@ FAMILY = Family(
     tasks=("t2i", "i2i"),
     saved_as=("QwenImagePipeline", _EDIT),
     load=load,
-    build=FlowGenerator.builder(QwenImage, _MODULES),
+    build=Model.builder(QwenImage, _MODULES),
     options=QwenImageOptions,
     plain_guidance=lambda scale: {"true_cfg_scale": scale},
 )

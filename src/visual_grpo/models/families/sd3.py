@@ -6,7 +6,6 @@ Shapes: N prompts, b rows, C x h x w latents of one image.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
-from visual_grpo.models.flow_parts import PooledText, decoded, guided, latent_shape, mmdit_modules
+from visual_grpo.models.flow import Schedule, Velocity
+from visual_grpo.models.flow_parts import PooledText, TextConditions, decoded, latent_shape, mmdit_modules
 from visual_grpo.models.loading import load_pipeline
-from visual_grpo.models.rows import distinct
+from visual_grpo.models.model import Model
 
 
 class Sd3Options(Strict):
@@ -29,13 +28,8 @@ class Sd3Options(Strict):
     negative_prompt: str = Field("", description="what guidance steers away from")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    prompts: PooledText
-    """N prompts; CLIP's tokens come before T5's."""
-    negative: PooledText | None
-    """The one negative prompt; None without guidance."""
-    guidance_scale: float
+Conditions = TextConditions[PooledText]
+"""CLIP's tokens come before T5's."""
 
 
 class Sd3:
@@ -51,24 +45,10 @@ class Sd3:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        unique, index = distinct(records)
-        texts = [self._encode(record.prompt) for record in unique]  # One at a time: the same in any batch.
-        return Conditions(
-            prompts=PooledText.of(texts).rows(index),
-            negative=self._encode(self.options.negative_prompt) if guidance_scale > 1 else None,
-            guidance_scale=guidance_scale,
-        )
+        return Conditions.of(records, self._encode, self.options.negative_prompt, guidance_scale)
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        prompts = conditions.prompts.rows(entries)
-        if conditions.negative is None:
-            return lambda state, timestep: self._forward(state, timestep, prompts)
-        negative = conditions.negative.rows(torch.zeros_like(entries))
-        return lambda state, timestep: guided(
-            self._forward(state, timestep, prompts),
-            lambda: self._forward(state, timestep, negative),
-            conditions.guidance_scale,
-        )
+        return conditions.velocity(self._forward, PooledText.of, entries)
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
@@ -108,6 +88,6 @@ FAMILY = Family(
     tasks=("t2i",),
     saved_as=("StableDiffusion3Pipeline",),
     load=load,
-    build=FlowGenerator.builder(Sd3, _MODULES),
+    build=Model.builder(Sd3, _MODULES),
     options=Sd3Options,
 )

@@ -7,7 +7,6 @@ of all other families, and its 4 their 5. Shapes: N prompts, b rows, C x h x w l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import FlowGenerator, Schedule, Velocity
-from visual_grpo.models.flow_parts import decoded, guided, latent_shape, packed_schedule, transformer_module
+from visual_grpo.models.flow import Schedule, Velocity
+from visual_grpo.models.flow_parts import TextConditions, decoded, latent_shape, packed_schedule, transformer_module
 from visual_grpo.models.loading import load_pipeline
-from visual_grpo.models.rows import distinct
+from visual_grpo.models.model import Model
 
 _BASE_SHIFT = 6.0
 """Of the released Z-Image's scheduler; Turbo, whose classes are the same, has 3."""
@@ -31,13 +30,8 @@ class ZImageOptions(Strict):
     max_sequence_length: int = Field(512, ge=1, le=1024, description="text tokens of a prompt")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Conditions:
-    prompts: list[Tensor]
-    """N of [length, D]: the transformer pads each by itself."""
-    negative: Tensor | None
-    """[length, D]; None without guidance."""
-    guidance_scale: float
+Conditions = TextConditions[Tensor]
+"""Each prompt [length, D]: the transformer pads it by itself."""
 
 
 class ZImage:
@@ -52,23 +46,10 @@ class ZImage:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        unique, index = distinct(records)
-        texts = [self._encode(record.prompt) for record in unique]
-        return Conditions(
-            prompts=[texts[row] for row in index.tolist()],
-            negative=self._encode(self.options.negative_prompt) if guidance_scale > 1 else None,
-            guidance_scale=guidance_scale,
-        )
+        return Conditions.of(records, self._encode, self.options.negative_prompt, guidance_scale)
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        prompts, negative = [conditions.prompts[entry] for entry in entries.tolist()], conditions.negative
-        if negative is None:
-            return lambda state, timestep: self._forward(state, timestep, prompts)
-        return lambda state, timestep: guided(
-            self._forward(state, timestep, prompts),
-            lambda: self._forward(state, timestep, [negative] * len(prompts)),
-            conditions.guidance_scale,
-        )
+        return conditions.velocity(self._forward, list, entries)
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
@@ -96,7 +77,7 @@ FAMILY = Family(
     tasks=("t2i",),
     saved_as=("ZImagePipeline",),
     load=lambda path, config: load_pipeline("ZImagePipeline", path, config, _PARTS),
-    build=FlowGenerator.builder(ZImage, _MODULES),
+    build=Model.builder(ZImage, _MODULES),
     options=ZImageOptions,
     plain_guidance=lambda scale: {"guidance_scale": scale - 1},
 )

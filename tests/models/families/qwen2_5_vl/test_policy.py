@@ -20,7 +20,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
-from visual_grpo.models.tokens import TokenGenerator, TokenPolicy
+from visual_grpo.models.model import Model
+from visual_grpo.models.tokens import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 from visual_grpo.training.components import load_model
@@ -65,20 +66,20 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
 VlPolicy = TokenPolicy[EncodedQueries]
 
 
-def model_of(folder: Path, **changes: Any) -> TokenGenerator[EncodedQueries]:
+def model_of(folder: Path, **changes: Any) -> Model:
     """With an adapter that has an effect."""
     config = PolicyConfig(**{"rollout_batch": 4, **changes})
     whole = load_model(str(folder), train=["vl"], policy=config, options=OPTIONS, device="cpu")
-    assert isinstance(whole, TokenGenerator)
     stir(whole.policy("vl", rollout=ROLLOUT, evaluation=GREEDY))
     return whole
 
 
 def policy_of(folder: Path, **changes: Any) -> VlPolicy:
-    return model_of(folder, **changes).policy("vl", rollout=ROLLOUT, evaluation=GREEDY, kl_reference=True)
+    policy: Any = model_of(folder, **changes).policy("vl", rollout=ROLLOUT, evaluation=GREEDY, kl_reference=True)
+    return policy
 
 
-def answers_of(policy: VlPolicy | TokenGenerator[EncodedQueries]) -> AnswerModel:
+def answers_of(policy: VlPolicy | Model) -> AnswerModel:
     assert isinstance(policy.model, AnswerModel)
     return policy.model
 
@@ -212,7 +213,7 @@ def test_an_answer_depends_on_its_own_record_and_seed_only(folder: Path, records
 @torch.no_grad()
 def test_the_adapter_loads_with_plain_peft(folder: Path, records: list[PromptRecord], tmp_path: Path) -> None:
     whole = model_of(folder)
-    policy = whole.policy("vl", rollout=ROLLOUT, evaluation=GREEDY)
+    policy: Any = whole.policy("vl", rollout=ROLLOUT, evaluation=GREEDY)
     got = rollout(policy, records, group_size=1)
     whole.adapters.save(tmp_path)
     model = AutoModelForImageTextToText.from_pretrained(folder)

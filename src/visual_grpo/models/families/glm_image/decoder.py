@@ -75,7 +75,7 @@ class GlmImageDecoder:
         scheduler = self.pipeline.scheduler
         _, rows, columns = self.latent_shape
         config = scheduler.config
-        timesteps = np.linspace(self._first_timestep, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
+        timesteps = np.linspace(config.num_train_timesteps, 1.0, steps + 1)[:-1].astype(np.int64).astype(np.float32)
         shift = calculate_shift(
             rows * columns // self.transformer.config.patch_size**2,
             config.get("base_image_seq_len", 256),
@@ -167,21 +167,14 @@ class GlmImageDecoder:
 
     def _unconditional(self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor) -> Tensor:
         """It depends on the state alone, and the first state is the noise: once for each noise there."""
-        if conditions.noise_of_entry is None or timestep != self._first_timestep:
-            return self._without_prompt(state, timestep, conditions, entries)
-        noises = conditions.noise_of_entry[entries].tolist()
-        distinct_noises = list(dict.fromkeys(noises))
-        rows = torch.tensor([noises.index(noise) for noise in distinct_noises])
-        found = self._without_prompt(state[rows], timestep, conditions, entries[rows])
-        return found[torch.tensor([distinct_noises.index(noise) for noise in noises])]
-
-    def _without_prompt(self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor) -> Tensor:
+        of_row = None
+        if conditions.noise_of_entry is not None and timestep == self.pipeline.scheduler.config.num_train_timesteps:
+            noises, of_row = conditions.noise_of_entry[entries].unique(return_inverse=True)
+            rows = torch.stack([(of_row == noise).nonzero()[0, 0] for noise in range(len(noises))])
+            state, entries = state[rows], entries[rows]
         no_glyphs = conditions.no_glyphs.expand(len(entries), -1, -1)
-        return self._forward(state, timestep, no_glyphs, conditions.tokens[entries], dropped=True)
-
-    @property
-    def _first_timestep(self) -> float:
-        return float(self.pipeline.scheduler.config.num_train_timesteps)
+        velocity = self._forward(state, timestep, no_glyphs, conditions.tokens[entries], dropped=True)
+        return velocity if of_row is None else velocity[of_row]
 
     def _forward(
         self,

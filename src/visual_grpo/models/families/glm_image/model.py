@@ -20,8 +20,8 @@ from visual_grpo.models.family import Family, ModelSettings, Module
 from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.models.generation import SampledTokens
 from visual_grpo.models.loading import load_pipeline
-from visual_grpo.models.lora import AdapterSet, DiffusersAdapter, PeftAdapter
-from visual_grpo.models.rows import rows_by_source_count
+from visual_grpo.models.lora import DiffusersAdapter, PeftAdapter
+from visual_grpo.models.model import Model
 from visual_grpo.models.tokens import TokenPolicy, sample_with_adapter
 
 if TYPE_CHECKING:
@@ -50,41 +50,23 @@ MODULES = {
 }
 
 
-class GlmImage:
-    """A `family.Model`: a pipeline at one image size."""
+class GlmImage(Model):
+    """A pipeline at one image size."""
 
     def __init__(self, pipeline: GlmImagePipeline, settings: ModelSettings) -> None:
-        self.pipeline, self.size, self.config = pipeline, settings.size, settings.policy
+        self.pipeline, self.size = pipeline, settings.size
         self.sources = SourceEncoder(pipeline, settings.size)
-        networks = {"ar": pipeline.vision_language_encoder, "dit": pipeline.transformer}
-        self.adapters = AdapterSet(MODULES, networks)
+        super().__init__(pipeline, MODULES, settings)
 
-    @torch.no_grad()
-    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
-        """Draws one uint8 image [3, H, W] per record; each depends on its record, its seed and the weights."""
-        images: dict[int, Sample] = {}
-        decoder = self.decoder(sampler)
-        for rows in rows_by_source_count(records):
-            group, group_seeds = [records[row] for row in rows], [seeds[row] for row in rows]
-            tokens = decoder.draw_tokens(group, group_seeds)
-            conditions = decoder.conditions_of(group, tokens, sampler.denoising()[1])
-            images |= dict(zip(rows, self.denoiser(decoder).generate(conditions, group_seeds, sampler), strict=True))
-        return [images[row] for row in range(len(records))]
+    def networks(self) -> dict[str, Any]:
+        return {"ar": self.pipeline.vision_language_encoder, "dit": self.pipeline.transformer}
 
-    def policy(
-        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
-    ) -> TokenPolicy[EncodedPrompts] | FlowPolicy[Conditions]:
-        """``ar``: token samples, each decoded by the ODE. ``dit``: decodes of one token sample of each prompt, which
-        is drawn as ``evaluation`` says."""
-        if module == "ar":
-            guidance = self.config.decode_guidance_scale or rollout.guidance_scale
-            rollout = rollout.model_copy(update={"guidance_scale": guidance})
-            return TokenPolicy(
-                self.tokens(rollout), self.adapters["ar"], rollout, self.config, kl_reference=kl_reference
-            )
-        return FlowPolicy(
-            self.decoder(evaluation), self.adapters["dit"], rollout, self.config, kl_reference=kl_reference
-        )
+    def part(self, module: str, sampler: SamplerConfig) -> GlmImageTokens | GlmImageDecoder:
+        """``ar``: token samples, each decoded by the ODE. ``dit``: decodes of one token sample of each prompt."""
+        if module == "dit":
+            return self.decoder(sampler)
+        guidance = self.config.decode_guidance_scale or sampler.guidance_scale
+        return self.tokens(sampler.model_copy(update={"guidance_scale": guidance}))
 
     def joint_policy(self, outer: Any, inner: Any) -> GlmImageJointPolicy:
         """The AR module's policy outside, the DiT's inside."""
@@ -125,7 +107,7 @@ class GlmImage:
 
 
 class GlmImageJointPolicy:
-    """A `JointPolicy`: the DiT decodes the very tokens that AR is trained on."""
+    """The DiT decodes the very tokens that AR is trained on."""
 
     def __init__(self, ar: TokenPolicy[EncodedPrompts], dit: FlowPolicy[Conditions]) -> None:
         """Two policies on one ``GlmImage``."""

@@ -1,0 +1,88 @@
+"""A loaded model as training and evaluation see it: its adapters, its samples and the policies of its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from visual_grpo.common import console
+from visual_grpo.common.types import JointPolicy, Policy, PromptRecord, Sample
+from visual_grpo.config import SamplerConfig
+from visual_grpo.grpo.distributed import ranks
+from visual_grpo.models.denoising import Denoiser
+from visual_grpo.models.family import ModelSettings, Module
+from visual_grpo.models.flow import FlowPolicy
+from visual_grpo.models.lora import AdapterSet
+from visual_grpo.models.rows import rows_by_source_count
+from visual_grpo.models.tokens import TokenPolicy, sample_with_adapter
+
+DISTILLED = (
+    "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. It was not"
+    " distilled for the noise of stochastic steps, nor for policy.flow.likelihood=matching: expect blurred or noisy"
+    " pictures, and a reward that falls or collapses. Train the undistilled model, whose adapter also loads into this"
+    " one; or else set policy.flow.window_steps=1, a low policy.flow.noise and grpo.learning_rate, and look at the"
+    " pictures."
+)
+"""Printed before a training of a `FlowModel` that has a true attribute ``distilled``."""
+
+
+class Model:
+    """A `FlowModel` or `TokenModel` with a LoRA, all else frozen; a family of several modules extends this class."""
+
+    def __init__(self, model: Any, modules: Mapping[str, Module], settings: ModelSettings) -> None:
+        self.model, self.modules, self.config = model, modules, settings.policy
+        self.adapters = AdapterSet(modules, self.networks())
+
+    @classmethod
+    def builder(
+        cls, model_class: Callable[[Any, tuple[int, int], Any], Any], modules: Mapping[str, Module]
+    ) -> Callable[[Any, ModelSettings], Model]:
+        """Returns a ``Family.build`` that calls ``model_class(pipeline, size, options)``."""
+        return lambda pipeline, settings: cls(model_class(pipeline, settings.size, settings.options), modules, settings)
+
+    def networks(self) -> dict[str, Any]:
+        """Returns the model of transformers or diffusers that each module's LoRA is put on."""
+        ((name, module),) = self.modules.items()
+        return {name: self.model.transformer if module.kind == "flow" else self.model.network}
+
+    def part(self, module: str, sampler: SamplerConfig) -> Any:
+        """Returns the `FlowModel` or `TokenModel` of a module; ``sampler`` draws what another module makes for it."""
+        return self.model
+
+    @torch.no_grad()
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        """Draws one sample per record; each depends only on its record, its seed and the weights."""
+        name, module = list(self.modules.items())[-1]
+        model = self.part(name, sampler)
+        if module.kind == "tokens":
+            sampled = sample_with_adapter(model, records, seeds, sampler, self.config)
+            return list(model.samples(records, sampled.trajectory, seeds))
+        denoiser, guidance_scale = Denoiser(model, self.config), sampler.denoising()[1]
+        images: dict[int, Sample] = {}
+        for rows in rows_by_source_count(records):
+            row_seeds = [seeds[row] for row in rows]
+            conditions = model.conditions([records[row] for row in rows], row_seeds, guidance_scale)
+            images |= dict(zip(rows, denoiser.generate(conditions, row_seeds, sampler), strict=True))
+        return [images[row] for row in range(len(records))]
+
+    def policy(
+        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
+    ) -> Policy[Any]:
+        """Returns the policy of a module that has an adapter.
+
+        ``rollout`` draws its training samples; ``evaluation`` draws what an earlier, fixed module makes for it
+        (GLM-Image's tokens for its decoder).
+        """
+        adapter = self.adapters[module]
+        if self.modules[module].kind == "tokens":
+            return TokenPolicy(self.part(module, rollout), adapter, rollout, self.config, kl_reference=kl_reference)
+        model = self.part(module, evaluation)
+        if getattr(model, "distilled", False) and ranks.rank() == 0:
+            console.note(DISTILLED)
+        return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference)
+
+    def joint_policy(self, outer: Any, inner: Any) -> JointPolicy:
+        """Returns the policy of two modules that one rollout trains."""
+        raise NotImplementedError
