@@ -30,8 +30,8 @@ from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import join
-from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
+from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.flow_sde import ode_step
 from visual_grpo.training import components
@@ -82,7 +82,7 @@ class Training:
         requests = plan_images({"held_out": held_out}, seed=0, images_per_prompt=4, max_prompts=None)
         with self.average.in_place() if averaged else adapter.disabled() if base else nullcontext():
             samplers, size = {"eval": self.config.sampling.eval}, evaluation.batch_size
-            draw_and_score(self.model, self.scorer, requests, samplers, fresh, batch_size=size, facts={})
+            generate_and_score(self.model, self.scorer, requests, samplers, fresh, batch_size=size, facts={})
             norm = 1.0 if base else self.velocity_norm()
         pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
         facts = {

@@ -37,8 +37,8 @@ from visual_grpo.common.types import PromptRecord, StepMetrics, TrainBatch
 from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import join
-from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
 from visual_grpo.evaluation.paired import paired_difference
+from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import UpdateMetrics
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -153,7 +153,7 @@ class Loop:
             max_prompts=None,
         )
         sampler, size = {"eval": config.sampling.eval}, config.evaluation.batch_size
-        draw_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, facts={})
+        generate_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, facts={})
         facts = {
             "steps": self.trainer.step,
             "updates": self.trainer.step * self.trainer.config.updates_per_rollout,

@@ -36,9 +36,9 @@ from scipy.stats import binomtest
 
 from visual_grpo.config import GateRule
 from visual_grpo.evaluation.compare import EVAL_SAMPLER, join
-from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.gate import decide
 from visual_grpo.evaluation.paired import POWER, detectable_gain, t_interval, units_needed
+from visual_grpo.evaluation.samples import read_scores
 
 Values = NDArray[np.float64]
 PLAIN = GateRule(error=0.025, gates_per_year=1)

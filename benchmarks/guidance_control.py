@@ -20,7 +20,7 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.config import ControlConfig, Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare
-from visual_grpo.evaluation.draw import draw_and_score, plan_images, read_scores
+from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
 from visual_grpo.evaluation.verdict import change
 from visual_grpo.training import components
 
@@ -54,7 +54,7 @@ def _base_at(config: Parameters, records: RecordTable, scales: list[float]) -> p
         max_prompts=config.evaluation.max_prompts,
     )
     with tempfile.TemporaryDirectory() as folder:
-        return draw_and_score(
+        return generate_and_score(
             components.build_model(config, path),
             components.build_scorer(config, spec.modules),
             requests,

@@ -32,7 +32,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import AlarmConfig, Parameters, RewardConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.draw import distinct_prompts, read_scores
+from visual_grpo.evaluation.samples import distinct_prompts, read_scores
 from visual_grpo.rewards.catalogue import build_reward_set
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun

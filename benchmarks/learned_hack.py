@@ -29,7 +29,7 @@ from visual_grpo.common.images import to_pil
 from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.draw import distinct_prompts
+from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun
 

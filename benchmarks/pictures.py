@@ -18,7 +18,7 @@ from PIL import Image
 from visual_grpo.common.images import read_image
 from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.evaluation import pictures, report
-from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.samples import read_scores
 
 COLUMNS = 6
 """Columns of the film at most, the base model's included."""

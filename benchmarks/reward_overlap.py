@@ -27,7 +27,7 @@ from step import base_config, distinct_prompts
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.draw import draw_and_score, plan_images
+from visual_grpo.evaluation.samples import generate_and_score, plan_images
 from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.remote.http_reward import HttpReward
@@ -69,7 +69,7 @@ def main() -> None:
         def evaluate() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 sampler = {"rollout": config.sampling.rollout}
-                table = draw_and_score(image, rewards, requests, sampler, Path(folder), batch_size=4, facts={})
+                table = generate_and_score(image, rewards, requests, sampler, Path(folder), batch_size=4, facts={})
                 totals.append(table["total"].tolist())
 
         table = Table()

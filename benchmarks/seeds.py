@@ -27,7 +27,7 @@ import pandas as pd
 from visual_grpo.common import quiet_libraries
 from visual_grpo.config.schema import validate
 from visual_grpo.evaluation.compare import compare
-from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.training.components import make_run_spec
 
 ROOT = Path(__file__).parents[1]

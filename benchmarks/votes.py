@@ -31,8 +31,8 @@ from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.draw import distinct_prompts, image_seed
 from visual_grpo.evaluation.paired import paired_difference
+from visual_grpo.evaluation.samples import distinct_prompts, image_seed
 from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line

@@ -11,8 +11,8 @@ import pandas as pd
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.evaluation.compare import compare, compare_controls
-from visual_grpo.evaluation.draw import draw_and_score, plan_images
 from visual_grpo.evaluation.report import write_report
+from visual_grpo.evaluation.samples import generate_and_score, plan_images
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.rewards.combine import RewardSet
 
@@ -27,7 +27,9 @@ def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]
     samplers = {"rollout": ROLLOUT, "eval": EVAL_SAMPLER}
     controls = {} if gain else {"eval steps=20": EVAL_SAMPLER.model_copy(update={"steps": 20})}
     facts = {"seed": 0, "controls": {name: {} for name in controls}}
-    return draw_and_score(Painter(gain), scorer, plan, samplers, folder, batch_size=8, facts=facts, controls=controls)
+    return generate_and_score(
+        Painter(gain), scorer, plan, samplers, folder, batch_size=8, facts=facts, controls=controls
+    )
 
 
 def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS, **facts: Any) -> Path:

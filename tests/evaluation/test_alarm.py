@@ -23,7 +23,7 @@ BASE = np.linspace(0.2, 0.6, COUNT)
 
 
 def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
-    """Scores and pictures as `draw_and_score` leaves them, with rows that are not of the eval prompts' first image."""
+    """Scores and pictures with rows that are not of the eval prompts' first image."""
     (folder / "eval").mkdir(parents=True)
     rows = []
     for i, record in enumerate(RECORDS):
@@ -126,19 +126,3 @@ def test_the_metrics_have_every_signal_with_its_bounds(tmp_path: Path) -> None:
     assert list(metrics) == names
     assert metrics["watch/guard"] == pytest.approx(-0.1, abs=1e-6)
     assert metrics["watch_low/guard"] < -0.1 < metrics["watch_high/guard"] < 0
-
-
-def test_a_guard_at_its_limit_raises_a_false_alarm_no_more_often_than_promised(tmp_path: Path) -> None:
-    """400 trainings of three looks, in which the guard's true fall is the limit itself: the worst honest case."""
-    error, looks, runs = 0.2, 3, 400
-    monitor = HackingMonitor(baseline(tmp_path, guard=np.full(COUNT, 1.0)), AlarmConfig(error=error), looks=looks)
-    generator = np.random.default_rng(1)
-    texts = [TextSample(text="", finished=True, frame=(8, 8))] * COUNT
-    alarms = 0
-    for _ in range(runs):
-        now = 0.75 + generator.normal(0, 0.3, (looks, COUNT))
-        alarms += any(
-            monitor.look(RECORDS, texts, torch.full((COUNT,), 2.0), {"guard": torch.tensor(row)}).alarm for row in now
-        )
-    # Of the two signals, only the guard can exceed its limit here: half of the error, but for the looks' overlap.
-    assert 0.06 < alarms / runs < 0.13

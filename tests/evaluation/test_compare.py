@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from tests.evaluation.defaults import conditions_of, parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.compare import check_facts, compare, compare_controls, join
 
@@ -229,18 +227,3 @@ def test_only_the_samples_that_were_asked_for_are_compared() -> None:
     ]
     [total] = [e for e in compare(baseline, first_of_two, bootstrap_samples=200, seed=0) if e["name"] == "total"]
     assert (total["images"], total["difference"]) == (2, 2)
-
-
-def test_samples_that_are_missing_for_no_such_reason_are_refused() -> None:
-    baseline, after = extent(scores([0, 1, 2, 3]), 2, None), scores([0, 1, 2, 3])
-    fewer = after.iloc[:2]
-    fewer.attrs = after.attrs
-    with pytest.raises(UserError, match="1 only in the baseline"):
-        join(baseline, extent(fewer, 2, None))
-
-
-def test_conditions_survive_the_file(tmp_path: Path) -> None:
-    frame = scores([0.0, 1.0])
-    frame.attrs["facts"] = conditions_of(parameters())
-    frame.to_parquet(tmp_path / "scores.parquet")
-    check_facts(pd.read_parquet(tmp_path / "scores.parquet").attrs["facts"], frame.attrs["facts"])

@@ -62,13 +62,9 @@ def test_the_total_s_bound_by_hand() -> None:
     assert found.bound == pytest.approx(0.316667 - 2.015048 * 0.0752773 / math.sqrt(6), abs=1e-6)
     assert (found.units, found.reference, found.candidate) == pytest.approx((6, 1.0, 1.316667))
     assert found.difference == pytest.approx(0.316667, abs=1e-6)
-
-
-@pytest.mark.parametrize("gates", [1, 12, 52])
-def test_a_year_s_error_is_shared_evenly_by_its_gates(gates: int) -> None:
-    decision = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(gates_per_year=gates))
-    assert decision.alpha == 0.05 / gates
-    assert condition(decision, "total").bound == pytest.approx(lower(GAINS, 0.05 / gates))
+    yearly = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(gates_per_year=52))
+    assert yearly.alpha == STRICT
+    assert condition(yearly, "total").bound == pytest.approx(lower(GAINS, STRICT))
 
 
 def test_an_equal_is_not_promoted_and_a_constant_gain_has_a_bound_without_width() -> None:
@@ -170,17 +166,6 @@ def test_a_reward_with_a_weight_is_no_guard() -> None:
     assert [c.name for c in decision.conditions] == ["total", "unscored"]
 
 
-def test_an_unscored_sample_is_left_out_and_not_counted_as_0() -> None:
-    before, after = [*REFERENCE, 5.0, 1.0], [*BETTER, NAN, 1.5]
-    found = condition(decide(scores(after), {"base": scores(before)}, rule()), "total")
-    assert (found.units, found.bound) == pytest.approx((7, lower([*GAINS, 0.5], 0.05)))
-    # Of a prompt with two images the scored one remains.
-    found = condition(
-        decide(scores([1, NAN, 2, 3, 4, 4], images=2), {"base": scores([0] * 6, images=2)}, rule()), "total"
-    )
-    assert found.bound == pytest.approx(lower([1, 2.5, 4], 0.05))
-
-
 def test_an_unscored_share_that_fell_holds_as_does_none_at_all() -> None:
     fell = decide(scores([2.0, 2.1, 2.0, 2.2]), {"base": scores([NAN, 1.0, 1.1, 1.0])}, rule(max_unscored_rise=0.5))
     assert condition(fell, "unscored").difference == -0.25
@@ -241,17 +226,6 @@ def test_few_prompts_are_told_with_the_gain_that_they_can_detect(units: int) -> 
     )
     assert decision.notes[-1:] == ([] if units == 100 else [few])
     assert any("too few to rely on the interval" in note for note in decision.notes) == (units == 9)
-
-
-def test_of_equals_a_share_of_alpha_is_promoted() -> None:
-    """120 gates at level 20%: between 10 and 39 promotions with a probability of 0.999."""
-    rng, asked = np.random.default_rng(11), GateRule(error=0.2, gates_per_year=1)
-    promoted = 0
-    for _ in range(120):
-        prompts = rng.normal(1.0, 0.3, size=10).repeat(2)
-        before, after = prompts + rng.normal(0, 0.1, size=(2, 20)) + rng.normal(0, 0.1, size=(2, 10)).repeat(2, axis=1)
-        promoted += decide(scores(after, images=2), {"base": scores(before, images=2)}, asked).promoted
-    assert 10 <= promoted <= 39
 
 
 def test_the_decision_as_json_says_everything() -> None:

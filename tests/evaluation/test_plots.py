@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from tests.evaluation.painter import records
-from visual_grpo.evaluation.draw import distinct_prompts
 from visual_grpo.evaluation.plots import Curves, base_value, differences, training_curves
+from visual_grpo.evaluation.samples import distinct_prompts
 
 
 def entry(name: str, difference: float | None, split: str = "held_out", sampler: str = "eval") -> dict[str, Any]:

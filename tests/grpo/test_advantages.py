@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
 from visual_grpo.grpo.losses import Scale, gdpo_advantages, group_advantages, zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
 
 NAN = float("nan")
+SCALES: list[Scale] = ["group", "batch", "batch_centred", "none"]
 
 
 ROOT = 2**0.5 + 0.5
@@ -36,7 +42,7 @@ def test_each_scale_by_hand(scale: Scale, groups: list[list[float]], expected: l
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float32), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "batch_centred", "none"])
+@pytest.mark.parametrize("scale", SCALES)
 def test_a_constant_group_gets_exactly_zero(scale: Scale) -> None:
     # The mean of these equal floats is not bit-equal to them in float32.
     rewards = torch.cat([torch.full((7,), 0.1), torch.arange(7.0)])
@@ -120,3 +126,38 @@ def test_shares_leave_out_what_a_reward_could_not_score() -> None:
     rewards = {"a": torch.tensor([0.0, 2, torch.nan]), "b": torch.tensor([0.0, 2, 100])}
     assert variance_shares(rewards, {"a": 1.0, "b": 1.0}, 3) == pytest.approx({"a": 0.5, "b": 0.5})
     assert variance_shares({"a": torch.ones(2)}, {"a": 1.0}, 2) == {}
+
+
+rewards_of_groups = st.integers(2, 6).flatmap(
+    lambda size: st.lists(
+        st.lists(st.floats(-100, 100, width=32) | st.just(math.nan), min_size=size, max_size=size),
+        min_size=1,
+        max_size=5,
+    )
+)
+"""N groups of G rewards; NaN = unscored."""
+
+
+def flat(groups: list[list[float]]) -> tuple[Tensor, int]:
+    return torch.tensor(groups).reshape(-1), len(groups[0])
+
+
+@given(groups=rewards_of_groups, scale=st.sampled_from(SCALES))
+def test_advantages_are_finite_clipped_and_zero_where_nothing_was_scored(groups, scale) -> None:
+    rewards, size = flat(groups)
+    found = group_advantages(rewards, size, scale=scale, clip=5.0)
+    assert found.isfinite().all()
+    assert found.abs().max() <= 5.0
+    assert (found[rewards.isnan()] == 0).all()
+    constant = zero_variance_groups(rewards, size)
+    assert (found.view(-1, size)[constant] == 0).all()
+
+
+@given(groups=rewards_of_groups, scale=st.sampled_from(SCALES))
+def test_a_better_sample_of_a_group_never_gets_less(groups, scale) -> None:
+    rewards, size = flat(groups)
+    found = group_advantages(rewards, size, scale=scale).view(-1, size)
+    for own, given_ in zip(rewards.view(-1, size), found, strict=True):
+        scored = ~own.isnan()
+        order = own[scored].argsort(stable=True)
+        assert (given_[scored][order].diff() >= 0).all()

@@ -39,12 +39,3 @@ def test_other_ranks_add_theirs_before_it_is_rounded() -> None:
     assert unused.grad is None, "an optimiser moves a parameter whose gradient is 0"
     assert parameter.grad is not None
     assert torch.equal(parameter.grad, torch.full((3,), TOTAL))
-
-
-def test_afterwards_gradients_are_torchs_own_again() -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    with GradientSums([parameter]):
-        parameter.sum().backward()
-    parameter.sum().backward()
-    assert parameter.grad is not None
-    assert torch.equal(parameter.grad, torch.full((3,), 2.0))

@@ -63,19 +63,3 @@ def test_no_ratio_is_so_large_that_it_overflows() -> None:
         assert value[0, 0].item() == pytest.approx(math.exp(20), rel=1e-5)
         (gradient,) = torch.autograd.grad(value[0, 0], [new])
         assert gradient[0, 0] == 0
-
-
-MASK = torch.tensor([[True, True, True, False], [True, False, False, False], [False, False, False, False]])
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "weights"),
-    [
-        ("row_mean", [[1 / 6] * 3 + [0], [1 / 2, 0, 0, 0], [0] * 4]),
-        ("step_mean", [[1 / 4] * 3 + [0], [1 / 4, 0, 0, 0], [0] * 4]),
-        ("constant", [[1 / 12] * 3 + [0], [1 / 12, 0, 0, 0], [0] * 4]),
-    ],
-)
-def test_step_weights_by_hand(aggregation: losses.Aggregation, weights: list[list[float]]) -> None:
-    got = losses.step_weights(MASK, aggregation, counted_rows=2, counted_steps=4, rows=3)
-    torch.testing.assert_close(got, torch.tensor(weights, dtype=torch.float32))

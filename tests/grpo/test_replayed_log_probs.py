@@ -79,11 +79,14 @@ def test_where_the_ratio_compares_with_the_replay(chosen: str, dtype: str, repla
     assert (first.values["ratio/first_max_abs_log"] == 0) == replays
 
 
-def test_a_wrong_replay_is_still_caught() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_replay_at_another_temperature_is_caught_before_the_first_update(dtype: str) -> None:
     policy = ToyTokenPolicy(replay_temperature=0.3)
     policy.table.data.copy_(torch.linspace(0, 1, 20).view(4, 5))
-    with pytest.raises(RatioCheckError, match=r"measured: max 0\.\d+"):
-        next(trainer_of(policy).fit(records(10)))
+    before = policy.table.detach().clone()
+    with pytest.raises(RatioCheckError, match=r"measured: max 0\.\d+[^$]*temperature"):
+        next(trainer_of(policy, dtype).fit(records(10)))
+    assert torch.equal(policy.table, before)
 
 
 def test_an_update_that_is_left_out_leaves_the_next_one_the_first() -> None:

@@ -64,8 +64,10 @@ def test_the_outer_stage_is_compared_by_the_mean_of_its_decodes_and_the_inner_wi
     policy, weights = ToyJointPolicy(), {"outer": {"mean": 1.0}, "inner": {"first": 1.0}}
     trainer = joint(policy, (3, 4), weights, loss="dr_grpo", max_grad_norm=1e9)
     with given_gradients() as given:
-        next(trainer.fit(records(10)))
+        metrics = next(trainer.fit(records(10)))
     (seen,) = policy.seen
+    assert metrics.values["samples"] == 4 * 3 * 4
+    assert {"outer/kl", "inner/kl", "reward/total", "outer/reward/mean"} <= metrics.values.keys()
     samples = torch.stack(list(seen.inner.samples))
     mean = samples.mean(1).view(4, 3, 4).mean(2)
     outer_advantage = (mean - mean.mean(1, keepdim=True)).flatten()
@@ -80,18 +82,6 @@ def test_the_outer_stage_is_compared_by_the_mean_of_its_decodes_and_the_inner_wi
         objective = (log_probs * advantage[:, None] * rollout.mask).sum() / rollout.mask.numel()
         (want,) = torch.autograd.grad(-objective, [plain.table])
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
-
-
-def test_a_joint_run_learns_both_stages() -> None:
-    policy = ToyJointPolicy()
-    trainer = joint(policy, (4, 3), {"outer": {"mean": 1.0}, "inner": {"mean": 1.0}})
-    trainer.steps = 40
-    metrics = list(trainer.fit(records(10)))
-    assert (policy.inner.table > 0.3).all()
-    assert (policy.outer.table.softmax(-1)[:2, 2] > 0.5).all()  # the later half of odd rows does not count
-    assert metrics[0].values["samples"] == 4 * 4 * 3
-    assert {"outer/kl", "inner/kl", "reward/total", "outer/reward/mean"} <= metrics[0].values.keys()
-    assert metrics[-1].step == 40
 
 
 def alternating(seed: int = 5) -> AlternatingTrainer:

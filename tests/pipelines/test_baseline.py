@@ -9,7 +9,7 @@ from kedro.io import DatasetError
 from tests.evaluation.defaults import conditions_of, parameters
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.training import components
 

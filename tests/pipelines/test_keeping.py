@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pipelines.painted import BRIGHTNESS, SMALL, Project
-from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.training import runtime_fingerprint
 

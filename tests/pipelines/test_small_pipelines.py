@@ -15,7 +15,7 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.manifest import RecordTable, SeenPrompts, write_manifest
-from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.operations.candidates import ComparedModel
 from visual_grpo.pipelines.compare import compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts

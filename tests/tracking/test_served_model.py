@@ -29,7 +29,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import Parameters, SamplerConfig
-from visual_grpo.evaluation.draw import image_seed
+from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc, read
 from visual_grpo.training.components import load_model, make_run_spec

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.evaluation.defaults import conditions_of, parameters
 from tests.evaluation.painter import brightness
-from tests.pipelines.painted import Project
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.config import Parameters
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
-from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
 from visual_grpo.training.cache_key import NEVER, NOT_READ, cache_key
-from visual_grpo.training.resuming import Origin, refuse_changes
 
 HERE = "tests.training.test_cache_key"
 
@@ -93,25 +88,6 @@ def test_results_pair_whatever_the_patience() -> None:
 
     assert judged({"timeout": 3.0}) == judged({"timeout": 9.0}) == judged({})
     assert judged({"gain": 2.0}) != judged({})
-
-
-@pytest.mark.parametrize(("options", "refused"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])
-def test_a_run_goes_on_with_another_patience(tmp_path: Path, options: dict[str, Any], refused: bool) -> None:
-    run = Origin(tmp_path, {"parameters": parameters(**rewards_of({})).public()})
-    with pytest.raises(UserError, match=r"rewards\.judge\.options\.gain") if refused else nullcontext():
-        refuse_changes(run, parameters(**rewards_of(options)))
-
-
-@pytest.mark.parametrize(("options", "drawn"), [({"timeout": 9.0}, False), ({"gain": 9.0}, True)])
-def test_a_baseline_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], drawn: bool
-) -> None:
-    project = Project(tmp_path, monkeypatch)
-    pinned: dict[str, Any] = {"model": {"revision": "0" * 40}}
-    project.run(create_pipeline("baseline"), rewards_used=rewards_of({})["rewards"], **pinned)
-    before = len(project.policies)
-    project.run(create_pipeline("baseline"), rewards_used=rewards_of(options)["rewards"], **pinned)
-    assert (len(project.policies) > before) is drawn
 
 
 def test_what_decides_nothing_are_names_of_parameters() -> None:

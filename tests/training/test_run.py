@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -129,29 +128,6 @@ def test_a_run_that_is_stopped_twice_is_the_uninterrupted_one(pipeline_folder: P
     assert contents(tmp_path / "parts" / "out") == contents(tmp_path / "whole" / "out"), f"stopped after steps {stops}"
     assert rows(last) == rows(whole)
     assert last.progress.best_step == whole.progress.best_step
-
-
-def test_the_best_adapter_is_that_of_the_best_evaluation(pipeline_folder: Path, tmp_path: Path) -> None:
-    run = make_run(parameters(tmp_path), pipeline_folder)
-    kept: dict[int, dict[str, torch.Tensor]] = {}
-
-    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        kept[metrics.step] = run.model.adapters.state()
-
-    execute(run, tmp_path / "out", on_step)
-    evaluated = {row["step"]: row["eval/total"] for row in run.progress.history if "eval/total" in row}
-    assert sorted(evaluated) == [2, 4, 6]
-    best = int(max(evaluated, key=evaluated.__getitem__))
-    facts = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert facts["best_step"] == best
-    assert facts["best_eval_total"] == evaluated[best]
-    from safetensors.torch import load_file
-
-    saved = load_file(tmp_path / "out" / "best" / "ar" / "adapter_model.safetensors")
-    assert all(torch.equal(saved[name.removeprefix("ar/")], value) for name, value in kept[best].items())
-    last = load_file(tmp_path / "out" / "last" / "ar" / "adapter_model.safetensors")
-    assert all(torch.equal(last[name.removeprefix("ar/")], value) for name, value in kept[STEPS].items())
-    assert (tmp_path / "out" / "ar" / "adapter_config.json").is_file()
 
 
 BOTH_STEPS: dict[str, Any] = {

@@ -24,9 +24,9 @@ from torch import Tensor
 from visual_grpo.common.images import is_image, read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
+from visual_grpo.evaluation.samples import read_scores
 
 UNSCORED, DISTANCE = "unscored", "distance"
 SPLIT, SAMPLER = "eval", "eval"
@@ -116,7 +116,7 @@ class HackingMonitor:
     """Compares a training with the baseline's samples of the eval prompts.
 
     Args:
-        baseline: a folder of `draw_and_score`.
+        baseline: a folder of `generate_and_score`.
         looks: how many evaluations the training will have.
     """
 

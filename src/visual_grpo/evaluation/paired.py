@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -127,13 +127,7 @@ def paired_ratio_bootstrap(
     scored = ~np.isnan(columns).any(0)
     names, members = np.unique(np.asarray(clusters, dtype=object)[scored], return_inverse=True)
     columns = columns[:, scored]
-    by_cluster = np.stack([_sums(column, members) for column in columns])
-
-    def difference(drawn: NDArray[np.int64]) -> Values:
-        above, below, trained_above, trained_below = (drawn @ sums for sums in by_cluster)
-        return _quotient(trained_above, trained_below) - _quotient(above, below)
-
-    low, high = _percentile_interval(difference, len(names), samples, seed)
+    low, high = _bootstrap_interval(np.stack([_sums(column, members) for column in columns]), samples, seed)
     before, after = _quotient(columns[0], columns[1]), _quotient(columns[2], columns[3])
     decided = ~(np.isnan(before) | np.isnan(after))
     totals = columns.sum(1)
@@ -199,9 +193,19 @@ def detectable_gain(sd: float, units: int, alpha: float, power: float = POWER) -
 
     ``sd`` is the standard deviation of the units' differences, ``alpha`` the one-sided level.
     """
+    from scipy.optimize import brentq
+    from scipy.stats import nct, t  # Half a second, which `kedro --help` should not pay.
+
+    if not (0 < alpha < power < 1):
+        raise ValueError(f"expected 0 < alpha < power < 1, got alpha {alpha} and power {power}")
     if units < 2 or math.isnan(sd):
         return math.nan
-    return _noncentrality(units, alpha, power) * sd / math.sqrt(units)
+    critical = t.isf(alpha, units - 1)
+    largest = 1.0
+    while nct.sf(critical, units - 1, largest) < power:
+        largest *= 2
+    gain_in_errors = float(brentq(lambda size: nct.sf(critical, units - 1, size) - power, 0, largest))
+    return gain_in_errors * sd / math.sqrt(units)
 
 
 def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> int:
@@ -212,22 +216,22 @@ def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> 
     return units[bisect_left(units, -gain, key=lambda n: -detectable_gain(sd, n, alpha, power))]
 
 
-def _percentile_interval(
-    statistic: Callable[[NDArray[np.int64]], Values], clusters: int, samples: int, seed: int
-) -> tuple[float, float]:
-    """Percentile interval of a statistic when whole clusters are drawn with replacement.
+def _bootstrap_interval(sums: Values, samples: int, seed: int) -> tuple[float, float]:
+    """Percentile interval of the difference of two ratios of sums when whole clusters are resampled.
 
-    ``statistic`` maps counts [k, clusters] of how often each cluster was drawn to values [k]. The interval is NaN with
-    fewer than two clusters, or if the statistic is undefined for a resample.
+    ``sums`` [4, clusters] are those of baseline numerators and denominators, then of the trained ones. NaN with fewer
+    than two clusters, or if a resample has an undefined ratio.
     """
+    clusters = sums.shape[1]
     if clusters < 2:
         return float("nan"), float("nan")
     generator = np.random.default_rng(seed)
     values = np.empty(samples)
     for start in range(0, samples, CHUNK):
         size = min(CHUNK, samples - start)
-        drawn = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=size)
-        values[start : start + size] = statistic(drawn)
+        counts = generator.multinomial(clusters, np.full(clusters, 1 / clusters), size=size)
+        above, below, trained_above, trained_below = (counts @ column for column in sums)
+        values[start : start + size] = _quotient(trained_above, trained_below) - _quotient(above, below)
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
@@ -262,17 +266,3 @@ def _wilson(shares: np.ndarray) -> tuple[float, float]:
         for number in (math.floor(cases), math.ceil(cases))
     )
     return few.low, many.high
-
-
-def _noncentrality(units: int, alpha: float, power: float) -> float:
-    """Solves for the true gain in standard errors."""
-    from scipy.optimize import brentq
-    from scipy.stats import nct, t  # Half a second, which `kedro --help` should not pay.
-
-    if not (0 < alpha < power < 1):
-        raise ValueError(f"expected 0 < alpha < power < 1, got alpha {alpha} and power {power}")
-    critical = t.isf(alpha, units - 1)
-    largest = 1.0
-    while nct.sf(critical, units - 1, largest) < power:
-        largest *= 2
-    return float(brentq(lambda size: nct.sf(critical, units - 1, size) - power, 0, largest))

@@ -1,4 +1,4 @@
-"""Draws samples in grids with captions, in a font that can show them."""
+"""Arranges samples in grids with captions, in a font that can show them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image:
-    """Returns a sample as a picture: an image itself; a text as a reward draws it, else the source image with
+    """Returns a sample as a picture: an image itself; a text as a reward paints it, else the source image with
     the text below."""
     painted = judge.picture(record, sample)
     if painted is not None:
@@ -108,7 +108,7 @@ def scaled(image: Image.Image | Tensor) -> Image.Image:
 
 
 def text(shown: str, colour: str = INK, width: int = WIDTH, most: int = MAX_LINES) -> Image.Image:
-    """Draws text ``width`` pixels wide and as high as its lines."""
+    """Renders text ``width`` pixels wide and as high as its lines."""
     paragraphs = [printable(line, TEXT_SIZE) for line in shown.split("\n")]
     lines = [(line, font) for paragraph, font in paragraphs for line in wrap(paragraph, font, width, most)]
     canvas = Image.new("RGB", (width, LINE_HEIGHT * len(lines)), PAPER)
@@ -185,7 +185,7 @@ def _font_for(characters: frozenset[str]) -> Path:
 
 @lru_cache(maxsize=512)
 def _glyphs(path: Path) -> frozenset[str]:
-    """Returns the characters that a font can draw; none if it cannot be opened or scaled (bitmap fonts)."""
+    """Returns the characters that a font has; none if it cannot be opened or scaled (bitmap fonts)."""
     try:
         ImageFont.truetype(path, 16)
         return frozenset(map(chr, FT2Font(str(path)).get_charmap()))

@@ -19,9 +19,9 @@ from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.compare import join, retotalled
-from visual_grpo.evaluation.draw import read_scores
 from visual_grpo.evaluation.page import render
 from visual_grpo.evaluation.pictures import caption, data_uri, grid
+from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import main_view
 
 SHOWN = 6
@@ -42,7 +42,7 @@ def write_report(
 
     ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
     ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
-    ``draw_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
+    ``generate_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
     left, with the pictures of its alarms.
     """
     curves = plots.training_curves(history, _base_value(evaluation, baseline, trained))

@@ -20,7 +20,7 @@ from visual_grpo.common.types import PromptRecord, Scores, TrainBatch
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics
 from visual_grpo.grpo.optimizer import MOST_OVERFLOWS
-from visual_grpo.grpo.sampling import PromptOrder, all_groups, sample_and_score
+from visual_grpo.grpo.sampling import PromptOrder, sample_and_score
 
 if TYPE_CHECKING:
     from visual_grpo.grpo.trainer import GRPOTrainer
@@ -170,7 +170,7 @@ def measure_signal(
     look = min(_FIRST_LOOK, most)
     while True:
         while len(gradients) < look:
-            chosen = [prompts[i] for i in order.draw(config.prompts_per_step)]
+            chosen = [prompts[i] for i in order.take(config.prompts_per_step)]
             gradients.append(probe_gradient(trainer, chosen, generator))
             advance(len(gradients), look)
         cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
@@ -178,7 +178,7 @@ def measure_signal(
         signal = Signal(cosine=cosine, error=error, rollouts=look, samples=samples)
         if look == most or signal.verdict(useful) == "passed" or not any(gradient.any() for gradient in gradients):
             return signal
-        note(f"{signal} cannot tell yet; drawing more")
+        note(f"Signal check: {trainer.module} {signal} cannot tell yet; drawing more")
         look = min(2 * look, most)
 
 
@@ -189,8 +189,7 @@ def probe_gradient(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], g
     """
     config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.optimizer.scaler
     clock = Clock(device=str(trainer.device))
-    scored = sample_and_score(trainer.policy, trainer.scorer, prompts, config, generator, clock)
-    batches = trainer.build_batches(all_groups(scored, config.group_size))
+    batches = trainer.build_batches(sample_and_score(trainer.policy, trainer.scorer, prompts, config, generator, clock))
     loss, scale = PolicyLoss(config, batches), scaler.state_dict()
     for _ in range(MOST_OVERFLOWS):
         trainer.compute_gradient(batches, loss, UpdateMetrics(), on_policy=True)

@@ -97,16 +97,16 @@ class UpdateMetrics:
 
 def step_metrics(
     step: int,
-    scored: Sequence[tuple[Rollout, Scores]],
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Scores],
     batches: Sequence[TrainBatch[Any]],
     updates: list[UpdateMetrics],
     clock: Clock,
     config: GRPOConfig,
 ) -> StepMetrics:
     """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory."""
-    rollouts = [rollout for rollout, _ in scored]
     advantages = torch.cat([batch.advantages[batch.rows] for batch in batches])
-    values = _reward_metrics([scores for _, scores in scored], config)
+    values = _reward_metrics(scores, config)
     values["advantage/mean"] = float(advantages.mean())
     values["advantage/abs_mean"] = float(advantages.abs().mean())
     values |= _update_metrics(updates)
@@ -117,17 +117,16 @@ def step_metrics(
         for name, value in rollout.stats.items():
             share = 1.0 if name.startswith("seconds/") else 1.0 / len(rollouts)
             values[name] = values.get(name, 0.0) + share * value
-    rollout, scores = scored[0]
     return StepMetrics(
         step=step,
         values=values,
-        prompts=rollout.prompts,
-        samples=rollout.samples,
-        rewards=scores.total.tolist(),
+        prompts=rollouts[0].prompts,
+        samples=rollouts[0].samples,
+        rewards=scores[0].total.tolist(),
     )
 
 
-def _reward_metrics(scores: list[Scores], config: GRPOConfig) -> dict[str, float]:
+def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, float]:
     group_size = config.group_size
     total = torch.cat([s.total for s in scores])
     values = {
@@ -207,7 +206,7 @@ def _update_metrics(updates: list[UpdateMetrics]) -> dict[str, float]:
     return values
 
 
-def _speed_metrics(rollouts: list[Rollout], clock: Clock) -> dict[str, float]:
+def _speed_metrics(rollouts: Sequence[Rollout], clock: Clock) -> dict[str, float]:
     seconds = sum(clock.seconds.values())
     samples = sum(len(r.samples) for r in rollouts)
     decisions = sum(int(r.mask.sum()) for r in rollouts)

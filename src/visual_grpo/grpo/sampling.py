@@ -17,21 +17,26 @@ from visual_grpo.grpo.metrics import Clock
 T = TypeVar("T")
 
 
-class ScoredGroups(NamedTuple, Generic[T]):
-    """The groups of a scored rollout that are trained on."""
+class ScoredRollout(NamedTuple, Generic[T]):
+    """A rollout with its scores."""
 
     rollout: Rollout[T]
     scores: Scores
     groups: Tensor
-    """[n] int64: their numbers in the rollout."""
+    """[n] int64: the numbers of the groups that are trained on."""
+
+
+def with_all_groups(rollout: Rollout[T], scores: Scores, group_size: int) -> ScoredRollout[T]:
+    """Trains on every group of the rollout."""
+    return ScoredRollout(rollout, scores, torch.arange(len(rollout.samples) // group_size))
 
 
 class PromptOrder:
-    """Endless passes over the prompts, each pass in another order; one draw holds prompts of one kind.
+    """Endless passes over the prompts, each pass in another order; one batch holds prompts of one kind.
 
     The kind is the number of source images: tensors of different kinds differ in shape and cannot share a batch. Each
-    draw takes the kind that is furthest behind in its passes, so that all are seen equally often. Draws depend on the
-    seed and on ``positions``, the number of prompts drawn so far of each kind.
+    batch takes the kind that is furthest behind in its passes, so that all are seen equally often. The order depends on
+    the seed and on ``positions``, the number of prompts taken so far of each kind.
     """
 
     def __init__(self, kinds: Sequence[int], seed: int, positions: Mapping[str, int] | None = None) -> None:
@@ -48,16 +53,16 @@ class PromptOrder:
         """Returns the order over these prompts, each of which is read once."""
         return cls([len(prompt.source_images) for prompt in prompts], seed, positions)
 
-    def draw(self, count: int) -> list[int]:
+    def take(self, count: int) -> list[int]:
         """Indices of the next ``count`` prompts."""
         kind = min(self._members, key=lambda kind: self.positions[str(kind)] / len(self._members[kind]))
         members, start = self._members[kind], self.positions[str(kind)]
-        drawn = []
+        taken = []
         for position in range(start, start + count):
             epoch, offset = divmod(position, len(members))
-            drawn.append(members[self._order(kind, epoch)[offset]])
+            taken.append(members[self._order(kind, epoch)[offset]])
         self.positions[str(kind)] += count
-        return drawn
+        return taken
 
     def _order(self, kind: int, epoch: int) -> list[int]:
         if self._passes.get(kind, (None, []))[0] != epoch:
@@ -73,7 +78,7 @@ def sample_and_score(
     config: GRPOConfig,
     generator: torch.Generator,
     clock: Clock,
-) -> list[tuple[Rollout[T], Scores]]:
+) -> list[ScoredRollout[T]]:
     """Draws rollouts of ``rollout_prompts`` prompts each; a remote reward judges one while the next is drawn."""
     size = config.rollout_prompts or len(prompts)
     rollouts: list[Rollout[T]] = []
@@ -94,39 +99,30 @@ def sample_and_score(
     assert finish is not None
     with clock.phase("reward"):
         scores.append(finish())
-    return list(zip(rollouts, scores, strict=True))
+    return [with_all_groups(*pair, config.group_size) for pair in zip(rollouts, scores, strict=True)]
 
 
-def all_groups(scored: Sequence[tuple[Rollout[T], Scores]], group_size: int) -> list[ScoredGroups[T]]:
-    """Chooses every group of every rollout."""
-    return [
-        ScoredGroups(rollout, scores, torch.arange(len(rollout.samples) // group_size)) for rollout, scores in scored
-    ]
-
-
-def informative_groups(
-    draw: Callable[[int], list[tuple[Rollout[T], Scores]]], config: GRPOConfig
-) -> list[ScoredGroups[T]]:
+def informative_groups(sample: Callable[[int], list[ScoredRollout[T]]], config: GRPOConfig) -> list[ScoredRollout[T]]:
     """DAPO's dynamic sampling (arXiv 2503.14476): replaces groups whose rewards are all equal.
 
-    ``draw`` samples and scores so many prompts. It is called again at most ``max_refills`` times; after that, groups
+    ``sample`` samples and scores so many prompts. It is called again at most ``max_refills`` times; after that, groups
     without variance are kept so that there are ``prompts_per_step``.
     """
     if not config.max_refills:
-        return all_groups(draw(config.prompts_per_step), config.group_size)
-    scored: list[tuple[Rollout[T], Scores]] = []
+        return sample(config.prompts_per_step)
+    parts: list[ScoredRollout[T]] = []
     constant: list[Tensor] = []
     missing = config.prompts_per_step
     for _ in range(1 + config.max_refills):
-        refill = draw(missing)
-        scored += refill
-        constant += [zero_variance_groups(scores.total, config.group_size) for _, scores in refill]
+        refill = sample(missing)
+        parts += refill
+        constant += [zero_variance_groups(part.scores.total, config.group_size) for part in refill]
         missing = config.prompts_per_step - sum(int((~flags).sum()) for flags in constant)
         if not missing:
             break
-    chosen = [ScoredGroups(*pair, (~flags).nonzero()[:, 0]) for pair, flags in zip(scored, constant, strict=True)]
-    for pair, flags in zip(scored, constant, strict=True):
+    chosen = [part._replace(groups=(~flags).nonzero()[:, 0]) for part, flags in zip(parts, constant, strict=True)]
+    for part, flags in zip(parts, constant, strict=True):
         kept = flags.nonzero()[:missing, 0]
-        chosen.append(ScoredGroups(*pair, kept))
+        chosen.append(part._replace(groups=kept))
         missing -= len(kept)
     return chosen

@@ -20,7 +20,7 @@ from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
-from visual_grpo.grpo.sampling import PromptOrder, ScoredGroups, all_groups, informative_groups, sample_and_score
+from visual_grpo.grpo.sampling import PromptOrder, ScoredRollout, informative_groups, sample_and_score, with_all_groups
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class GRPOTrainer(Generic[T]):
     ) -> None:
         """``dtype`` is that of the weights: it decides on loss scaling and on the floor of the ratio check."""
         self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
-        self._module = module
+        self.module = module
         self.parameters = policy.trainable_parameters()
         self.device = self.parameters[0].device
         self.optimizer = AdapterOptimizer(self.parameters, config, dtype)
@@ -52,7 +52,7 @@ class GRPOTrainer(Generic[T]):
     @property
     def modules(self) -> dict[str, GRPOTrainer[Any]]:
         """Not stored: a reference cycle would delay freeing the model's GPU memory."""
-        return {self._module: self}
+        return {self.module: self}
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains from ``self.step`` on until ``config.steps``; stop iterating to stop training."""
@@ -63,29 +63,29 @@ class GRPOTrainer(Generic[T]):
     def take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
         """Samples and scores the next prompts, compares the samples of each, and updates the policy."""
         clock = Clock(device=str(self.device))
-        scored: list[tuple[Rollout[T], Scores]] = []
+        scored: list[ScoredRollout[T]] = []
 
-        def draw(count: int) -> list[tuple[Rollout[T], Scores]]:
-            chosen = [prompts[i] for i in order.draw(count)]
-            rollouts = sample_and_score(self.policy, self.scorer, chosen, self.config, self.generator, clock)
-            scored.extend(rollouts)
-            return rollouts
+        def sample(count: int) -> list[ScoredRollout[T]]:
+            chosen = [prompts[i] for i in order.take(count)]
+            parts = sample_and_score(self.policy, self.scorer, chosen, self.config, self.generator, clock)
+            scored.extend(parts)
+            return parts
 
-        groups = informative_groups(draw, self.config)
+        informative = informative_groups(sample, self.config)
         self.positions = dict(order.positions)
-        return self.update(self.build_batches(groups), scored, clock)
+        return self.update(self.build_batches(informative), scored, clock)
 
     def update_on(self, rollout: Rollout[T], scores: Scores, clock: Clock) -> StepMetrics:
         """Updates the policy on a rollout that was drawn and scored elsewhere."""
-        scored = [(rollout, scores)]
-        return self.update(self.build_batches(all_groups(scored, self.config.group_size)), scored, clock)
+        scored = [with_all_groups(rollout, scores, self.config.group_size)]
+        return self.update(self.build_batches(scored), scored, clock)
 
-    def build_batches(self, groups: Sequence[ScoredGroups[T]]) -> list[TrainBatch[T]]:
+    def build_batches(self, scored: Sequence[ScoredRollout[T]]) -> list[TrainBatch[T]]:
         """Gives each sample its advantage over the other samples of its prompt, in all rollouts together."""
         config, size = self.config, self.config.group_size
-        groups = [part for part in groups if len(part.groups)]
-        rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in groups]
-        scores = [part.scores for part in groups]
+        scored = [part for part in scored if len(part.groups)]
+        rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in scored]
+        scores = [part.scores for part in scored]
         limits: dict[str, Any] = {"epsilon": config.advantage_epsilon, "clip": config.advantage_clip}
         if config.combine == "gdpo":
             rewards = {
@@ -99,12 +99,12 @@ class GRPOTrainer(Generic[T]):
             advantages = group_advantages(total, size, scale=scale, **limits)
         batches = []
         parts = advantages.split([len(chosen) for chosen in rows])
-        for (rollout, scored, _), chosen, part in zip(groups, rows, parts, strict=True):
+        for (rollout, own, _), chosen, part in zip(scored, rows, parts, strict=True):
             batch = TrainBatch(
                 rollout=rollout,
-                scores=scored,
-                rows=chosen[~scored.total[chosen].isnan()],
-                advantages=torch.zeros(len(scored.total)).index_put((chosen,), part),
+                scores=own,
+                rows=chosen[~own.total[chosen].isnan()],
+                advantages=torch.zeros(len(own.total)).index_put((chosen,), part),
                 replayed_log_probs=rollout.log_probs.clone() if config.replays(self.dtype) else None,
             )
             if len(batch.rows):
@@ -112,9 +112,7 @@ class GRPOTrainer(Generic[T]):
         require_scored(batches, scores, self.step + 1)
         return batches
 
-    def update(
-        self, batches: list[TrainBatch[T]], scored: Sequence[tuple[Rollout[T], Scores]], clock: Clock
-    ) -> StepMetrics:
+    def update(self, batches: list[TrainBatch[T]], scored: Sequence[ScoredRollout[T]], clock: Clock) -> StepMetrics:
         """Takes all optimizer updates of a step."""
         loss = PolicyLoss(self.config, batches)
         updates: list[UpdateMetrics] = []
@@ -122,7 +120,8 @@ class GRPOTrainer(Generic[T]):
             with clock.phase("update"):
                 updates.append(self._update_once(batches, updates, loss))
         self.step += 1
-        return step_metrics(self.step, scored, batches, updates, clock, self.config)
+        rollouts, scores, _ = zip(*scored, strict=True)
+        return step_metrics(self.step, rollouts, scores, batches, updates, clock, self.config)
 
     def _update_once(
         self, batches: list[TrainBatch[T]], before: Sequence[UpdateMetrics], loss: PolicyLoss

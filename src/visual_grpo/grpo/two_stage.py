@@ -111,7 +111,7 @@ class JointTrainer(StagesTrainer):
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         order = PromptOrder.over(prompts, self.seed, self.positions)
         while self.step < self.steps:
-            chosen = [prompts[i] for i in order.draw(self.prompts_per_step)]
+            chosen = [prompts[i] for i in order.take(self.prompts_per_step)]
             self.positions = dict(order.positions)
             yield self._take_step(chosen)
 
@@ -127,7 +127,7 @@ class JointTrainer(StagesTrainer):
     def _take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
         clock = Clock(device=str(next(iter(self.modules.values())).device))
         with clock.phase("rollout"), torch.no_grad():
-            rollouts = roll_out(prompts, self.generator, self._draw)
+            rollouts = roll_out(prompts, self.generator, self._roll_out)
         *_, decoded = rollouts
         with clock.phase("reward"):
             scores = self.scorer(decoded.prompts, decoded.samples)
@@ -138,7 +138,7 @@ class JointTrainer(StagesTrainer):
             clock = Clock(device=clock.device)  # The rollout's seconds are reported once.
         return self._taken(taken, len(decoded.samples))
 
-    def _draw(self, prompts: Sequence[PromptRecord]) -> list[Rollout[Any]]:
+    def _roll_out(self, prompts: Sequence[PromptRecord]) -> list[Rollout[Any]]:
         outer, inner = (trainer.config.group_size for trainer in self.modules.values())
         rollout = self.policy.joint_rollout(prompts, outer, inner, self.generator)
         return [rollout.outer, rollout.inner]

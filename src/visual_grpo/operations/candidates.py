@@ -19,7 +19,7 @@ from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_
 from visual_grpo.config.presets import pinned
 from visual_grpo.data.manifest import RecordTable, SeenPrompts
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
-from visual_grpo.evaluation.draw import draw_and_score, requests
+from visual_grpo.evaluation.samples import generate_and_score, requests
 from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import find_adapters
@@ -114,7 +114,7 @@ def draw_model(
     settings, sampler = parameters.evaluation, parameters.sampling.eval
     asked = requests(records, settings.images_per_prompt, settings.seed, split)
     with console.progress(folder.name.replace("_", " "), len(asked)) as bar:
-        return draw_and_score(
+        return generate_and_score(
             components.build_model(config, facts["model"], model.folder),
             scorer,
             asked,

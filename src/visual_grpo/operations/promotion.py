@@ -15,8 +15,8 @@ from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.config.command import Command
 from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.evaluation import compare, report
-from visual_grpo.evaluation.draw import distinct_prompts, read_scores
 from visual_grpo.evaluation.gate import decide, subgroups_of
+from visual_grpo.evaluation.samples import distinct_prompts, read_scores
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import (
     BASE,

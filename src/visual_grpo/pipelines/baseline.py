@@ -16,7 +16,7 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.training import components
 from visual_grpo.training.cache_key import cache_key
-from visual_grpo.training.evaluation_samples import conditions, draw_samples
+from visual_grpo.training.evaluation_samples import conditions, generate_samples
 from visual_grpo.training.runtime_fingerprint import MEANING, runtime_fingerprint
 
 STAMP = "made_with.json"
@@ -41,7 +41,7 @@ def draw_baseline(
         return present
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
-    draw_samples(baseline_draft, parameters, starter_report, records, adapters=None, title="baseline")
+    generate_samples(baseline_draft, parameters, starter_report, records, adapters=None, title="baseline")
     stamp = {"made": made, "digest": _digest(baseline_draft)}
     (baseline_draft / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
     return baseline_draft

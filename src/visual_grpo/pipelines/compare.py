@@ -12,7 +12,7 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
-from visual_grpo.evaluation.draw import distinct_prompts
+from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
 

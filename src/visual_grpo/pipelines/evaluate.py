@@ -11,11 +11,11 @@ from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of, 
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
-from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, result, summarise
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
-from visual_grpo.training.evaluation_samples import conditions, draw_samples
+from visual_grpo.training.evaluation_samples import conditions, generate_samples
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
@@ -40,7 +40,7 @@ def draw_trained(
     training = read_facts(adapters)
     compare.check_facts(read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
     compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
-    draw_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
+    generate_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft
 
 

@@ -12,8 +12,8 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import Judge, PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.data.preparation import ad_hoc_records
-from visual_grpo.evaluation.draw import Request, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
 from visual_grpo.training import components
 
@@ -34,7 +34,7 @@ def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
         asked = requests(records, settings.samples, settings.seed)
         drawn: list[tuple[Request, Sample]] = []
         with console.progress("Drawing", len(asked)) as bar:
-            for batch, samples in draw(model, asked, sampler, parameters.evaluation.batch_size):
+            for batch, samples in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
                 drawn += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
         _write(generated_draft, drawn, scorer, settings.samples)

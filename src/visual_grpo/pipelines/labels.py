@@ -20,8 +20,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
 from visual_grpo.config.command import Command
 from visual_grpo.data.manifest import OPEN, RecordTable
-from visual_grpo.evaluation.draw import image_seed
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
+from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.rewards.segmentation import (
     DEFAULT,
     MultimaskSegmenter,

@@ -18,8 +18,8 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, Sample, Scores
 from visual_grpo.config import GRPOConfig, Parameters
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.draw import distinct_prompts, draw, requests
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.evaluation.samples import distinct_prompts, generate_batches, requests
 from visual_grpo.grpo.losses import zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
 from visual_grpo.rewards.combine import RewardSet
@@ -64,7 +64,7 @@ def report_rewards(
     samples: list[Sample] = []
     with console.progress("Drawing", len(asked)) as bar:
         sampler = spec.samplers[settings.sampler]
-        for batch, drawn in draw(model, asked, sampler, parameters.evaluation.batch_size):
+        for batch, drawn in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
             samples += drawn
             bar.advance(len(batch))
     scored = score_twice(scorer, [request.record for request in asked], samples)

@@ -19,7 +19,7 @@ from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.compare import check_facts
-from visual_grpo.evaluation.draw import read_scores
+from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer

@@ -35,10 +35,10 @@ from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.command import rerun_command
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import EVAL_SAMPLER, check_facts
-from visual_grpo.evaluation.draw import SCORES, Request, distinct_prompts, draw, image_seed, read_scores
 from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
+from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed, read_scores
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
@@ -167,7 +167,7 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
         pending, names = list(itertools.chain(*missing.values())), iter(missing)
         size = 2 * max(1, parameters.evaluation.batch_size // 2)
         with console.progress("Drawing pairs", len(missing)) as bar:
-            for batch, samples in draw(model, pending, sampler, size):
+            for batch, samples in generate_batches(model, pending, sampler, size):
                 pictures = [of_sample(asks.record, s, scorer) for asks, s in zip(batch, samples, strict=True)]
                 for row in range(0, len(batch), 2):
                     record = batch[row].record

@@ -38,7 +38,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.config.presets import pinned
-from visual_grpo.evaluation.draw import image_seed
+from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.negative_points import NegativePointsReward
 from visual_grpo.tracking.model_card import CARD

@@ -25,7 +25,6 @@ from visual_grpo.models.run_spec import options_of
 from visual_grpo.rewards.catalogue import build_reward_set
 
 if TYPE_CHECKING:
-    from visual_grpo.common.types import JointPolicy, Policy
     from visual_grpo.grpo.distributed.policy import RankZeroScorer
     from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.models.family import Family
@@ -101,26 +100,6 @@ def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
     return build_reward_set(config.rewards, config.weights(modules))
 
 
-def build_policies(
-    config: Parameters, spec: RunSpec, model: Model, start: Path | None = None
-) -> tuple[dict[str, Policy[Any]], JointPolicy | None]:
-    """Those of ``policy.train``'s modules, with adapters on ``model``: fresh ones, or with the weights of those in the
-    folder ``start``. And that of both together, where one rollout trains both."""
-    model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
-    if start is not None:
-        model.adapters.start_from(start)
-    policies = {
-        module: model.policy(
-            module,
-            rollout=spec.rollout,
-            evaluation=config.sampling.eval,
-            kl_reference=config.grpo_of(module).kl_weight > 0,
-        )
-        for module in spec.modules
-    }
-    return policies, model.joint_policy(*policies.values()) if spec.joint else None
-
-
 def require_gpus(config: Parameters) -> None:
     """Raises UserError where this machine has fewer GPUs than processes; torchrun's look at their own."""
     count, device = config.distributed.processes, resolve_device(config.model.device)
@@ -139,12 +118,29 @@ def build_trainer(
     *,
     start: Path | None = None,
 ) -> Trainer:
-    """The trainer of `build_policies`, which all ranks of the command share."""
-    policies, joint = build_policies(config, spec, model, start)
-    trainers = {module: _module_trainer(config, policy, module, scorer) for module, policy in policies.items()}
-    if joint is not None:
+    """The trainer of ``policy.train``'s modules, which all ranks of the command share.
+
+    Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``.
+    """
+    model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
+    if start is not None:
+        model.adapters.start_from(start)
+    trainers: dict[str, GRPOTrainer[Any]] = {}
+    for module in spec.modules:
+        grpo = config.grpo_of(module)
+        trainers[module] = GRPOTrainer(
+            model.policy(
+                module, rollout=spec.rollout, evaluation=config.sampling.eval, kl_reference=grpo.kl_weight > 0
+            ),
+            scorer.weighted(config.weights([module])),
+            grpo,
+            seed=config.training_seed,
+            dtype=config.model.dtype,
+            module=module,
+        )
+    if spec.joint:
         return JointTrainer(
-            joint,
+            model.joint_policy(*(trainer.policy for trainer in trainers.values())),
             trainers,
             scorer,
             {module: config.weights([module]) for module in trainers},
@@ -155,20 +151,6 @@ def build_trainer(
     if len(trainers) == 1:
         return trainers[spec.modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.training_seed)
-
-
-def _module_trainer(
-    config: Parameters, policy: Policy[Any], module: str, scorer: RewardSet | RankZeroScorer
-) -> GRPOTrainer[Any]:
-    module_scorer = scorer.weighted(config.weights([module]))
-    return GRPOTrainer(
-        policy,
-        module_scorer,
-        config.grpo_of(module),
-        seed=config.training_seed,
-        dtype=config.model.dtype,
-        module=module,
-    )
 
 
 def load_model(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +34,7 @@ class AdapterAverage:
         for module, own in trainer.modules.items():
             average = EMAModel(own.parameters, decay=decay, foreach=True)
             self._averages[module] = average, own.parameters
-            own.optimizer.adamw.register_step_post_hook(_stepper(average, own.parameters))
+            own.optimizer.adamw.register_step_post_hook(partial(_follow, average, own.parameters))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -63,5 +64,5 @@ class AdapterAverage:
             average.to(device=parameters[0].device)
 
 
-def _stepper(average: EMAModel, parameters: list[nn.Parameter]) -> Callable[..., None]:
-    return lambda *_: average.step(parameters)
+def _follow(average: EMAModel, parameters: list[nn.Parameter], *_: object) -> None:
+    average.step(parameters)

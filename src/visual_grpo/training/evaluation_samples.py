@@ -12,7 +12,7 @@ from visual_grpo.common.digests import option_files
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.draw import SPLITS, draw_and_score, held_out, plan_images
+from visual_grpo.evaluation.samples import SPLITS, generate_and_score, held_out, plan_images
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import follow_generation, lead_generation
 from visual_grpo.models.model import Model
@@ -21,7 +21,7 @@ from visual_grpo.rewards.catalogue import reward_commits, transport_of
 from visual_grpo.training import components
 
 
-def draw_samples(
+def generate_samples(
     folder: Path,
     config: Parameters,
     starter_report: dict[str, Any],
@@ -50,11 +50,11 @@ def draw_samples(
     controls = spec.controls if adapters is None else {}
     count = len(requests) * len(spec.samplers) + len(held_out(requests)) * len(controls)
     with (
-        launch.running_ranks(config, draw_on_rank, model=starter_report["model"], adapters=adapters),
+        launch.running_ranks(config, generate_on_rank, model=starter_report["model"], adapters=adapters),
         console.progress(title, count) as bar,
         lead_generation(_load(config, starter_report["model"], adapters)) as model,
     ):
-        draw_and_score(
+        generate_and_score(
             model,
             scorer,
             requests,
@@ -67,7 +67,7 @@ def draw_samples(
         )
 
 
-def draw_on_rank(config: Parameters, model: str, adapters: Path | None) -> None:
+def generate_on_rank(config: Parameters, model: str, adapters: Path | None) -> None:
     """Follows rank 0 while it draws a baseline or an evaluation."""
     follow_generation(_load(config, model, adapters))
 

@@ -22,8 +22,8 @@ from visual_grpo.common.types import AdaptedModel, PromptRecord, Sample, Scorer,
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
-from visual_grpo.evaluation.draw import distinct_prompts, image_seed
-from visual_grpo.grpo.checks import Signal, check_signal, measure_signal, useful_cosine
+from visual_grpo.evaluation.samples import distinct_prompts, image_seed
+from visual_grpo.grpo.checks import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
@@ -199,20 +199,17 @@ class TrainingRun:
         most, useful = self.config.policy.signal_check.most(steps), useful_cosine(steps)
         if not most:
             return
-        signals: dict[str, Signal] = {}
-        for module, trainer in self.trainer.modules.items():
-
-            def note(text: str, module: str = module) -> None:
-                callbacks.note(f"Signal check: {module} {text}")
-
-            signals[module] = measure_signal(
+        signals = {
+            module: measure_signal(
                 trainer,
                 self.train_prompts,
                 most=most,
                 useful=useful,
-                note=note,
+                note=callbacks.note,
                 advance=partial(callbacks.on_probe, module),
             )
+            for module, trainer in self.trainer.modules.items()
+        }
         summary = check_signal(signals, useful, self.advice)
         callbacks.note(f"Signal check (cosine between policy gradients): {summary}")
 

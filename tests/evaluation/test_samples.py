@@ -1,6 +1,7 @@
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -9,11 +10,13 @@ import torch
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
-from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
-from visual_grpo.evaluation.draw import (
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
+from visual_grpo.evaluation.compare import compare, join
+from visual_grpo.evaluation.samples import (
+    Request,
     distinct_prompts,
-    draw_and_score,
     file_stem,
+    generate_and_score,
     image_seed,
     plan_images,
     read_scores,
@@ -31,27 +34,31 @@ def scorer() -> RewardSet:
     return RewardSet({"brightness": (brightness, 2.0), "halves": (halves, 0.0)})
 
 
-def draw(folder: Path, batch_size: int = 4, advance: Callable[..., object] | None = None) -> pd.DataFrame:
-    plan = plan_images(
-        {"held_out": records("held_out", 3), "eval": records("eval", 2)},
-        seed=0,
-        images_per_prompt=2,
-        max_prompts=None,
-    )
-    return draw_and_score(
-        Painter(),
-        scorer(),
-        plan,
-        SAMPLERS,
-        folder,
-        batch_size=batch_size,
-        facts={"seed": 0},
-        advance=advance,
+def asked_for(found: list[PromptRecord], samples: int) -> list[Request]:
+    return plan_images({"held_out": found}, seed=0, images_per_prompt=samples, max_prompts=None)
+
+
+def made(
+    folder: Path, asked: list[Request], policy: Any = None, judge: RewardSet | None = None, batch_size: int = 2
+) -> pd.DataFrame:
+    """Scores at the eval sampler, read from their file."""
+    samplers = {"eval": EVAL_SAMPLER}
+    generate_and_score(policy or Painter(), judge or scorer(), asked, samplers, folder, batch_size=batch_size, facts={})
+    return read_scores(folder)
+
+
+def paint(folder: Path, batch_size: int = 4, advance: Callable[..., object] | None = None) -> pd.DataFrame:
+    """Of two splits at two samplers."""
+    splits = {"held_out": records("held_out", 3), "eval": records("eval", 2)}
+    plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
+    facts = {"seed": 0}
+    return generate_and_score(
+        Painter(), scorer(), plan, SAMPLERS, folder, batch_size=batch_size, facts=facts, advance=advance
     )
 
 
 def test_scores_are_those_of_the_files(tmp_path: Path) -> None:
-    table = draw(tmp_path)
+    table = paint(tmp_path)
     kept = [to_tensor(read_image(tmp_path / file)) for file in table["file"]]
     again = scorer()([PromptRecord(id=i, prompt="") for i in table["id"]], kept)
     assert table["total"].tolist() == again.total.tolist()
@@ -61,7 +68,7 @@ def test_scores_are_those_of_the_files(tmp_path: Path) -> None:
 
 
 def test_every_prompt_is_generated_with_every_sampler_and_its_own_seed(tmp_path: Path) -> None:
-    table = draw(tmp_path)
+    table = paint(tmp_path)
     assert len(table) == 2 * (3 + 2) * 2
     assert len(list(tmp_path.glob("*/*.png"))) == len(table) == table["file"].nunique()
     for row in table.to_dict("records"):
@@ -73,18 +80,18 @@ def test_every_prompt_is_generated_with_every_sampler_and_its_own_seed(tmp_path:
 
 def test_batches_change_nothing_and_progress_counts_all(tmp_path: Path) -> None:
     done: list[int] = []
-    one = draw(tmp_path / "a", batch_size=1)
+    one = paint(tmp_path / "a", batch_size=1)
 
     def advance(n: int = 1, **fields: float) -> None:
         done.append(n)
 
-    many = draw(tmp_path / "b", batch_size=7, advance=advance)
+    many = paint(tmp_path / "b", batch_size=7, advance=advance)
     pd.testing.assert_frame_equal(one, many)
     assert done == [7, 3, 7, 3]
 
 
 def test_the_file_keeps_conditions_and_weights(tmp_path: Path) -> None:
-    drawn = draw(tmp_path)
+    drawn = paint(tmp_path)
     read = read_scores(tmp_path)
     pd.testing.assert_frame_equal(read, drawn)
     assert read.attrs == {"facts": {"seed": 0}, "weights": {"brightness": 2.0, "halves": 0.0}}
@@ -103,7 +110,7 @@ def test_each_prompt_is_evaluated_once_and_a_limit_is_stable_and_unbiased() -> N
 
 def test_no_prompts_to_evaluate_says_what_to_change(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"raise data\.eval_share or data\.held_out_share"):
-        draw_and_score(Painter(), scorer(), [], SAMPLERS, tmp_path, batch_size=2, facts={})
+        made(tmp_path, [])
 
 
 @pytest.mark.parametrize(
@@ -120,9 +127,8 @@ def test_a_policy_that_returns_no_images_is_refused(tmp_path: Path, images: list
         def generate(self, prompts, seeds, sampler):
             return images
 
-    plan = plan_images({"eval": records("eval", 1)}, seed=0, images_per_prompt=2, max_prompts=None)
     with pytest.raises((TypeError, ValueError), match=complaint):
-        draw_and_score(Broken(), scorer(), plan, SAMPLERS, tmp_path, batch_size=2, facts={})
+        made(tmp_path, asked_for(records("eval", 1), 2), Broken())
 
 
 def test_any_id_gives_a_file_name_of_its_own(tmp_path: Path) -> None:
@@ -151,15 +157,13 @@ def test_units_and_sources_stand_beside_the_scores(tmp_path: Path) -> None:
         PromptRecord(id="b", prompt="right wing", split_group="bird"),
         PromptRecord(id="c", prompt="mix them", source_images=tuple(tmp_path / name for name in names)),
     ]
-    plan = plan_images({"eval": found}, seed=0, images_per_prompt=1, max_prompts=None)
     folder = tmp_path / "scores"
-    draw_and_score(Painter(), scorer(), plan, {"eval": EVAL_SAMPLER}, folder, batch_size=1, facts={})
-    rows = read_scores(folder).set_index("id")
+    rows = made(folder, asked_for(found, 1)).set_index("id")
     assert rows["unit"].to_dict() == {"a": "bird", "b": "bird", "c": "c"}
     assert rows["source"]["a"] is None
     assert [(folder / path).resolve() for path in rows["source"]["c"]] == [(tmp_path / n).resolve() for n in names]
     assert not any(Path(path).is_absolute() for path in rows["source"]["c"])
-    assert not {"source", "answer"} & set(draw(tmp_path / "plain"))
+    assert not {"source", "answer"} & set(paint(tmp_path / "plain"))
 
 
 class Ranking:
@@ -178,17 +182,13 @@ class Ranking:
 
 
 def test_a_reward_that_compares_samples_gets_all_of_a_prompt_whatever_the_batch(tmp_path: Path) -> None:
-    plan = plan_images({"held_out": records("held_out", 3)}, seed=0, images_per_prompt=3, max_prompts=None)
     tables = []
     for size in (2, 9):
         ranking, painter = Ranking(), Painter()
-        judge = RewardSet({"rank": (ranking, 1.0)})
-        drawn = draw_and_score(
-            painter, judge, plan, {"eval": EVAL_SAMPLER}, tmp_path / str(size), batch_size=size, facts={}
-        )
+        asked, judge = asked_for(records("held_out", 3), 3), RewardSet({"rank": (ranking, 1.0)})
+        tables.append(made(tmp_path / str(size), asked, painter, judge, batch_size=size))
         assert all(count % 3 == 0 for count in ranking.sizes)
         assert painter.batches[0] == size
-        tables.append(drawn)
     assert tables[0].equals(tables[1])
     assert sorted(tables[0]["total"][:3]) == pytest.approx([0, 1 / 3, 2 / 3])
 
@@ -210,24 +210,45 @@ def test_a_batch_is_judged_elsewhere_while_the_next_is_drawn(tmp_path: Path) -> 
                 drawing.set()
             return super().generate(*arguments)
 
-    plan = plan_images({"held_out": records("held_out", 4)}, seed=0, images_per_prompt=1, max_prompts=None)
-    waited = draw_and_score(
-        Second(),
-        RewardSet({"b": (Waiting(), 1.0)}),
-        plan,
-        {"eval": EVAL_SAMPLER},
-        tmp_path / "a",
-        batch_size=2,
-        facts={},
-    )
-    plain = draw_and_score(
-        Painter(),
-        RewardSet({"b": (brightness, 1.0)}),
-        plan,
-        {"eval": EVAL_SAMPLER},
-        tmp_path / "b",
-        batch_size=2,
-        facts={},
-    )
+    asked = asked_for(records("held_out", 4), 1)
+    waited = made(tmp_path / "a", asked, Second(), RewardSet({"b": (Waiting(), 1.0)}))
+    plain = made(tmp_path / "b", asked, judge=RewardSet({"b": (brightness, 1.0)}))
     assert waited.equals(plain)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reward")]
+
+
+class Answerer:
+    """Answers with the number of its record, wrong by 1 to 3 times ``error``."""
+
+    def __init__(self, error: int) -> None:
+        self.error = error
+
+    def generate(self, prompts, seeds, sampler):
+        answers = [record.metadata["number"] * (1 + self.error) for record in prompts]
+        return [TextSample(text=str(answer), finished=True, frame=(32, 32)) for answer in answers]
+
+
+def overlap(prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
+    """Of two columns that are 8 wide: their IoU, and its numerator and denominator."""
+    shifts = [abs(int(s.text) - p.metadata["number"]) for p, s in zip(prompts, samples, strict=True)]
+    inside = 8.0 - torch.tensor(shifts)
+    return RewardOutput(values=inside / (16 - inside), ratios={"ciou": (inside, 16 - inside)})
+
+
+def test_texts_are_kept_and_their_ratios_compared_as_sums_over_sums(tmp_path: Path) -> None:
+    found = [PromptRecord(id=f"q{n}", prompt=f"where is {n}?", metadata={"number": n}) for n in (1, 2, 3)]
+    judge = RewardSet({"overlap": (overlap, 1.0)})
+    tables = [made(tmp_path / str(error), asked_for(found, 2), Answerer(error), judge) for error in (2, 1)]
+    entries = {entry["name"]: entry for entry in compare(*tables, bootstrap_samples=200, seed=0)}
+    assert list(entries) == ["total", "overlap", "overlap/ciou"]
+    ratio = entries["overlap/ciou"]
+    assert (ratio["optimised"], ratio["win_rate"]) == (False, 1)
+    for table, mean in zip(tables, ("baseline_mean", "trained_mean"), strict=True):
+        above, below = (table[f"{side}/overlap/ciou"].sum() for side in ("numerator", "denominator"))
+        assert ratio[mean] == pytest.approx(above / below)
+        assert ratio[mean] != pytest.approx(table["reward/overlap"].mean())
+    assert join(*tables)[["answer_baseline", "answer_trained"]].values.tolist()[::2] == [
+        ["3", "2"],
+        ["6", "4"],
+        ["9", "6"],
+    ]

@@ -1,4 +1,4 @@
-"""Draws samples at fixed seeds and scores them; saves each image as scored, or a picture of each text sample."""
+"""Generates samples at fixed seeds and scores them; saves each image as scored, or a picture of each text sample."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Request:
     split: str = ""
 
 
-Drawn = tuple[Sequence[Request], Sequence[Sample]]
+Generated = tuple[Sequence[Request], Sequence[Sample]]
 """Requests with the sample of each."""
 
 
@@ -65,7 +65,7 @@ def plan_images(
 
 
 def held_out(asked: Iterable[Request]) -> list[Request]:
-    """Selects the requests of held-out prompts, the only ones that a control draws."""
+    """Selects the requests of held-out prompts, the only ones that a control generates."""
     return [request for request in asked if request.split == "held_out"]
 
 
@@ -84,8 +84,10 @@ def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list
     return sorted(chosen, key=lambda record: record.id)
 
 
-def draw(policy: SampleGenerator, asked: Sequence[Request], sampler: SamplerConfig, batch_size: int) -> Iterator[Drawn]:
-    """Draws the samples in batches.
+def generate_batches(
+    policy: SampleGenerator, asked: Sequence[Request], sampler: SamplerConfig, batch_size: int
+) -> Iterator[Generated]:
+    """Generates the samples in batches.
 
     Raises:
         ValueError, TypeError: not one uint8 [3, height, width] tensor or one `TextSample` per request.
@@ -104,7 +106,7 @@ def draw(policy: SampleGenerator, asked: Sequence[Request], sampler: SamplerConf
         yield batch, samples
 
 
-def draw_and_score(
+def generate_and_score(
     policy: SampleGenerator,
     scorer: Judge,
     asked: Sequence[Request],
@@ -123,7 +125,7 @@ def draw_and_score(
     Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
     ``folder`` (the picture of a text sample already shows its image). ``facts`` (the conditions that samples depend on)
     and the rewards' weights are stored in ``DataFrame.attrs``, which Parquet preserves. Samplers share the seeds.
-    ``controls`` are further samplers that draw the held-out requests only. ``advance`` is called after every batch with
+    ``controls`` are further samplers of the held-out requests only. ``advance`` is called after every batch with
     the number of samples and their mean reward so far (``console.progress(...).advance``).
     """
     if not asked:
@@ -134,8 +136,8 @@ def draw_and_score(
     summed, scored = 0.0, 0
     for sampler, settings in {**samplers, **controls}.items():
         (folder / sampler).mkdir(parents=True, exist_ok=True)
-        drawn = draw(policy, held_out(asked) if sampler in controls else asked, settings, batch_size)
-        for batch, samples, scores in _scored(scorer, _whole_groups(drawn) if scorer.needs_whole_groups else drawn):
+        batches = generate_batches(policy, held_out(asked) if sampler in controls else asked, settings, batch_size)
+        for batch, samples, scores in _scored(scorer, _whole_groups(batches) if scorer.needs_whole_groups else batches):
             if not frames:
                 _check_any_scored(scores)
             frames.append(_rows(sampler, batch, samples, scores, folder))
@@ -154,7 +156,7 @@ def draw_and_score(
 
 
 def read_scores(folder: Path) -> pd.DataFrame:
-    """Reads the scores that ``draw_and_score`` wrote into ``folder``, with their ``attrs``."""
+    """Reads the scores that ``generate_and_score`` wrote into ``folder``, with their ``attrs``."""
     return pd.read_parquet(folder / SCORES)
 
 
@@ -169,10 +171,12 @@ def file_stem(record_id: str) -> str:
     return f"{stem}-{hashlib.sha256(record_id.encode()).hexdigest()[:8]}"
 
 
-def _scored(scorer: Judge, drawn: Iterable[Drawn]) -> Iterator[tuple[Sequence[Request], Sequence[Sample], Scores]]:
-    """Scores each batch while the next is drawn, as far as another process scores."""
+def _scored(
+    scorer: Judge, batches: Iterable[Generated]
+) -> Iterator[tuple[Sequence[Request], Sequence[Sample], Scores]]:
+    """Scores each batch while the next is generated, as far as another process scores."""
     begun: tuple[Sequence[Request], Sequence[Sample], Callable[[], Scores]] | None = None
-    for batch, samples in drawn:
+    for batch, samples in batches:
         if begun is not None:
             yield begun[0], begun[1], begun[2]()
         begun = batch, samples, begin_scoring(scorer, [request.record for request in batch], samples)
@@ -180,10 +184,10 @@ def _scored(scorer: Judge, drawn: Iterable[Drawn]) -> Iterator[tuple[Sequence[Re
         yield begun[0], begun[1], begun[2]()
 
 
-def _whole_groups(drawn: Iterable[Drawn]) -> Iterator[Drawn]:
+def _whole_groups(batches: Iterable[Generated]) -> Iterator[Generated]:
     """Regroups samples into portions that hold all of a record."""
     held: list[tuple[Request, Sample]] = []
-    for batch, samples in drawn:
+    for batch, samples in batches:
         held += zip(batch, samples, strict=True)
         last = held[-1][0].record.id
         whole = [pair for pair in held if pair[0].record.id != last]
