@@ -62,7 +62,7 @@ def main() -> None:
         rewards = RewardSet({"brightness": (reward, 1.0)})
         trainer = components.build_trainer(config, spec, image, rewards).modules[arguments.module]
         records = distinct_prompts(trainer.config.prompts_per_step)
-        order = PromptOrder.over(records, trainer.seed)
+        order = PromptOrder(records, trainer.seed)
         requests = plan_images({"held_out": records}, seed=0, images_per_prompt=4, max_prompts=None)
         totals: list[list[float]] = []
 

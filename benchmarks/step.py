@@ -85,7 +85,7 @@ def _step(trainer: GRPOTrainer[Any], records: list[PromptRecord]) -> Seconds:
     seconds: Seconds = {}
     whole: Seconds = {}
     with phases_of_methods(seconds, [*_methods(trainer.policy), (trainer, "update", "updates")]), phase(whole, "step"):
-        trainer.take_step(records, PromptOrder.over(records, trainer.seed))
+        trainer.take_step(records, PromptOrder(records, trainer.seed))
     return seconds | {"everything else": whole["step"] - sum(seconds.values())}
 
 

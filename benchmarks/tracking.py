@@ -94,7 +94,7 @@ def _measure(arguments: argparse.Namespace, folder: Path, server: Server) -> Non
     trainer: Any = components.build_trainer(config, spec, image, RewardSet({"brightness": (brightness, 1.0)}))
     [module] = trainer.modules.values()
     records = distinct_prompts(module.config.prompts_per_step)
-    order = PromptOrder.over(records, module.seed)
+    order = PromptOrder(records, module.seed)
     mlflow.set_tracking_uri(server.uri)
     tracker = Tracker.start("benchmark", folder / "data", print)
     picture = Image.effect_noise((512, 512), 64)

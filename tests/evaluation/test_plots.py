@@ -2,30 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
-import pytest
 
 from tests.evaluation.painter import records
-from visual_grpo.evaluation.plots import Curves, base_value, differences, training_curves
+from visual_grpo.evaluation.plots import Curves, base_value, training_curves
 from visual_grpo.evaluation.samples import distinct_prompts
-
-
-def entry(name: str, difference: float | None, split: str = "held_out", sampler: str = "eval") -> dict[str, Any]:
-    low, high = (None, None) if difference is None else (difference - 0.1, difference + 0.2)
-    where = {"name": name, "split": split, "sampler": sampler}
-    return where | {"difference": difference, "ci_low": low, "ci_high": high}
-
-
-def test_points_and_intervals_are_where_the_numbers_say() -> None:
-    entries = [entry("total", 0.3), entry("total", -0.2, sampler="rollout"), entry("total", None, sampler="sde")]
-    (panel,) = differences(entries).axes
-    drawn: list[Any] = list(panel.containers)
-    bars = [container.lines[2][0].get_segments()[0][:, 0].tolist() for container in drawn[:2]]
-    assert [list(container.lines[0].get_xdata()) for container in drawn] == [[0.3], [-0.2], []]
-    assert bars == [pytest.approx([0.2, 0.5]), pytest.approx([-0.3, 0.0])]
 
 
 def lines(curves: Curves) -> dict[str, list[list[float]]]:

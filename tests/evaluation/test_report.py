@@ -83,7 +83,7 @@ def data(text: str) -> list[dict[str, Any]]:
 
 def test_the_page_is_self_contained(report: Path) -> None:
     text = read(report)
-    assert {path.name for path in report.glob("*.png")} == {"samples.png", "differences.png", "training.png"}
+    assert {path.name for path in report.glob("*.png")} == {"samples.png", "training.png"}
     kinds = [source.partition(";base64,")[0] for source in Tags(text).images]
     # Both sides of four held-out prompts (samples, gains), and the curve of the reward.
     assert Counter(kinds) == {"data:image/webp": 2 * (4 + 4), "data:image/svg+xml": 1}

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.grpo.sampling import PromptOrder
 
 
-def order_of(size: int, seed: int) -> PromptOrder:
-    return PromptOrder([0] * size, seed)
+def of_kinds(kinds: list[int]) -> list[PromptRecord]:
+    """Prompts with so many source images each."""
+    return [PromptRecord(id=str(i), prompt="", source_images=(Path("x"),) * kind) for i, kind in enumerate(kinds)]
 
 
 def test_each_pass_holds_every_prompt_once_in_another_order() -> None:
-    order = order_of(7, seed=3)
+    order = PromptOrder(of_kinds([0] * 7), seed=3)
     passes = [order.take(7) for _ in range(3)]
     assert all(sorted(p) == list(range(7)) for p in passes)
     assert passes[0] != passes[1] != passes[2]
@@ -16,17 +20,17 @@ def test_each_pass_holds_every_prompt_once_in_another_order() -> None:
 
 def test_the_positions_are_the_whole_state() -> None:
     kinds = [0, 1, 0, 1, 1, 0, 0]
-    whole = [PromptOrder(kinds, seed=1)]
+    whole = [PromptOrder(of_kinds(kinds), seed=1)]
     drawn = [whole[0].take(3) for _ in range(9)]
-    first = PromptOrder(kinds, seed=1)
+    first = PromptOrder(of_kinds(kinds), seed=1)
     head = [first.take(3) for _ in range(4)]
-    rest = PromptOrder(kinds, seed=1, positions=first.positions)
+    rest = PromptOrder(of_kinds(kinds), seed=1, positions=first.positions)
     assert head + [rest.take(3) for _ in range(5)] == drawn
 
 
 def test_a_draw_holds_one_kind_and_all_are_seen_equally_often() -> None:
     kinds = [0] * 6 + [2] * 2
-    order = PromptOrder(kinds, seed=4)
+    order = PromptOrder(of_kinds(kinds), seed=4)
     draws = [order.take(2) for _ in range(8)]
     assert all(len({kinds[i] for i in draw}) == 1 for draw in draws)
     assert sorted(i for draw in draws for i in draw) == sorted([*range(8)] * 2)

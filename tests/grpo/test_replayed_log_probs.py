@@ -11,8 +11,9 @@ import torch
 
 from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import config
+from tests.grpo.test_update import batch
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores, TrainBatch
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
 from visual_grpo.grpo.checks import MAX_FACTOR, MEAN_FACTOR, TOLERANCES, RatioCheckError, check_ratio
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -107,18 +108,11 @@ def test_an_update_that_is_left_out_leaves_the_next_one_the_first() -> None:
 def test_truncated_importance_weights_scale_the_loss_by_hand() -> None:
     sampled = torch.tensor([[-1.0, -2.0], [-1.0, -3.0]])
     replayed = torch.tensor([[-1.5, -1.0], [-1.0, -1.0]])
-    prompts = [PromptRecord(id="a", prompt="a")] * 2
-    rollout = Rollout[None](
-        prompts=prompts, samples=[0, 1], trajectory=None, log_probs=sampled, mask=torch.ones(2, 2, dtype=torch.bool)
-    )
     total = torch.tensor([1.0, -2.0])
-    scores = Scores(total=total, rewards={}, parts={}, weights={})
-    batch = TrainBatch(
-        rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total, replayed_log_probs=replayed
-    )
-    policy_loss = PolicyLoss(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [batch])
+    own = batch(sampled, torch.ones(2, 2, dtype=torch.bool), total, replayed_log_probs=replayed)
+    policy_loss = PolicyLoss(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [own])
     new = replayed.clone().requires_grad_()
-    loss, *_ = policy_loss(ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None), batch, batch.rows)
+    loss, *_ = policy_loss(ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None), own, own.rows)
     loss.backward()
     weights = torch.tensor([[0.6065307, 2.0], [1.0, 2.0]])  # exp(-0.5), e cut to 2, 1, e^2 cut to 2
     assert new.grad is not None

@@ -43,7 +43,7 @@ def test_the_first_update_follows_the_policy_gradient() -> None:
     policy = ToyTokenPolicy()
     trainer = GRPOTrainer(policy, CountingScorer(), config(steps=1, loss="dapo"), seed=1)
     rollout = ToyTokenPolicy().rollout(
-        [records(10)[i] for i in PromptOrder([0] * 10, 1).take(4)], 6, torch.Generator().manual_seed(1)
+        [records(10)[i] for i in PromptOrder(records(10), 1).take(4)], 6, torch.Generator().manual_seed(1)
     )
     total = CountingScorer()(rollout.prompts, rollout.samples).total
     advantages = group_advantages(total, 6)

@@ -19,14 +19,15 @@ from visual_grpo.grpo.metrics import UpdateMetrics
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.2, -0.7]])
 NEW = torch.tensor([[-0.8, -2.1, -9.0], [-0.3, -0.9, -0.6]])
 MASK = torch.tensor([[True, True, False], [True, True, True]])
+TOTAL = torch.tensor([1.0, -1.0])
 
 
-def batch() -> TrainBatch[None]:
+def batch(log_probs: Tensor = OLD, mask: Tensor = MASK, total: Tensor = TOTAL, **options: Any) -> TrainBatch[None]:
+    """Two rows whose advantages are their totals."""
     prompts = [PromptRecord(id="a", prompt="a")] * 2
-    rollout = Rollout[None](prompts=prompts, samples=[0, 1], trajectory=None, log_probs=OLD, mask=MASK)
-    total = torch.tensor([1.0, -1.0])
+    rollout = Rollout[None](prompts=prompts, samples=[0, 1], trajectory=None, log_probs=log_probs, mask=mask)
     scores = Scores(total=total, rewards={}, parts={}, weights={})
-    return TrainBatch(rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total)
+    return TrainBatch(rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total, **options)
 
 
 def recorded(**changes: Any) -> UpdateMetrics:

@@ -266,15 +266,6 @@ def test_another_training_is_named_by_what_differs(killed: Path, changes: dict[s
     assert str(why(killed, **changes)).endswith(f"/checkpoints are of a training with another {named}")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"tracking": {"images_every": 3}}, {"generate": {"samples": 3}}, {"evaluation": {"bootstrap_samples": 100}}],
-)
-def test_what_changes_no_result_may_be_another(killed: Path, changes: dict[str, Any]) -> None:
-    changes = {"tracking": {}, **changes}
-    assert why(killed, **changes) is None
-
-
 def test_other_data_or_code_in_between_make_another_training(killed: Path) -> None:
     note_lineage(killed, identity={"data": "x", "model_digest": "y"})
     config = parameters(killed)

@@ -199,7 +199,6 @@ def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None
 
 
 def draw_again(adapter: str | None = None) -> str:
-    """Returns the remedy for a baseline that does not pair."""
     command = Command.current().for_pipeline("baseline")
     return f"Draw the baseline again: {command if adapter is None else command.with_parameters({'adapter': adapter})}"
 

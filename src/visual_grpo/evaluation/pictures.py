@@ -129,19 +129,14 @@ def wrap(line: str, font: ImageFont.FreeTypeFont, width: int, most: int = MAX_LI
 
     lines = [""]
     for word in line.split(" "):
-        joined = f"{lines[-1]} {word}".lstrip()
-        if fits(joined):
-            lines[-1] = joined
-            continue
-        if fits(word):
-            lines.append(word)
-            continue
-        lines[-1] += " " if lines[-1] else ""
-        for character in word:
-            if fits(lines[-1] + character):
-                lines[-1] += character
+        space = " " if lines[-1] else ""
+        for part in [word] if fits(word) else word:
+            joined = lines[-1] + space + part
+            if fits(joined):
+                lines[-1] = joined
             else:
-                lines.append(character)
+                lines.append(part)
+            space = ""
     if len(lines) <= most:
         return lines
     last = lines[most - 1]

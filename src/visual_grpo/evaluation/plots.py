@@ -1,4 +1,4 @@
-"""Plots of the evaluation and of the training history. They need no display."""
+"""Plots of the training history. They need no display."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import hashlib
 import io
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 
-COLOURS = {"eval": "#0969da", "rollout": "#bc4c00", "sde": "#1a7f37"}
-OFFSET = 0.14
-"""Half the distance between the samplers' marks on one row."""
+EVAL_COLOUR, ROLLOUT_COLOUR = "#0969da", "#bc4c00"
 UNSCORED = "reward/unscored_share"
 METRICS = {
     "kl": (
@@ -82,39 +79,15 @@ def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def differences(entries: Sequence[Mapping[str, Any]]) -> Figure:
-    """Forest plot: trained minus baseline with 95% intervals, one panel per split and reward.
-
-    ``entries`` come from `compare.compare`. Each reward has its own panel because units differ.
-    """
-    splits = list(dict.fromkeys(entry["split"] for entry in entries))
-    rewards: dict[str, list[str]] = {}
-    for name in dict.fromkeys(entry["name"] for entry in entries):
-        rewards.setdefault(name.split("/")[0], []).append(name)
-    rows = [len(names) for names in rewards.values()]
-    figure = Figure(figsize=(4.6 * len(splits) + 1.2, 0.42 * sum(rows) + 0.5 * len(rows) + 0.9), layout="constrained")
-    heights = [n + 0.8 for n in rows]
-    axes = figure.subplots(len(rows), len(splits), squeeze=False, sharex="row", sharey="row", height_ratios=heights)
-    for panels, names in zip(axes, rewards.values(), strict=True):
-        for axis, split in zip(panels, splits, strict=True):
-            _forest(axis, [e for e in entries if e["split"] == split and e["name"] in names], names)
-    for axis, split in zip(axes[0], splits, strict=True):
-        axis.set_title(split.replace("_", "-") + " prompts")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    title = "trained minus baseline, 95% interval over prompts"
-    figure.legend(handles, labels, title=title, loc="outside lower center", ncols=len(labels), frameon=False)
-    return figure
-
-
 def _reward(history: pd.DataFrame, base: float | None) -> Figure:
     """Plots the mean reward of each step and the evaluations in training, if any."""
     figure, axis = _chart()
-    _plot_smoothed(axis, history, "reward/total", "training samples (smoothed)", COLOURS["rollout"])
+    _plot_smoothed(axis, history, "reward/total", "training samples (smoothed)", ROLLOUT_COLOUR)
     steps, judged = _points(history, "eval/total") if "eval/total" in history else ([], [])
     if base is not None and 0 not in list(steps):
         steps, judged = [0, *steps], [base, *judged]
     if len(steps):
-        axis.plot(steps, judged, "o-", color=COLOURS["eval"], label="eval prompts")
+        axis.plot(steps, judged, "o-", color=EVAL_COLOUR, label="eval prompts")
     axis.legend(frameon=False)
     return figure
 
@@ -147,28 +120,3 @@ def _points(history: pd.DataFrame, column: str) -> tuple[Any, Any]:
     """Selects the steps with finite values."""
     rows = history[np.isfinite(history[column].astype(float))]
     return rows["step"], rows[column]
-
-
-def _forest(axis: Axes, entries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    samplers = list(dict.fromkeys(entry["sampler"] for entry in entries))
-    for number, sampler in enumerate(samplers):
-        shift = OFFSET * (2 * number - len(samplers) + 1)
-        measured = [e for e in entries if e["sampler"] == sampler and e["ci_low"] is not None]
-        below = [e["difference"] - e["ci_low"] for e in measured]
-        above = [e["ci_high"] - e["difference"] for e in measured]
-        axis.errorbar(
-            [e["difference"] for e in measured],
-            [names.index(e["name"]) + shift for e in measured],
-            xerr=[below, above],
-            fmt="o",
-            markersize=5,
-            capsize=3,
-            color=COLOURS.get(sampler),
-            label=f"{sampler} sampler",
-        )
-    axis.axvline(0, color="#8c959f", linewidth=1, zorder=0)
-    axis.set_yticks(range(len(names)), names)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.grid(axis="x", alpha=0.25)
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)

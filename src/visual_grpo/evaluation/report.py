@@ -38,7 +38,7 @@ def write_report(
     history: pd.DataFrame,
     adapters: Path | None = None,
 ) -> None:
-    """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and plots as PNG.
+    """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and the reward's curve as PNG.
 
     ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
     ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
@@ -47,7 +47,6 @@ def write_report(
     """
     curves = plots.training_curves(history, _base_value(evaluation, baseline, trained))
     curves[0].figure.savefig(folder / "training.png", dpi=150)
-    plots.differences(evaluation["rewards"]).savefig(folder / "differences.png", dpi=150)
     pairs = all_pairs(baseline, trained)
     chosen = choose(pairs, *main_view(evaluation["rewards"]))
     pair_sheet(chosen["samples"], baseline, trained).save(folder / "samples.png")

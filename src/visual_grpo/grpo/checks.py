@@ -166,7 +166,7 @@ def measure_signal(
     """
     config, gradients = trainer.config, list[Tensor]()
     generator = torch.Generator().manual_seed(trainer.seed + _SEED_OFFSET)
-    order = PromptOrder.over(prompts, trainer.seed + _SEED_OFFSET)
+    order = PromptOrder(prompts, trainer.seed + _SEED_OFFSET)
     look = min(_FIRST_LOOK, most)
     while True:
         while len(gradients) < look:

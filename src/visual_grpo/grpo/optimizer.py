@@ -109,7 +109,6 @@ class AdapterOptimizer:
         return optimizer_state(self.adamw), {"scaler": self.scaler.state_dict(), "guard": guard}
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
         load_optimizer_state(self.adamw, tensors)
         self.scaler.load_state_dict(facts["scaler"])
         self._skipped, self._overflows = facts["guard"]["in_a_row"], facts["guard"]["overflows"]

@@ -39,19 +39,13 @@ class PromptOrder:
     the seed and on ``positions``, the number of prompts taken so far of each kind.
     """
 
-    def __init__(self, kinds: Sequence[int], seed: int, positions: Mapping[str, int] | None = None) -> None:
-        """``kinds``: the kind of each prompt; ``positions``: by the kind's name, to continue an order."""
+    def __init__(self, prompts: Iterable[PromptRecord], seed: int, positions: Mapping[str, int] | None = None) -> None:
+        """``positions``: by the kind's name, to continue an order. Reads each prompt once."""
         self.seed = seed
+        kinds = [len(prompt.source_images) for prompt in prompts]
         self._members = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in sorted(set(kinds))}
         self.positions = {str(kind): (positions or {}).get(str(kind), 0) for kind in self._members}
         self._passes: dict[int, tuple[int, list[int]]] = {}
-
-    @classmethod
-    def over(
-        cls, prompts: Iterable[PromptRecord], seed: int, positions: Mapping[str, int] | None = None
-    ) -> PromptOrder:
-        """Returns the order over these prompts, each of which is read once."""
-        return cls([len(prompt.source_images) for prompt in prompts], seed, positions)
 
     def take(self, count: int) -> list[int]:
         """Indices of the next ``count`` prompts."""

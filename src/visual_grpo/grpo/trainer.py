@@ -56,7 +56,7 @@ class GRPOTrainer(Generic[T]):
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
         """Trains from ``self.step`` on until ``config.steps``; stop iterating to stop training."""
-        order = PromptOrder.over(prompts, self.seed, self.positions)
+        order = PromptOrder(prompts, self.seed, self.positions)
         while self.step < self.config.steps:
             yield self.take_step(prompts, order)
 
@@ -126,7 +126,6 @@ class GRPOTrainer(Generic[T]):
     def _update_once(
         self, batches: list[TrainBatch[T]], before: Sequence[UpdateMetrics], loss: PolicyLoss
     ) -> UpdateMetrics:
-        """Takes one optimizer update over all rows."""
         metrics = UpdateMetrics()
         unchanged = all(earlier.skipped for earlier in before)  # The weights are still those that sampled.
         with self.optimizer.skipping_non_finite(metrics):
@@ -184,7 +183,6 @@ class GRPOTrainer(Generic[T]):
         return tensors, {"step": self.step, "positions": self.positions} | facts
 
     def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restores what `state` returned."""
         self.policy.load_adapter_state_dict(tensors_under("adapter", tensors))
         self.optimizer.load_state(tensors_under("optimizer", tensors), facts)
         self.generator.set_state(tensors["rng/trainer"])

@@ -72,7 +72,7 @@ class AlternatingTrainer(StagesTrainer):
     """Steps each module in turn, on a separate rollout."""
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
-        orders = {m: PromptOrder.over(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
+        orders = {m: PromptOrder(prompts, trainer.seed, trainer.positions) for m, trainer in self.modules.items()}
         while self.step < self.steps:
             taken = {m: trainer.take_step(prompts, orders[m]) for m, trainer in self.modules.items()}
             yield self._taken(taken, sum(len(metrics.samples) for metrics in taken.values()))
@@ -109,7 +109,7 @@ class JointTrainer(StagesTrainer):
         self.positions: dict[str, int] = {}
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
-        order = PromptOrder.over(prompts, self.seed, self.positions)
+        order = PromptOrder(prompts, self.seed, self.positions)
         while self.step < self.steps:
             chosen = [prompts[i] for i in order.take(self.prompts_per_step)]
             self.positions = dict(order.positions)

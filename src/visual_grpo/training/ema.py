@@ -55,7 +55,6 @@ class AdapterAverage:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores what `state` returned."""
         for module, (average, parameters) in self._averages.items():
             own = tensors_under(module, state)
             updates = int(own.pop("updates"))

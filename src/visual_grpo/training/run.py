@@ -22,7 +22,7 @@ from visual_grpo.common.types import AdaptedModel, PromptRecord, Sample, Scorer,
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
-from visual_grpo.evaluation.samples import distinct_prompts, image_seed
+from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.checks import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
@@ -251,11 +251,9 @@ class TrainingRun:
         samples, scores = list[Sample](), list[Scores]()
         size = self.config.evaluation.batch_size * self.config.distributed.processes
         for start in range(0, len(self.eval_prompts), size):
-            records = self.eval_prompts[start : start + size]
-            seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in records]
-            drawn = self._generate(records, seeds)
-            samples += drawn
-            scores.append(self.scorer(records, drawn))
+            records, generated = self._generate(self.eval_prompts[start : start + size])
+            samples += generated
+            scores.append(self.scorer(records, generated))
         names = scores[0].rewards
         return Shown(
             records=self.eval_prompts,
@@ -274,20 +272,19 @@ class TrainingRun:
         `SHOWN_PROMPTS` eval prompts (training prompts, if there are none) x `SHOWN_EACH` samples, at the eval sampler.
         """
         prompts = self.eval_prompts[:SHOWN_PROMPTS] or [self.train_prompts[i] for i in range(SHOWN_PROMPTS)]
-        records = [record for record in prompts for _ in range(SHOWN_EACH)]
-        seeds = [image_seed(self.config.evaluation.seed, record.id, i % SHOWN_EACH) for i, record in enumerate(records)]
-        samples = self._generate(records, seeds)
+        records, samples = self._generate(prompts, SHOWN_EACH)
         return records, samples, self.scorer(records, samples).total
 
     def film_samples(self) -> Sequence[Sample]:
-        """Draws one sample of each of ``film_prompts`` at the eval sampler and the baseline's seeds."""
-        seeds = [image_seed(self.config.evaluation.seed, record.id, 0) for record in self.film_prompts]
-        return self._generate(self.film_prompts, seeds) if seeds else []
+        """Generates one sample of each of ``film_prompts`` at the eval sampler and the baseline's seeds."""
+        return self._generate(self.film_prompts)[1] if self.film_prompts else []
 
-    def _generate(self, records: Sequence[PromptRecord], seeds: Sequence[int]) -> Sequence[Sample]:
-        """Draws at the eval sampler, with the average of the adapters if there is one."""
+    def _generate(self, prompts: Sequence[PromptRecord], each: int = 1) -> tuple[list[PromptRecord], Sequence[Sample]]:
+        """Generates at the eval sampler and fixed seeds, with the average of the adapters; a record for each sample."""
+        asked = requests(prompts, each, self.config.evaluation.seed)
+        records = [request.record for request in asked]
         with self.average.in_place():
-            return self.model.generate(records, seeds, self.config.sampling.eval)
+            return records, self.model.generate(records, [r.seed for r in asked], self.config.sampling.eval)
 
 
 def check_resumable(config: Parameters) -> None:

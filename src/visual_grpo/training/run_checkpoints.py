@@ -88,7 +88,6 @@ class RunCheckpoints:
         self._saved_step = self.trainer.step
 
     def due(self) -> bool:
-        """Returns True if a checkpoint should follow the present step."""
         every, minutes = self.config.tracking.checkpoint_every, self.config.tracking.checkpoint_minutes
         return self.trainer.step % every == 0 or 0 < 60 * minutes <= time.monotonic() - self._saved_time
 
