@@ -19,15 +19,14 @@ from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
 from visual_grpo.models.families.glm_image.decoder import Conditions
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
 from visual_grpo.models.flow import FlowPolicy, FlowTrajectory
 from visual_grpo.models.flow_sde import log_prob, ode_step, transition
 from visual_grpo.models.generation import TokenTrajectory
 from visual_grpo.models.lora import fast_lora
-from visual_grpo.models.prompt_cache import forward
+from visual_grpo.models.prompt_cache import Prompts, forward
 from visual_grpo.models.tokens import TokenPolicy
 
-ArPolicy = TokenPolicy[EncodedPrompts]
+ArPolicy = TokenPolicy[Prompts]
 DitPolicy = FlowPolicy[Conditions]
 
 
@@ -192,7 +191,7 @@ class BareFlow:
         return velocity
 
 
-def _update_ar(policy: ArPolicy, rollout: Rollout[TokenTrajectory[EncodedPrompts]], reference: Tensor | None) -> None:
+def _update_ar(policy: ArPolicy, rollout: Rollout[TokenTrajectory[Prompts]], reference: Tensor | None) -> None:
     log_probs = _whole_log_probs(policy, rollout.trajectory)
     loss = _surrogate(log_probs, rollout.log_probs)
     if reference is not None:
@@ -201,9 +200,9 @@ def _update_ar(policy: ArPolicy, rollout: Rollout[TokenTrajectory[EncodedPrompts
     _drop_gradients(policy.trainable_parameters())
 
 
-def _whole_log_probs(policy: ArPolicy, trajectory: TokenTrajectory[EncodedPrompts]) -> Tensor:
+def _whole_log_probs(policy: ArPolicy, trajectory: TokenTrajectory[Prompts]) -> Tensor:
     """Log-probs [B, T] by one forward pass of every row's prompt and tokens."""
-    model, prompts, own, tokens = policy.model, trajectory.encoded.prompts, trajectory.prompt_of_row, trajectory.tokens
+    model, prompts, own, tokens = policy.model, trajectory.prompts, trajectory.prompt_of_row, trajectory.tokens
     count = tokens.shape[1]
     embeds = torch.cat([prompts.embeds[own], model.network.model.get_input_embeddings()(tokens[:, :-1])], 1)
     mask = torch.cat([prompts.mask[own], torch.ones_like(tokens[:, :-1])], 1)

@@ -61,7 +61,6 @@ class AuraFlow:
         return velocity.float()
 
 
-PARTS = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
 MODULES = transformer_module(
     ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
 )
@@ -71,7 +70,7 @@ FAMILY = Family(
     modules=MODULES,
     tasks=("t2i",),
     saved_as=("AuraFlowPipeline",),
-    load=lambda path, config: load_pipeline("AuraFlowPipeline", path, config, PARTS),
+    load=lambda path, config: load_pipeline("AuraFlowPipeline", path, config),
     build=Model.builder(AuraFlow, MODULES),
     options=AuraFlowOptions,
 )

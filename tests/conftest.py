@@ -13,7 +13,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from visual_grpo.common.types import Policy
     from visual_grpo.models.families.glm_image.model import GlmImage
-    from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
+    from visual_grpo.models.prompt_cache import Prompts
     from visual_grpo.models.tokens import TokenPolicy
 
 SIZE = (64, 96)
@@ -77,7 +77,7 @@ def glm_image(pipeline_folder: Path) -> GlmImage:
 
 
 @pytest.fixture
-def ar_policy(glm_image: GlmImage) -> TokenPolicy[EncodedPrompts]:
+def ar_policy(glm_image: GlmImage) -> TokenPolicy[Prompts]:
     """The policy of ``glm_image``, whose adapter is not zero: merging, disabling and replaying it can go wrong."""
     from visual_grpo.config import SamplerConfig
 

@@ -71,8 +71,6 @@ def test_saved_adapters_load_into_their_modules(pipeline_folder: Path, tmp_path:
     state = adapters.state()
     assert all(torch.equal(value, state[name]) for name, value in model.adapters.state().items())
     one = load_model(str(pipeline_folder), size=SIZE, train=["dit"], adapters=tmp_path, device="cpu").adapters
-    assert "dit" in one
-    assert "ar" not in one
     assert one.state().keys() == {name for name in state if name.startswith("dit/")}
 
 

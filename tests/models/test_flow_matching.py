@@ -15,7 +15,7 @@ from visual_grpo.common.types import Scores
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.rows import draw_seeds
+from visual_grpo.models.rows import random_seeds
 
 OFFSETS = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.3, 0.3]).view(-1, 1, 1, 1).double()
 
@@ -48,8 +48,8 @@ def test_the_decisions_are_noised_samples_of_the_plain_ode_at_the_windows_levels
     assert abs(float(noise.mean())) < 0.03
     assert torch.corrcoef(noise.flatten(2).flatten(0, 1)).fill_diagonal_(0).abs().max() < 0.2
     generator = torch.Generator().manual_seed(3)
-    draw_seeds(3, generator)  # Of the conditions.
-    state = policy.denoiser.start_noise(draw_seeds(6, generator)).double()
+    random_seeds(3, generator)  # Of the conditions.
+    state = policy.denoiser.start_noise(random_seeds(6, generator)).double()
     for sigma, following in pairwise(ToyFlow.sigmas):
         state = state + (following - sigma) * (-0.4 * state + OFFSETS)
     torch.testing.assert_close(clean[:, 0].double(), state, rtol=0, atol=1e-5)

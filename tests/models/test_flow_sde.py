@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -64,47 +63,6 @@ def test_without_noise_it_is_the_pipelines_own_scheduler_step(sampler: Sampler) 
             assert 0 < std < 1e-4
             torch.testing.assert_close(mean, want, rtol=1e-4, atol=1e-4)
         state = want
-
-
-def test_marginals_of_sde_and_ode_agree_on_a_known_gaussian() -> None:
-    """Data N(m, d^2): the exact velocity is known, and so is every marginal N((1 - s) m, ((1 - s) d)^2 + s^2)."""
-    center, deviation, steps = 1.5, 0.4, 300
-    start = torch.randn(40_000, 1, 1, 1, generator=torch.Generator().manual_seed(0))
-    generator = torch.Generator().manual_seed(1)
-
-    def velocity(state: torch.Tensor, sigma: float) -> torch.Tensor:
-        variance = ((1 - sigma) * deviation) ** 2 + sigma**2
-        slope = (sigma - (1 - sigma) * deviation**2) / variance
-        return -center + slope * (state - (1 - sigma) * center)
-
-    sigmas = torch.linspace(1, 0.05, steps + 1).tolist()
-    ode, sde = start, start
-    for sigma, following in itertools.pairwise(sigmas):
-        ode = ode_step(velocity(ode, sigma), ode, sigma, following)
-        mean, std = transition(velocity(sde, sigma), sde, sigma, following, 0.7, "sde")
-        sde = mean + std * torch.randn(sde.shape, generator=generator)
-        if following < 0.7 and following in (sigmas[150], sigmas[-1]):
-            spread = math.sqrt(((1 - following) * deviation) ** 2 + following**2)
-            for samples in (ode, sde):
-                assert float(samples.mean()) == pytest.approx((1 - following) * center, abs=0.015)
-                assert float(samples.std()) == pytest.approx(spread, abs=0.015)
-    # They are two ways: the noise has replaced what the start decided.
-    assert float(torch.corrcoef(torch.stack([start.flatten(), ode.flatten()]))[0, 1]) > 0.99
-    assert float(torch.corrcoef(torch.stack([start.flatten(), sde.flatten()]))[0, 1]) < 0.6
-
-
-def test_the_coefficients_of_cps_are_kept() -> None:
-    """Data at one point m: after every step the state is N((1 - s) m, s^2), whatever the noise."""
-    center, state = 0.8, torch.randn(40_000, 1, 1, 1, generator=torch.Generator().manual_seed(0))
-    generator = torch.Generator().manual_seed(1)
-    sigmas = [1.0, 0.7, 0.45, 0.2]
-    for sigma, following in itertools.pairwise(sigmas):
-        velocity = (state - center) / sigma
-        mean, std = transition(velocity, state, sigma, following, 0.6, "cps")
-        assert std == pytest.approx(following * math.sin(0.3 * math.pi))
-        state = mean + std * torch.randn(state.shape, generator=generator)
-        assert float(state.mean()) == pytest.approx((1 - following) * center, abs=0.01)
-        assert float(state.std()) == pytest.approx(following, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import torch
 
 from tests.conftest import SIZE, stir
 from tests.models.test_tokens import RECORDS
-from visual_grpo.common.errors import UserError
 from visual_grpo.config import PolicyConfig
 from visual_grpo.models import generation
 from visual_grpo.models.generation import SampledTokens, sample_tokens
@@ -81,12 +80,6 @@ def test_the_parameter_decides(pipeline_folder: Path, monkeypatch: pytest.Monkey
     (chunk,) = policy.replay(rollout.trajectory, torch.arange(4))
     assert made
     torch.testing.assert_close(chunk.log_probs.detach(), rollout.log_probs, rtol=0, atol=5e-5)
-
-
-def test_other_attention_is_refused(pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "_attention", lambda _: "flash_attention_2")
-    with pytest.raises(UserError, match="attends by flash_attention_2; expected sdpa or eager"):
-        draw(pipeline_folder, "static")
 
 
 class Graph:

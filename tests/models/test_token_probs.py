@@ -24,7 +24,7 @@ def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.25, 0.0])
     count = 40_000
     uniforms = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ids = token_probs.draw(probabilities.expand(count, -1), uniforms)
+    ids = token_probs.sample_ids(probabilities.expand(count, -1), uniforms)
     frequency = torch.bincount(ids, minlength=6) / count
     assert frequency[1] == 0
     assert frequency[5] == 0
@@ -33,8 +33,8 @@ def test_draws_follow_the_distribution() -> None:
 
 def test_the_ends_of_the_interval_never_draw_an_impossible_id() -> None:
     probabilities = torch.tensor([[0.0, 0.3, 0.7, 0.0]])
-    assert token_probs.draw(probabilities, torch.tensor([0.0], dtype=torch.float64)).item() == 1
-    assert token_probs.draw(probabilities, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 2
+    assert token_probs.sample_ids(probabilities, torch.tensor([0.0], dtype=torch.float64)).item() == 1
+    assert token_probs.sample_ids(probabilities, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 2
 
 
 def test_a_rows_uniforms_are_its_seeds() -> None:

@@ -11,7 +11,7 @@ from tests.conftest import SIZE, stir
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import SamplerConfig
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
+from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.tokens import TokenPolicy
 from visual_grpo.training.components import load_policy
 
@@ -46,7 +46,7 @@ def whole_distribution(glm_image: GlmImage, tokens: Tensor, temperature: float) 
     return (logits.float() / temperature).log_softmax(-1)
 
 
-def test_log_probs_are_those_of_generate(glm_image: GlmImage, ar_policy: TokenPolicy[EncodedPrompts]) -> None:
+def test_log_probs_are_those_of_generate(glm_image: GlmImage, ar_policy: TokenPolicy[Prompts]) -> None:
     """Sampled and replayed. Wrong positions of the generated tokens would agree with one another, but not with it."""
     got = ar_policy.rollout(RECORDS, 1, torch.Generator().manual_seed(0))
     tokens = got.trajectory.tokens
@@ -56,7 +56,7 @@ def test_log_probs_are_those_of_generate(glm_image: GlmImage, ar_policy: TokenPo
     torch.testing.assert_close(chunk.log_probs.detach(), want, rtol=0, atol=5e-5)
 
 
-def test_a_truncated_sampler_says_whole_log_probs(glm_image: GlmImage, ar_policy: TokenPolicy[EncodedPrompts]) -> None:
+def test_a_truncated_sampler_says_whole_log_probs(glm_image: GlmImage, ar_policy: TokenPolicy[Prompts]) -> None:
     """At its temperature, with the entropy of the same distribution."""
     for truncated in ({"top_k": 3}, {"top_p": 0.5}):
         sampler = WARM.model_copy(update=truncated)

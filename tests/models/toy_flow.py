@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from torch import Tensor, nn
 
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import LoraParams, ModelConfig, Strict
+from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family, ModelSettings, Module
 from visual_grpo.models.flow import Schedule, Velocity
 from visual_grpo.models.lora import Adapter
@@ -57,7 +58,8 @@ class SlopeAdapter(Adapter):
     """The whole slope is the adapter's, 0 without it."""
 
     @classmethod
-    def attach(cls, base: Field, params: LoraParams, targets: str | list[str], seed: int) -> SlopeAdapter:
+    def _add(cls, base: Field, config: LoraConfig) -> SlopeAdapter:
+        base.slope.requires_grad_()
         return cls(base)
 
     @classmethod

@@ -105,10 +105,10 @@ def test_a_copy_at_every_token_is_seen_and_a_tensor_left_on_the_host_is_refused(
     def stays(real: Any) -> Any:
         return lambda log_probs, uniforms: real(log_probs, uniforms.cpu())
 
-    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, replaced(generation, "draw", copies):
+    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, replaced(generation, "sample_ids", copies):
         train(config, folder, records)
     assert between
     assert all(count >= 2 for _, count in between)
     said = r"aten.mul got .* on cpu, .* on cuda:0, models/token_probs.py"
-    with Accelerator(), replaced(generation, "draw", stays), pytest.raises(DeviceMixError, match=said):
+    with Accelerator(), replaced(generation, "sample_ids", stays), pytest.raises(DeviceMixError, match=said):
         train(config, folder, records)

@@ -63,13 +63,3 @@ def test_a_plan_needs_no_library_and_counts_the_same_parameters(
     runner.step()
     assert counted["full"] == counted["8bit"] == counted["4bit"]
     assert held["full"] > held["8bit"] > held["4bit"]
-
-
-@pytest.mark.slow
-def test_networks_that_take_turns_bring_their_codes(pipeline_folder: Path) -> None:
-    brought = {}
-    for bits in ("full", "4bit"):
-        config = config_of(pipeline_folder, bits)
-        config = config.model_copy(update={"model": config.model.model_copy(update={"offload": "phases"})})
-        brought[bits] = DryRunner(config, planned_model(config)).step().copied_from_host
-    assert 0 < brought["4bit"] < brought["full"]

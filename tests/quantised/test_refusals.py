@@ -46,13 +46,6 @@ def test_a_missing_library_is_told_before_a_model_is_loaded(
         trainer_of(config, pipeline_folder)
 
 
-def test_a_sharded_base_of_fewer_bits_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes", reason="make quantised")
-    model, distributed = {"path": str(pipeline_folder)}, {"processes": 2, "sharded": True}
-    with pytest.raises(UserError, match="only weights of full precision are sharded"):
-        check(few_bits(tmp_path, "dit", "4bit", model=model, distributed=distributed), scores=False)
-
-
 def test_a_library_that_does_not_work_is_told_with_its_reason() -> None:
     pytest.importorskip("bitsandbytes", reason="make quantised")
 

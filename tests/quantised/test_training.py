@@ -114,12 +114,3 @@ def test_networks_that_take_turns_train_the_same(folder_of: Any, tmp_path: Path,
     assert gpu.pinned > 0
     assert_equal(expected, found)
     assert_equal(expected, there)
-
-
-def test_a_static_cache_draws_the_same_tokens(pipeline_folder: Path, tmp_path: Path) -> None:
-    found = [
-        train(few_bits(tmp_path, "ar", "4bit", policy={"train": "ar", "kv_cache": kind}), pipeline_folder, records_of())
-        for kind in ("growing", "static")
-    ]
-    for one, other in zip(*(own.metrics for own in found), strict=True):
-        assert one["reward/total"] == pytest.approx(other["reward/total"], abs=1e-4)

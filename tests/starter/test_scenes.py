@@ -111,7 +111,7 @@ def test_the_pretraining_gives_the_log_probs_of_the_policy(small_batch: None, tm
     said = AnswerModel(model, processor, Options(max_tokens=ANSWER_LENGTH))
     said.bias = None  # No tokens are suppressed during pretraining.
     trajectory = TokenTrajectory(
-        encoded=said.encode(records),
+        prompts=said.encode(records),
         prompt_of_row=torch.arange(len(records)),
         tokens=targets,
         mask=torch.ones_like(targets, dtype=torch.bool),

@@ -79,6 +79,7 @@ class Family:
 
 AUTO = "auto"
 BUILT_IN = tuple(module.name for module in pkgutil.iter_modules(families.__path__))
+_KNOWN = f"Built in: {', '.join(BUILT_IN)}; a custom family is named package.module:FAMILY (docs/own_model.md)."
 
 
 def find_family(name: str, path: str | None = None) -> Family:
@@ -86,15 +87,17 @@ def find_family(name: str, path: str | None = None) -> Family:
 
     Raises UserError for an unknown name and for a saved model of no known family; both name the families.
     """
-    if name == AUTO:
-        if path is None:
-            raise UserError("model.family is auto, but there is no saved model to recognise it from; name the family.")
-        return recognised(path)
-    if name in BUILT_IN:
-        return _loaded(_where(name))
-    if is_own(name):
-        return _loaded(name)
-    raise UserError(f"model.family is {name!r}, which is no known family.{nearest_hint(name, BUILT_IN)} {_known()}")
+    if name != AUTO:
+        if is_own(name) or name in BUILT_IN:
+            return _loaded(name)
+        raise UserError(f"model.family is {name!r}, which is no known family.{nearest_hint(name, BUILT_IN)} {_KNOWN}")
+    if path is None:
+        raise UserError("model.family is auto, but there is no saved model to recognise it from; name the family.")
+    class_name = saved_class(path)
+    for family in map(_loaded, BUILT_IN):
+        if class_name in family.saved_as:
+            return family
+    raise UserError(f"The model at {path} is a {class_name}, which belongs to no known family. {_KNOWN}")
 
 
 def is_own(name: str) -> bool:
@@ -102,28 +105,10 @@ def is_own(name: str) -> bool:
     return ":" in name
 
 
-def recognised(path: str) -> Family:
-    """The family that lists the class which the model saved at ``path`` names."""
-    class_name = saved_class(path)
-    known = [_loaded(_where(name)) for name in BUILT_IN]
-    for family in known:
-        if class_name in family.saved_as:
-            return family
-    says = "names no class and so" if class_name is None else f"is a {class_name}, which"
-    raise UserError(f"The model at {path} {says} belongs to no known family. {_known()}")
-
-
-def _where(name: str) -> str:
-    """Imported only when asked for: starting up loads no model library."""
-    return f"{families.__name__}.{name}:FAMILY"
-
-
-def _loaded(where: str) -> Family:
+def _loaded(name: str) -> Family:
+    """Imports a family's module only now: starting up loads no model library."""
+    where = name if is_own(name) else f"{families.__name__}.{name}:FAMILY"
     family = load_attribute(where, "model.family")
     if not isinstance(family, Family):
         raise UserError(f"model.family is {where!r}, which is a {type(family).__name__}, not a visual_grpo Family.")
     return family
-
-
-def _known() -> str:
-    return f"Built in: {', '.join(BUILT_IN)}; a custom family is named package.module:FAMILY (docs/own_model.md)."

@@ -22,7 +22,7 @@ from visual_grpo.models.flow_matching import denoiser_of
 from visual_grpo.models.flow_sde import log_prob, moved_by, normalised_log_ratio, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.offload import on_device
-from visual_grpo.models.rows import draw_seeds, repeated
+from visual_grpo.models.rows import random_seeds, repeated
 
 C = TypeVar("C")
 
@@ -132,7 +132,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
     ) -> Rollout[FlowTrajectory[C]]:
         """Draws G images of each prompt. All randomness comes from seeds drawn from ``generator``."""
         started = time.perf_counter()
-        seeds = draw_seeds(len(prompts), generator)
+        seeds = random_seeds(len(prompts), generator)
         conditions = self.model.conditions(prompts, seeds, self.guidance_scale)
         seconds = time.perf_counter() - started
         rollout = self.decode(prompts, conditions, seeds, group_size, generator)
@@ -153,7 +153,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         """
         started = time.perf_counter()
         count, shared_prefix = len(prompts), group_size if self.config.share_start_noise else 1
-        step_seeds = draw_seeds(count * group_size, generator)
+        step_seeds = random_seeds(count * group_size, generator)
         window = self.denoiser.window(self.steps, generator)
         starts = step_seeds
         if self.config.share_start_noise:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.prompt_cache import Prefix, Prompts, prefill
 from visual_grpo.models.rows import distinct
-from visual_grpo.models.token_probs import TokenSampler, deviation, draw, entropy, row_uniforms
+from visual_grpo.models.token_probs import TokenSampler, deviation, entropy, row_uniforms, sample_ids
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -27,18 +27,9 @@ if TYPE_CHECKING:
     from visual_grpo.models.tokens import TokenModel
 
 TokenCache = Literal["growing", "static"]
-_KNOWN_ATTENTION = ("sdpa", "eager")
 
 
-class Encoded(Protocol):
-    """N distinct records, encoded for a language model."""
-
-    @property
-    def prompts(self) -> Prompts: ...
-
-
-E = TypeVar("E", bound=Encoded)
-
+E = TypeVar("E", bound=Prompts)
 
 EOS_CHECK_INTERVAL = 8
 """Tokens between two checks of whether all rows have ended, each of which waits for the GPU."""
@@ -48,9 +39,9 @@ EOS_CHECK_INTERVAL = 8
 class TokenTrajectory(Generic[E]):
     """B sampled rows, as the replay needs them."""
 
-    encoded: E
+    prompts: E
     prompt_of_row: Tensor
-    """[B] int64, row -> index among the N encoded records."""
+    """[B] int64, row -> index among the N prompts."""
     tokens: Tensor
     """[B, T] int64; after an end token it goes on with end tokens."""
     mask: Tensor
@@ -88,16 +79,16 @@ def sample_tokens(
     Raises UserError where the records differ in their number of source images.
     """
     firsts, prompt_of_row = distinct(records)
-    encoded = model.encode(firsts)
-    uniforms = row_uniforms(seeds, encoded.prompts.token_positions.shape[-1])
+    prompts = model.encode(firsts)
+    uniforms = row_uniforms(seeds, prompts.token_positions.shape[-1])
     parts = [
-        _sample_batch(model, encoded.prompts, prompt_of_row[rows], uniforms[rows], sampler, cache)
+        _sample_batch(model, prompts, prompt_of_row[rows], uniforms[rows], sampler, cache)
         for rows in torch.arange(len(records)).split(batch)
     ]
     tokens, log_probs, entropies, deviations = (torch.cat(column) for column in zip(*parts, strict=True))
     ended = is_end(model, tokens)
     mask = ((ended.cumsum(1) - ended.long()) == 0).cpu()
-    trajectory = TokenTrajectory(encoded=encoded, prompt_of_row=prompt_of_row, tokens=tokens, mask=mask)
+    trajectory = TokenTrajectory(prompts=prompts, prompt_of_row=prompt_of_row, tokens=tokens, mask=mask)
     return SampledTokens(
         trajectory=trajectory,
         log_probs=log_probs.cpu(),
@@ -142,7 +133,7 @@ def _sample_batch(
         plain = (logits / sampler.temperature).log_softmax(-1)
         probabilities = plain.exp()
         chosen = sampler.warp(logits).softmax(-1) if sampler.truncates else probabilities
-        token = draw(chosen, uniforms[:, step])
+        token = sample_ids(chosen, uniforms[:, step])
         if model.ends:
             token = torch.where(done, padding, token)
         tokens[:, step] = token
@@ -167,13 +158,10 @@ def _is_half(model: TokenModel[Any]) -> bool:
 def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> GrowingSteps | StaticSteps:
     """Returns the steps after the prompts of ``prefix``, whose cache it takes over; at most T = ``length`` tokens.
 
-    Raises UserError for a model that attends in a way that `layers` and `_mask` do not know.
+    Raises UserError for a model of sliding windows, which `_mask` does not know.
     """
-    name = type(model).__name__
-    if _attention(model) not in _KNOWN_ATTENTION:
-        raise UserError(f"{name} attends by {_attention(model)}; expected sdpa or eager.")
     if any(layer.is_sliding for layer in prefix.cache.layers):
-        raise UserError(f"{name} has layers that attend to a window only, which cannot be sampled.")
+        raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
     return StaticSteps(model, prefix, length) if cache == "static" else GrowingSteps(model, prefix, length)
 
 

@@ -46,13 +46,23 @@ class Adapter(ABC):
         self.model = model
 
     @classmethod
-    @abstractmethod
     def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
         """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
 
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
         ``seed``; torch's own generator is left as it was.
         """
+        targets = targets if params.target_modules is None else params.target_modules
+        config = LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
+        base.requires_grad_(False)
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            return cls._add(base, config)
+
+    @classmethod
+    @abstractmethod
+    def _add(cls, base: Any, config: LoraConfig) -> Self:
+        """Adds the LoRA to a frozen model."""
 
     @classmethod
     @abstractmethod
@@ -70,7 +80,6 @@ class Adapter(ABC):
         """Writes `file` and the adapter's configuration."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """Returns the trained parameters."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @contextmanager
@@ -106,10 +115,8 @@ class PeftAdapter(Adapter):
     plain = "peft.PeftModel.from_pretrained(model, folder)  # of GLM-Image: pipe.vision_language_encoder"
 
     @classmethod
-    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
-        base.requires_grad_(False)
-        with _seeded(seed):
-            return cls(get_peft_model(base, _config(params, targets)))
+    def _add(cls, base: Any, config: LoraConfig) -> Self:
+        return cls(get_peft_model(base, config))
 
     @classmethod
     def load(cls, base: Any, folder: Path) -> Self:
@@ -117,7 +124,6 @@ class PeftAdapter(Adapter):
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
     def save(self, folder: Path | str) -> None:
-        """``adapter_config.json`` and ``adapter_model.safetensors``."""
         self.model.save_pretrained(str(folder))
 
 
@@ -127,13 +133,10 @@ class DiffusersAdapter(Adapter):
     file = "pytorch_lora_weights.safetensors"
     plain = "pipe.transformer.load_lora_adapter(folder, prefix=None, use_safetensors=True)"
     prefix: ClassVar[str | None] = None
-    """Prefix of the names of saved tensors."""
 
     @classmethod
-    def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
-        base.requires_grad_(False)
-        with _seeded(seed):
-            base.add_adapter(_config(params, targets))
+    def _add(cls, base: Any, config: LoraConfig) -> Self:
+        base.add_adapter(config)
         return cls(base)._in_single_precision()
 
     @classmethod
@@ -158,7 +161,6 @@ class DiffusersAdapter(Adapter):
         return {name.removeprefix(_start(cls.prefix)): value for name, value in super().saved(folder).items()}
 
     def save(self, folder: Path | str) -> None:
-        """``pytorch_lora_weights.safetensors``, with the adapter's configuration in its metadata."""
         self.model.save_lora_adapter(str(folder))
         _rewrite(Path(folder) / self.file, self.prefix)
 
@@ -208,7 +210,6 @@ class AdapterSet:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Puts tensors of ``state`` back."""
         for name, adapter in self._adapters.items():
             start = f"{name}/"
             adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
@@ -217,9 +218,6 @@ class AdapterSet:
         if name not in self._adapters:
             raise UserError(f"the module {name!r} has no adapter yet: call adapters.attach or adapters.load first")
         return self._adapters[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._adapters
 
 
 class AdapterPolicy:
@@ -238,20 +236,7 @@ class AdapterPolicy:
         self.adapter.load_state(state)
 
     def save_adapter(self, folder: Path | str) -> None:
-        """Saves in the format of the library that the module comes from."""
         self.adapter.save(folder)
-
-
-def _config(params: LoraParams, default_targets: str | list[str]) -> LoraConfig:
-    targets = params.target_modules if params.target_modules is not None else default_targets
-    return LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager

@@ -61,7 +61,7 @@ independent. Below 2^32, since torch's CPU generator reads no higher bit of its 
 """
 
 
-def draw_seeds(count: int, generator: torch.Generator) -> list[int]:
+def random_seeds(count: int, generator: torch.Generator) -> list[int]:
     """Draws ``count`` seeds from ``generator``, which thereby decides everything random in a rollout.
 
     Of a rollout that several ranks share, all seeds are drawn, and this rank's are returned.

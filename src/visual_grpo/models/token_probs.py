@@ -48,7 +48,7 @@ class TokenSampler:
         return warped
 
 
-def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+def sample_ids(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse-CDF sampling: [B, V] probabilities and [B] uniforms in [0, 1) -> [B] token ids.
 
     One number a token makes a row's tokens depend on its own seed alone, and lets two policies be

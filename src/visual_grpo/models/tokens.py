@@ -17,14 +17,14 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
-from visual_grpo.models.generation import Encoded, SampledTokens, TokenTrajectory, sample_tokens
+from visual_grpo.models.generation import SampledTokens, TokenTrajectory, sample_tokens
 from visual_grpo.models.lora import Adapter, AdapterPolicy, fast_lora
 from visual_grpo.models.offload import on_device
-from visual_grpo.models.prompt_cache import hidden_shared
-from visual_grpo.models.rows import draw_seeds, repeated
+from visual_grpo.models.prompt_cache import Prompts, hidden_shared
+from visual_grpo.models.rows import random_seeds, repeated
 from visual_grpo.models.token_probs import TokenSampler, chosen_log_probs, expected_gap
 
-E = TypeVar("E", bound=Encoded)
+E = TypeVar("E", bound=Prompts)
 
 
 class TokenModel(Protocol[E]):
@@ -54,7 +54,7 @@ class TokenModel(Protocol[E]):
         ...
 
     def encode(self, records: Sequence[PromptRecord]) -> E:
-        """Encodes N records; T is the length of ``prompts.token_positions``."""
+        """Encodes N records; T is the length of their ``token_positions``."""
         ...
 
     def sampler(self, settings: SamplerConfig) -> TokenSampler:
@@ -112,7 +112,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
     def sample(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> SampledGroups[E]:
         """Draws the tokens of a rollout, with the reference's log-probs if there is a KL penalty."""
         records = repeated(prompts, group_size)
-        seeds = draw_seeds(len(records), generator)
+        seeds = random_seeds(len(records), generator)
         decode_seeds = seeds
         if self.config.share_start_noise:
             decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
@@ -193,6 +193,5 @@ def token_log_probs(
 ) -> Tensor:
     """Returns log-probs of the stored tokens of ``rows`` ([b]) under the present weights, [b, T] float32 on the CPU."""
     tokens, prompt_of_row = trajectory.tokens[rows], trajectory.prompt_of_row[rows]
-    prompts = trajectory.encoded.prompts
-    hidden = hidden_shared(model.network, prompts, prompt_of_row, tokens, checkpointing=checkpointing)
+    hidden = hidden_shared(model.network, trajectory.prompts, prompt_of_row, tokens, checkpointing=checkpointing)
     return chosen_log_probs(hidden, model.head, tokens, temperature, model.bias).cpu()

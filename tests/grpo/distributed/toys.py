@@ -23,7 +23,7 @@ from visual_grpo.grpo.distributed import ranks, sharding
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.rows import draw_seeds
+from visual_grpo.models.rows import random_seeds
 
 OPTIONS: list[dict[str, Any]] = [
     *({"loss": loss} for loss in sorted(LOSSES)),
@@ -51,13 +51,13 @@ class SeededTokens(ToyTokenPolicy):
         return replace(rollout, stats={"entropy": rows, "seconds/tokens": 1.0, "speed/tokens_per_second": 2.0})
 
     def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator) -> Tensor:
-        own = [torch.Generator().manual_seed(seed) for seed in draw_seeds(rows, generator)]
+        own = [torch.Generator().manual_seed(seed) for seed in random_seeds(rows, generator)]
         return torch.stack([torch.multinomial(log_probs.exp(), 1, generator=each)[:, 0] for each in own])
 
 
 class SeededSteps(ToyGaussianPolicy):
     def noise(self, rows: int, generator: torch.Generator) -> Tensor:
-        own = [torch.Generator().manual_seed(seed) for seed in draw_seeds(rows, generator)]
+        own = [torch.Generator().manual_seed(seed) for seed in random_seeds(rows, generator)]
         return torch.stack([torch.randn(len(self.table), generator=each) for each in own])
 
 

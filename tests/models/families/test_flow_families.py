@@ -26,7 +26,8 @@ SIZE = (64, 96)
 CPU = ModelConfig(device="cpu")
 CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "sd3": (sd3.pipeline, {"negative_prompt": "blurry"}),
-    "qwen_image": (qwen_image.pipeline, {}),
+    "sd3, without T5": (lambda: sd3.pipeline(t5=False), {}),
+    "qwen_image": (qwen_image.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200}),
     "flux": (flux.pipeline, {"max_sequence_length": 64}),
     "flux, schnell": (lambda: flux.pipeline(schnell=True), {"max_sequence_length": 64}),
     "z_image": (z_image.pipeline, {"negative_prompt": "blurry"}),

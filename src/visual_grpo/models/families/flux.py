@@ -86,7 +86,6 @@ class Flux:
         return PooledText(embeds, pooled)
 
 
-_PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae", "transformer", "scheduler")
 _MODULES = mmdit_modules("ff", "ff_context")
 
 FAMILY = Family(
@@ -94,7 +93,7 @@ FAMILY = Family(
     modules=_MODULES,
     tasks=("t2i",),
     saved_as=("FluxPipeline",),
-    load=lambda path, config: load_pipeline("FluxPipeline", path, config, _PARTS),
+    load=lambda path, config: load_pipeline("FluxPipeline", path, config),
     build=Model.builder(Flux, _MODULES),
     options=FluxOptions,
 )

@@ -85,7 +85,6 @@ class Flux2Klein:
         return self.pipeline.encode_prompt(prompt, max_sequence_length=self.options.max_sequence_length)[0]
 
 
-_PARTS = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
 _MODULES = transformer_module(
     r".*\.(to_q|to_k|to_v|to_out\.0|add_q_proj|add_k_proj|add_v_proj|to_add_out|linear_in|linear_out|to_qkv_mlp_proj)"
     r"|single_transformer_blocks\.\d+\.attn\.to_out"
@@ -96,7 +95,7 @@ FAMILY = Family(
     modules=_MODULES,
     tasks=("t2i",),
     saved_as=("Flux2KleinPipeline",),
-    load=lambda path, config: load_pipeline("Flux2KleinPipeline", path, config, _PARTS),
+    load=lambda path, config: load_pipeline("Flux2KleinPipeline", path, config),
     build=Model.builder(Flux2Klein, _MODULES),
     options=Flux2KleinOptions,
 )

@@ -51,10 +51,9 @@ class Options(Strict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodedQueries:
+class EncodedQueries(Prompts):
     """N distinct records as the language model reads them."""
 
-    prompts: Prompts
     frames: list[tuple[int, int]]
     """Height and width that coordinates in the answers count to: pixels as the processor gave them to the model, or
     Qwen3-VL's thousandths of each side."""
@@ -97,14 +96,14 @@ class AnswerModel:
             torch.zeros_like(embeds).masked_scatter(image, torch.cat(tuple(layer)).to(embeds))
             for layer in getattr(features, "deepstack_features", ())
         ]
-        prompts = Prompts(
+        return EncodedQueries(
             embeds=embeds,
             mask=inputs["attention_mask"],
             positions=positions.to(ids.device),
             token_positions=token_positions.to(ids.device),
             added=torch.stack(added) if added else None,
+            frames=frames,
         )
-        return EncodedQueries(prompts=prompts, frames=frames)
 
     def _frames(self, inputs: BatchFeature) -> list[tuple[int, int]]:
         if _is_qwen3(self.network):
@@ -144,7 +143,7 @@ class AnswerModel:
         for row, prompt in enumerate(trajectory.prompt_of_row.tolist()):
             said = tokens[row, : int(trajectory.mask[row].sum()) - finished[row]]
             text = self.processor.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            samples.append(TextSample(text=text, finished=finished[row], frame=trajectory.encoded.frames[prompt]))
+            samples.append(TextSample(text=text, finished=finished[row], frame=trajectory.prompts.frames[prompt]))
         return samples
 
     def _messages(self, record: PromptRecord) -> list[dict[str, object]]:

@@ -158,16 +158,12 @@ class QwenImage:
         return [torch.tensor(values, device=device).view(-1, 1, 1, 1) for values in both]
 
 
-_PARTS = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
 _EDIT = "QwenImageEditPipeline"
 _MODULES = mmdit_modules("img_mlp", "txt_mlp")
 
 
 def load(path: str, config: ModelConfig) -> Any:
-    """A folder or hub id, frozen."""
-    if saved_class(path) == _EDIT:
-        return load_pipeline(_EDIT, path, config, (*_PARTS, "processor"))
-    return load_pipeline("QwenImagePipeline", path, config, _PARTS)
+    return load_pipeline(_EDIT if saved_class(path) == _EDIT else "QwenImagePipeline", path, config)
 
 
 FAMILY = Family(

@@ -71,7 +71,6 @@ class Sd3:
         return velocity.float()
 
 
-_PARTS = ("tokenizer", "tokenizer_2", "text_encoder", "text_encoder_2", "vae", "transformer", "scheduler")
 _T5 = ("tokenizer_3", "text_encoder_3")
 _MODULES = mmdit_modules("ff", "ff_context")
 
@@ -79,7 +78,7 @@ _MODULES = mmdit_modules("ff", "ff_context")
 def load(path: str, config: ModelConfig) -> Any:
     """Loads a folder or hub id, frozen; T5 may be missing, and is not loaded if ``max_sequence_length`` is 0."""
     without = _T5 if config.options.get("max_sequence_length") == 0 else ()
-    return load_pipeline("StableDiffusion3Pipeline", path, config, _PARTS, without)
+    return load_pipeline("StableDiffusion3Pipeline", path, config, optional=_T5, without=without)
 
 
 FAMILY = Family(

@@ -68,7 +68,6 @@ class ZImage:
         return -torch.stack(self.transformer(images, share, texts, return_dict=False)[0]).squeeze(2).float()
 
 
-_PARTS = ("tokenizer", "text_encoder", "vae", "transformer", "scheduler")
 _MODULES = transformer_module(["to_q", "to_k", "to_v", "to_out.0", "w1", "w2", "w3"])
 
 FAMILY = Family(
@@ -76,7 +75,7 @@ FAMILY = Family(
     modules=_MODULES,
     tasks=("t2i",),
     saved_as=("ZImagePipeline",),
-    load=lambda path, config: load_pipeline("ZImagePipeline", path, config, _PARTS),
+    load=lambda path, config: load_pipeline("ZImagePipeline", path, config),
     build=Model.builder(ZImage, _MODULES),
     options=ZImageOptions,
     plain_guidance=lambda scale: {"guidance_scale": scale - 1},

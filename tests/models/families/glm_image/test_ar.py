@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from diffusers import GlmImagePipeline
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import SIZE, stir
@@ -13,9 +12,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.families.glm_image.token_model import EncodedPrompts
 from visual_grpo.models.generation import sample_tokens
-from visual_grpo.models.rows import START_NOISE
+from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.token_probs import TokenSampler
 from visual_grpo.models.tokens import TokenPolicy
 from visual_grpo.training.components import load_model, load_policy
@@ -30,7 +28,7 @@ EVAL_SAMPLER = SamplerConfig(steps=3, guidance_scale=1.5)
 GREEDY = SamplerConfig(temperature=1.0, top_p=1.0, top_k=1, steps=1, guidance_scale=1.0)
 MODES: list[dict[str, Any]] = [{}, {"gradient_checkpointing": True}]
 
-ArPolicy = TokenPolicy[EncodedPrompts]
+ArPolicy = TokenPolicy[Prompts]
 
 
 def policy_with(folder: Path, **changes: Any) -> ArPolicy:
@@ -56,16 +54,6 @@ def test_the_replay_gives_the_samplers_log_probs_back(pipeline_folder: Path, mod
     torch.testing.assert_close(chunk.log_probs, got.log_probs, rtol=0, atol=5e-5)
 
 
-def test_a_wrong_replay_is_far_outside_the_floor(ar_policy: ArPolicy) -> None:
-    """The check is worth something only if a plausible mistake is far outside its tolerance."""
-    got = rollout(ar_policy)
-    encoded = got.trajectory.encoded.prompts
-    text_only = torch.arange(encoded.token_positions.shape[-1]).expand_as(encoded.token_positions)
-    encoded.token_positions.copy_(encoded.positions[:, :, -1:] + 1 + text_only)
-    (chunk,) = ar_policy.replay(got.trajectory, torch.arange(6))
-    assert (chunk.log_probs - got.log_probs).abs().mean() > 1e-2
-
-
 def test_the_reference_is_the_base_model(ar_policy: ArPolicy, pipeline_folder: Path) -> None:
     got = rollout(ar_policy)
     plain = load_policy(str(pipeline_folder), size=SIZE, device="cpu")  # a fresh adapter has no effect
@@ -83,12 +71,6 @@ def test_an_image_depends_on_its_own_prompt_and_seed(glm_image: GlmImage, ar_pol
     assert (together[1].int() - other.int()).abs().max() > 8
     assert together[0].shape == (3, *SIZE)
     assert together[0].dtype == torch.uint8
-
-
-def test_one_seed_one_rollout_bit_for_bit(ar_policy: ArPolicy) -> None:
-    one, two = rollout(ar_policy), rollout(ar_policy)
-    assert torch.equal(one.log_probs, two.log_probs)
-    assert all(torch.equal(a, b) for a, b in zip(one.samples, two.samples, strict=True))
 
 
 def test_rows_of_a_group_differ_in_tokens_but_share_their_start_noise(pipeline_folder: Path) -> None:
@@ -115,30 +97,6 @@ def test_a_small_rollout_batch_changes_nothing(pipeline_folder: Path) -> None:
     one, two = rollout(whole), rollout(parts)
     assert torch.equal(one.trajectory.tokens, two.trajectory.tokens)
     torch.testing.assert_close(one.log_probs, two.log_probs, rtol=0, atol=2e-5)
-
-
-def test_the_decoded_image_is_the_pipelines_own(
-    glm_image: GlmImage, ar_policy: ArPolicy, pipeline_folder: Path
-) -> None:
-    got = glm_image.generate(RECORDS[2:], [11], EVAL_SAMPLER)[0]
-    trajectory = glm_image.sample_tokens(RECORDS[2:], [11], EVAL_SAMPLER).trajectory
-    image_tokens = glm_image.tokens(EVAL_SAMPLER).image_tokens(trajectory.tokens, RECORDS[2:])
-    assert torch.equal(image_tokens.flatten(1), trajectory.tokens[:, 2:])
-    plain = GlmImagePipeline.from_pretrained(pipeline_folder)
-    plain.set_progress_bar_config(disable=True)
-    noise = torch.randn(1, 4, SIZE[0] // 8, SIZE[1] // 8, generator=torch.Generator().manual_seed(11 ^ START_NOISE))
-    want = plain(
-        prompt=TEXTS[2],
-        prior_token_ids=image_tokens.repeat_interleave(2, 1).repeat_interleave(2, 2).flatten(1),
-        latents=noise,
-        height=SIZE[0],
-        width=SIZE[1],
-        num_inference_steps=EVAL_SAMPLER.steps,
-        guidance_scale=EVAL_SAMPLER.guidance_scale,
-        output_type="np",
-    ).images[0]
-    difference = got.permute(1, 2, 0).float() - torch.from_numpy(want) * 255
-    assert difference.abs().max() < 0.6  # rounding to 8 bits
 
 
 def test_a_damaged_adapter_is_refused(ar_policy: ArPolicy, pipeline_folder: Path, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_the_replay_gives_the_samplers_log_probs_back(
     got = rollout(policy, records)
     (chunk,) = policy.replay(got.trajectory, torch.arange(9))
     lengths = got.mask.sum(1)
-    assert got.trajectory.encoded.prompts.mask.sum(1).unique().numel() == 3, "three lengths, so two are padded"
+    assert got.trajectory.prompts.mask.sum(1).unique().numel() == 3, "three lengths, so two are padded"
     assert lengths.min() < TOKENS, "some answers end early"
     torch.testing.assert_close(chunk.log_probs[got.mask], got.log_probs[got.mask], rtol=0, atol=5e-6)
 

@@ -34,13 +34,6 @@ def edit_pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
     return tiny.pipeline(edit=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("qwen_image")
-    tiny.pipeline().save_pretrained(folder)
-    return folder
-
-
 def stock(pipeline: Any, records: Sequence[PromptRecord], noise: torch.Tensor, scale: float, **more: Any) -> Any:
     """Latents [b, C, h, w] of the pipeline, or its images; the source of a batch as one list, of one record as one."""
     if records[0].source_images:
@@ -75,20 +68,6 @@ def check_ode(pipeline: Any, records: list[PromptRecord], scale: float) -> None:
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_edits_too(edit_pipeline: Any, source_images: list[Path], scale: float) -> None:
     check_ode(edit_pipeline, flow_checks.records_of(source_images), scale)
-
-
-def test_the_options_are_the_pipelines_own(pipeline: Any) -> None:
-    records = flow_checks.records_of()
-    options = {"negative_prompt": "blurry", "max_sequence_length": 200}
-    model = QwenImage(pipeline, tiny.SIZE, QwenImageOptions(**options))
-    noise = flow_checks.noise_of(model, 3)
-    more = {"negative_prompt": ["blurry"] * 3, "max_sequence_length": 200}
-    want = stock(pipeline, records, noise, 4.0, **more)
-    assert flow_checks.far(flow_checks.ode(model, records, noise, 4.0), want) < 1e-6
-    for name in options:
-        other = QwenImageOptions(**{key: value for key, value in options.items() if key != name})
-        one_less = flow_checks.ode(QwenImage(pipeline, tiny.SIZE, other), records, noise, 4.0)
-        assert flow_checks.far(one_less, want) > 1e-4, name
 
 
 def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
@@ -135,23 +114,6 @@ def test_the_gradient_goes_through_both_branches_and_the_scale(pipeline: Any) ->
     slope = float(ends[0] - ends[1]) / 2e-2
     assert exact == pytest.approx(slope, rel=1e-2)
     assert abs(part - slope) > 0.05 * abs(slope)
-
-
-def test_the_pipeline_loads_the_adapter_by_its_own_call(folder: Path, pipeline: Any, tmp_path: Path) -> None:
-    records = flow_checks.records_of()
-    model = flow_checks.generator_of(FAMILY, pipeline, tiny.SIZE)
-    noise = flow_checks.noise_of(model.model, 3)
-    base = stock(pipeline, records, noise, 4.0)
-    flow_checks.policy_of(model, 4.0)
-    trained = stock(pipeline, records, noise, 4.0)
-    assert flow_checks.far(trained, base) > 1e-2
-    model.adapters.save(tmp_path)
-
-    loaded = FAMILY.load(str(folder), CPU)
-    loaded.load_lora_weights(tmp_path / "dit")
-    assert torch.equal(stock(loaded, records, noise, 4.0), trained)
-    loaded.disable_lora()
-    assert torch.equal(stock(loaded, records, noise, 4.0), base)
 
 
 def test_an_edit_pipeline_loads_as_one_and_needs_its_processor(edit_pipeline: Any, tmp_path: Path) -> None:

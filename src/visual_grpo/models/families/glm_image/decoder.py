@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from diffusers import GlmImagePipeline, GlmImageTransformer2DModel
     from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 
-DrawTokens = Callable[[Sequence[PromptRecord], Sequence[int]], Tensor]
+SampleTokens = Callable[[Sequence[PromptRecord], Sequence[int]], Tensor]
 """(N records, seeds) -> [N, rows, columns] int64 image tokens of the AR module."""
 
 
@@ -59,10 +59,10 @@ class GlmImageDecoder:
         pipeline: GlmImagePipeline,
         size: tuple[int, int],
         sources: SourceEncoder,
-        draw_tokens: DrawTokens,
+        sample_tokens: SampleTokens,
     ) -> None:
-        """``draw_tokens``: the first stage."""
-        self.pipeline, self.size, self.sources, self.draw_tokens = pipeline, size, sources, draw_tokens
+        """``sample_tokens``: the first stage."""
+        self.pipeline, self.size, self.sources, self.sample_tokens = pipeline, size, sources, sample_tokens
         self.latent_shape = latent_shape(pipeline, size, pipeline.transformer.config.in_channels)
         self._rotary_kept: tuple[Tensor, Tensor] | None = None
 
@@ -89,7 +89,7 @@ class GlmImageDecoder:
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
         """Returns conditions with the tokens that the AR module draws with ``seeds``."""
-        return self.conditions_of(records, self.draw_tokens(records, seeds), guidance_scale)
+        return self.conditions_of(records, self.sample_tokens(records, seeds), guidance_scale)
 
     @torch.no_grad()
     def conditions_of(

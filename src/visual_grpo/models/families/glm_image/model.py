@@ -15,13 +15,14 @@ from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor, preview_side
 from visual_grpo.models.families.glm_image.sources import SourceEncoder
-from visual_grpo.models.families.glm_image.token_model import EncodedPrompts, GlmImageTokens
+from visual_grpo.models.families.glm_image.token_model import GlmImageTokens
 from visual_grpo.models.family import Family, ModelSettings, Module
 from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.models.generation import SampledTokens
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.lora import DiffusersAdapter, PeftAdapter
 from visual_grpo.models.model import Model
+from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.tokens import TokenPolicy, sample_with_adapter
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class GlmImage(Model):
 
     def sample_tokens(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> SampledTokens[EncodedPrompts]:
+    ) -> SampledTokens[Prompts]:
         """B trajectories under the present adapter."""
         return sample_with_adapter(self._stage_one(), records, seeds, sampler, self.config)
 
@@ -109,7 +110,7 @@ class GlmImage(Model):
 class GlmImageJointPolicy:
     """The DiT decodes the very tokens that AR is trained on."""
 
-    def __init__(self, ar: TokenPolicy[EncodedPrompts], dit: FlowPolicy[Conditions]) -> None:
+    def __init__(self, ar: TokenPolicy[Prompts], dit: FlowPolicy[Conditions]) -> None:
         """Two policies on one ``GlmImage``."""
         self.ar, self.dit = ar, dit
 
@@ -131,16 +132,13 @@ class GlmImageJointPolicy:
         return JointRollout(outer=outer, inner=inner)
 
 
-_PARTS = ("tokenizer", "processor", "text_encoder", "vision_language_encoder", "vae", "transformer", "scheduler")
-
-
 def load(path: str, config: ModelConfig) -> GlmImagePipeline:
     """A folder or hub id, frozen; with the preview size that a small model's folder says."""
 
     def prepare(pipeline: GlmImagePipeline) -> None:
         pipeline.vae.to(memory_format=torch.channels_last)  # 3x faster convolutions on a CPU.
 
-    pipeline = load_pipeline("GlmImagePipeline", path, config, _PARTS, prepare=prepare)
+    pipeline = load_pipeline("GlmImagePipeline", path, config, prepare=prepare)
     pipeline.processor = PreviewProcessor.of(pipeline.processor, preview_side(path))
     return pipeline
 

@@ -7,7 +7,6 @@ own; the end token is not generated since its place is known), V ids of the code
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,17 +32,8 @@ _STOCK_TOP_K = 50
 """What ``generate`` uses where a generation_config does not name top_k."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodedPrompts:
-    """N distinct prompts as the language model reads them."""
-
-    ids: Tensor
-    """[N, P] int64, left-padded."""
-    prompts: Prompts
-
-
 class GlmImageTokens:
-    """A ``TokenModel[EncodedPrompts]`` at one image size; ``decode`` turns tokens into images."""
+    """A ``TokenModel[Prompts]`` at one image size; ``decode`` turns tokens into images."""
 
     ends: Sequence[int] = ()
     bias: Tensor | None = None
@@ -84,7 +74,7 @@ class GlmImageTokens:
         )
 
     def samples(
-        self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[EncodedPrompts], seeds: Sequence[int]
+        self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[Prompts], seeds: Sequence[int]
     ) -> list[Sample]:
         """B images, decoded by the DiT as it is from the start noise of ``seeds``."""
         return self.decode(records, trajectory.tokens, seeds)
@@ -127,7 +117,7 @@ class GlmImageTokens:
         ).to(self.network.device)
 
     @torch.no_grad()
-    def encode(self, records: Sequence[PromptRecord]) -> EncodedPrompts:
+    def encode(self, records: Sequence[PromptRecord]) -> Prompts:
         """Sources' tokens and prompts as embeddings, with the positions of GLM-Image's three-dimensional RoPE.
 
         The model computes these positions itself only inside ``generate``; a forward without them is wrong by 0.05 to
@@ -146,13 +136,12 @@ class GlmImageTokens:
         token_positions = model._cached_decode_position_ids.permute(1, 0, 2)[:, :, : preview + rows * columns]
         # A later generate() would take what get_rope_index stored for its own.
         model._cached_decode_position_ids = model.rope_deltas = model._prefill_len = None
-        prompts = Prompts(
+        return Prompts(
             embeds=model.get_input_embeddings()(ids),
             mask=inputs["attention_mask"],
             positions=positions,
             token_positions=token_positions,
         )
-        return EncodedPrompts(ids=ids, prompts=prompts)
 
     def _with_source_tokens(self, ids: Tensor, records: Sequence[PromptRecord]) -> Tensor:
         """[N, P] with each image placeholder replaced by the token of its patch."""
