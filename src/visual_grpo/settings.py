@@ -8,15 +8,10 @@ from typing import Any
 
 from omegaconf.resolvers import oc
 
-from visual_grpo.hooks import (
-    AdapterHooks,
-    EndingHooks,
-    InputHooks,
-    MemoryHooks,
-    OutputHooks,
-    ParameterHooks,
-    TrackingHooks,
-)
+from visual_grpo.hooks.ending import EndingHooks
+from visual_grpo.hooks.folders import InputHooks, OutputHooks
+from visual_grpo.hooks.parameters import ParameterHooks
+from visual_grpo.hooks.tracking import TrackingHooks
 from visual_grpo.operations.session import Session
 
 PROJECT_PATH = Path(__file__).resolve().parents[2]
@@ -24,16 +19,8 @@ PROJECT_PATH = Path(__file__).resolve().parents[2]
 # A custom reward is a file in the project's root. At the end of the path, so that it hides no package.
 sys.path.append(str(PROJECT_PATH))
 
-# pluggy calls the hooks that are marked `tryfirst` in reverse order: Input, Adapter, Parameter, Output.
-HOOKS = (
-    OutputHooks(),
-    ParameterHooks(),
-    AdapterHooks(),
-    InputHooks(),
-    TrackingHooks(),
-    EndingHooks(),
-    MemoryHooks(),
-)
+# pluggy calls the hooks that are marked `tryfirst` in reverse order: Input, Parameter, Output.
+HOOKS = (OutputHooks(), ParameterHooks(), InputHooks(), TrackingHooks(), EndingHooks())
 # Where a user has kedro-mlflow it would begin a second run; the other two write files that nobody asked for.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")
 SESSION_CLASS = Session

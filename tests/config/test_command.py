@@ -20,8 +20,8 @@ from tests.evaluation.test_verdict import entry as an_entry
 from visual_grpo.config import flatten
 from visual_grpo.config.command import Command, use_source
 from visual_grpo.evaluation.verdict import summarise
-from visual_grpo.hooks import EndingHooks
 from visual_grpo.hooks.cli import parsed, run
+from visual_grpo.hooks.ending import EndingHooks
 
 command_of = Command.from_run_params
 
@@ -112,13 +112,11 @@ def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (("foo", "=3", "foo,a=1"), "expected NAME=VALUE, "),
-        (("a=${b", "p=[red] cube", 'p="a, b=c"'), "put a text into double quotes"),
-        # As of a variable that is not set: the run would use the default without a word.
         (
-            ("data.path=", "seed=3,data.path= ,b=1", "data.path=,seed=3"),
-            r"data\.path= has no value.*write data\.path=null",
+            ("foo", "=3", "foo,a=1", "data.path=", "seed=3,data.path= ,b=1", "data.path=,seed=3"),
+            "expected NAME=VALUE, ",
         ),
+        (("a=${b", "p=[red] cube", 'p="a, b=c"'), "put a text into double quotes"),
     ],
 )
 def test_what_is_no_parameter_is_refused_with_the_form(texts: tuple[str, ...], said: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -67,13 +70,31 @@ def files_of(version: Registered) -> Path:
     return Path(location.removeprefix("file://"))
 
 
+@contextmanager
+def crash(monkeypatch: pytest.MonkeyPatch, method: str, after: bool, call: int = 0) -> Iterator[None]:
+    """Kills the command just before or just after a call of MLflow's client has done what it was asked."""
+    real, calls = getattr(mlflow.MlflowClient, method), itertools.count()
+
+    def dies(*arguments: Any, **named: Any) -> Any:
+        is_due = next(calls) == call
+        if is_due and not after:
+            raise SystemExit
+        answer = real(*arguments, **named)
+        if is_due:
+            raise SystemExit
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mlflow.MlflowClient, method, dies)
+        yield
+
+
 @pytest.fixture
 def project(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     for name, value in quiet_libraries._ENVIRONMENT.items():  # As `kedro run` sets them.
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tracker, "WAIT", 60.0)  # On a busy machine a slow answer would be told as an outage.
-    monkeypatch.setattr(tracker, "EVERY", 0.1)
     project = Project(tmp_path)
     before = mlflow.get_tracking_uri()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", project.uri)

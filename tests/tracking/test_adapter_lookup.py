@@ -11,9 +11,7 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import command
 from visual_grpo.config.adapter_folder import read_facts
-from visual_grpo.config.command import Command
 from visual_grpo.tracking.adapter_lookup import find_adapters
 
 LATEST = Path("latest/adapters")
@@ -38,16 +36,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     mlflow.set_tracking_uri(before)
 
 
-@pytest.mark.parametrize("short", [False, True])
-@pytest.mark.parametrize("name", ["ar seed 0", "dit seed 0"])
-def test_a_run_is_found_by_its_name_its_id_and_the_beginning_of_it(
-    runs: dict[str, str], name: str, short: bool
-) -> None:
-    for named in (name, runs[name][:8] if short else runs[name]):
-        found = find_adapters(named, LATEST)
-        assert read_facts(found) == {"name": name}
+def test_a_run_is_found_by_its_name_its_id_and_the_beginning_of_it(runs: dict[str, str]) -> None:
+    for name in ("ar seed 0", "dit seed 0"):
         artifacts = mlflow.get_run(runs[name]).info.artifact_uri.removeprefix("file://")
-        assert found.is_relative_to(artifacts), "no copy"
+        for named in (name, runs[name], runs[name][:8]):
+            found = find_adapters(named, LATEST)
+            assert read_facts(found) == {"name": name}
+            assert found.is_relative_to(artifacts), "no copy"
 
 
 def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
@@ -60,29 +55,18 @@ def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
     ("named", "said"),
     [
         ("ar seed 1", r"no folder and no MLflow run 'ar seed 1'\. Did you mean 'ar seed 0'\?"),
-        ("twice", r"2 MLflow runs are named 'twice'; name one by its id:\n  [0-9a-f]{32}  twice\n"),
+        ("twice", r"2 MLflow runs are named 'twice'; name one by its id: [0-9a-f]{32}, [0-9a-f]{32}$"),
         ("empty", r"'empty' has no adapters"),
         (
             "shapes@champion",
-            r"no MLflow run 'shapes@champion'\. All.* A registered adapter is named models:/NAME@",
+            r"no MLflow run 'shapes@champion'\. .* A registered adapter is named models:/NAME@",
         ),
-        ("baseline seed 1", r"no folder and no MLflow run 'baseline seed 1'\. All runs are in .*`make ui` lists them"),
+        ("baseline seed 1", r"no folder and no MLflow run 'baseline seed 1'\. `make ui` lists all runs"),
     ],
 )
 def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         find_adapters(named, LATEST)
-
-
-def test_no_name_and_a_folder_of_something_else_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for named in ("", " "):
-        with pytest.raises(UserError, match=r"^adapter is empty\. Expected latest, a folder .*MLflow.*, none .*\.$"):
-            find_adapters(named, LATEST)
-    monkeypatch.setattr(
-        command, "_current", [Command.from_run_params({"runtime_params": {"adapter": str(tmp_path), "seed": 3}})]
-    )
-    with pytest.raises(UserError, match=r"has no training\.json.*kedro run --pipeline=train --params=seed=3$"):
-        find_adapters(str(tmp_path), LATEST)
 
 
 def test_the_beginning_of_an_id_that_is_a_number_is_a_text() -> None:

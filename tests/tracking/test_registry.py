@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import sqlite3
-from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import mlflow
 import pytest
 import yaml
-from mlflow import MlflowClient
 
-from tests.tracking.conftest import Project, files_of
+from tests.tracking.conftest import Project, crash, files_of
 from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
@@ -70,17 +66,15 @@ def test_a_version_has_the_adapter_its_card_and_where_it_comes_from(
     folder = adapters(tmp_path / "adapters", base, mlflow_run_id=run_id, **{"dvc.data/01_raw": "ab12"})
     made = REGISTRY.register(folder, tags={"gate": "passed"})
     assert made.version == 1
+    facts = read_facts(folder)
     assert made.tags == {
+        **{name: facts[name] for name in ("git.commit", "git.state", "dvc.data/01_raw", "command")},
         "adapter.digest": adapter_digest(folder),
         "training.run": run_id,
-        "git.commit": "c0ffee",
-        "git.state": "clean",
-        "dataset.digest": "d" * 64,
-        "dvc.data/01_raw": "ab12",
+        "dataset.digest": facts["data"],
         "base.model": str(base),
         "base.digest": "d1",
-        "base.content": read_facts(folder)["model_content"],
-        "command": ".venv/bin/kedro run",
+        "base.content": facts["model_content"],
         "gate": "passed",
     }
     here = made.adapters()
@@ -133,21 +127,6 @@ def test_the_same_weights_have_one_version_whatever_the_folder_is_called(
     assert REGISTRY.register(copy).version == 2, "a deleted version is none of the same weights"
 
 
-def crash(monkeypatch: pytest.MonkeyPatch, method: str, after: bool, command: Callable[[], Any]) -> None:
-    """The command is killed just before or just after MLflow has done what it was asked."""
-    real = getattr(MlflowClient, method)
-
-    def dies(*arguments: Any, **named: Any) -> None:
-        if after:
-            real(*arguments, **named)
-        raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, method, dies)
-        with pytest.raises(SystemExit):
-            command()
-
-
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("step", ["log_model_artifacts", "create_registered_model", "create_model_version"])
 def test_a_crash_at_any_step_leaves_one_version_after_the_next_attempt(
@@ -156,7 +135,8 @@ def test_a_crash_at_any_step_leaves_one_version_after_the_next_attempt(
     tracker = project.start()
     tracker.end("FINISHED")
     folder = adapters(tmp_path / "adapters", base, mlflow_run_id=tracker.run_id)
-    crash(monkeypatch, step, after, lambda: REGISTRY.register(folder))
+    with pytest.raises(SystemExit), crash(monkeypatch, step, after):
+        REGISTRY.register(folder)
     made = REGISTRY.register(folder)
     assert (made.version, champion()) == (1, None)
     check_weights(made.adapters())
@@ -194,10 +174,12 @@ def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions
 def test_the_alias_moves_last(project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch) -> None:
     REGISTRY.promote(1)
     move = "set_registered_model_alias"
-    crash(monkeypatch, move, False, lambda: REGISTRY.promote(2))
+    with pytest.raises(SystemExit), crash(monkeypatch, move, after=False):
+        REGISTRY.promote(2)
     assert (champion(), tags(project, 2)["promotion.over"]) == (1, "1")
     REGISTRY.promote(2)
-    crash(monkeypatch, move, False, REGISTRY.rollback)
+    with pytest.raises(SystemExit), crash(monkeypatch, move, after=False):
+        REGISTRY.rollback()
     assert champion() == 2
     for uri, seed in ((f"models:/{NAME}@champion", 1), (f"models:/{NAME}/3", 2)):
         assert (find_adapters(uri, LATEST) / "ar" / MODULE_FILES["ar"]).read_text() == f"seed {seed} ar best"
@@ -205,7 +187,7 @@ def test_the_alias_moves_last(project: Project, versions: list[Registered], monk
 
 
 def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Registered]) -> None:
-    with pytest.raises(UserError, match=r"has no shapes@champion\. shapes has the versions 1, 2, 3"):
+    with pytest.raises(UserError, match=r"has no models:/shapes@champion\. `make ui` lists"):
         REGISTRY.rollback()
     REGISTRY.promote(1)
     with pytest.raises(UserError, match=r"version 1, which replaced no other"):
@@ -217,33 +199,27 @@ def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Reg
     assert champion() == 2
 
 
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        (f"models:/{NAME}@best", r"has no models:/shapes@best\. shapes has the versions 1, 2, 3 and the aliases none"),
-        (f"models:/{NAME}/4", r"has no models:/shapes/4\. shapes has the versions 1, 2, 3"),
-        ("models:/words@champion", r"Registered models are: shapes\."),
-        ("models:/shapes", r"Expected models:/NAME@ALIAS"),
-        ("models:/shapes/latest", r"or models:/NAME/VERSION"),
-    ],
-)
-def test_a_version_that_cannot_be_found_is_explained(
-    project: Project, versions: list[Registered], named: str, said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        find_adapters(named, LATEST)
+def test_a_version_that_cannot_be_found_is_explained(project: Project, trained: Path) -> None:
+    REGISTRY.register(trained)
+    for named, said in (
+        (f"models:/{NAME}@best", r"has no models:/shapes@best\."),
+        (f"models:/{NAME}/4", r"has no models:/shapes/4\."),
+        ("models:/words@champion", r"has no models:/words@champion\. `make ui` lists"),
+        ("models:/shapes/latest", r"Expected models:/NAME@ALIAS or models:/NAME/VERSION"),
+    ):
+        with pytest.raises(UserError, match=said):
+            find_adapters(named, LATEST)
 
 
-def test_a_version_whose_files_are_gone_or_changed_is_explained(project: Project, trained: Path) -> None:
+def test_a_version_whose_files_are_changed_or_gone_is_explained(project: Project, trained: Path) -> None:
     made = REGISTRY.register(trained)
     weights = next(made.adapters().rglob("*.safetensors"))
     weights.write_bytes(weights.read_bytes() + b"x")
-    with pytest.raises(UserError, match=r"The weights of models:/shapes/1 in .* are not those that were registered"):
-        made.adapters()
-    assert made.adapters(check=False).is_dir()
-    shutil.rmtree(files_of(made))
-    with pytest.raises(UserError, match=r"The files of models:/shapes/1 are gone"):
-        made.adapters()
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"The weights of models:/shapes/1 in .* are gone, or not those that were"):
+            made.adapters()
+        assert made.adapters(check=False).is_relative_to(files_of(made))
+        shutil.rmtree(files_of(made), ignore_errors=True)
 
 
 def test_nothing_is_registered_of_what_cannot_be_used(project: Project, trained: Path, base: Path) -> None:
@@ -258,33 +234,23 @@ def test_nothing_is_registered_of_what_cannot_be_used(project: Project, trained:
     assert project.client.search_registered_models() == []
 
 
-def test_a_locked_database_and_a_server_that_is_away_are_told_and_nothing_changes(
-    project: Project, versions: list[Registered]
-) -> None:
+def test_a_locked_database_is_told_and_nothing_changes(project: Project, versions: list[Registered]) -> None:
     REGISTRY.promote(1)
-    with sqlite3.connect(project.database, isolation_level=None) as other:
+    with closing(sqlite3.connect(project.database, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(UserError, match=r"does not answer: .*database is locked"):
             REGISTRY.promote(2)
-        other.execute("ROLLBACK")
-    other.close()
     assert champion() == 1
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    mlflow.set_tracking_uri(f"http://user:secret@127.0.0.1:{port}")
-    with pytest.raises(UserError, match=rf"^MLflow \(http://127\.0\.0\.1:{port}\) does not answer: .*refused") as away:
-        REGISTRY.promote(2)
-    assert "secret" not in str(away.value)
 
 
 def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) -> None:
     for digest, settings in (("a" * 64, "s" * 64), ("a" * 64, "s" * 64), ("a" * 64, "t" * 64), ("b" * 64, "s" * 64)):
-        REGISTRY.note_gate(digest, settings, promoted=False)
+        REGISTRY.note_gate(digest, settings)
     assert REGISTRY.gates_in_last_year(excluding=("a" * 64, "s" * 64)) == 2
     assert REGISTRY.gates_in_last_year(excluding=("c" * 64, "s" * 64)) == 3
     assert (REGISTRY.is_judged("a" * 64, "t" * 64), REGISTRY.is_judged("b" * 64, "t" * 64)) == (True, False)
     gate = next(iter(project.client.get_registered_model(NAME).tags))
-    project.client.set_registered_model_tag(NAME, gate, "2020-01-01T00:00:00+00:00 promoted")
+    project.client.set_registered_model_tag(NAME, gate, "2020-01-01T00:00:00+00:00")
     assert REGISTRY.gates_in_last_year(excluding=("c" * 64, "s" * 64)) == 2, "a year has 365 days"
 
 
@@ -308,5 +274,5 @@ def test_the_adapters_at_the_start_are_found_by_their_digest(project: Project, t
     found = find_start(str(other), wanted, LATEST)
     assert found != trained
     assert adapter_digest(found) == wanted, "the registered version has them"
-    with pytest.raises(UserError, match=r"train\.start=.*are not there any more"):
+    with pytest.raises(UserError, match=r"The adapters that the run started from .* are gone"):
         find_start(str(other), "0" * 64, LATEST)

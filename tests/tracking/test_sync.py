@@ -6,14 +6,14 @@ import json
 import shutil
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import mlflow
 import pytest
-from mlflow import MlflowClient
 from PIL import Image
 
-from tests.tracking.conftest import Project
+from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.config.adapter_folder import FACTS, read_facts
 from visual_grpo.tracking import sync
@@ -68,7 +68,6 @@ class Results:
     def in_mlflow(self) -> dict[str, Any]:
         """What its one run has, without what MLflow makes up."""
         [run] = self.project.runs()
-        assert run.inputs is not None
         files = {name: text for name, text in self.project.artifacts(run.info.run_id).items() if "images" not in name}
         return {
             "curves": {name: self.project.curve(run.info.run_id, name) for name in run.data.metrics},
@@ -77,7 +76,6 @@ class Results:
             "params": run.data.params,
             "tags": {name: value for name, value in run.data.tags.items() if name not in ("mlflow.user", "output")},
             "status": run.info.status,
-            "datasets": [(one.dataset.name, one.dataset.digest) for one in run.inputs.dataset_inputs],
         }
 
 
@@ -109,7 +107,7 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
     first = results.in_mlflow()
     complete(first)
     judged(first)
-    assert (first["status"], first["datasets"]) == ("FINISHED", [("records", "d" * 36)])
+    assert first["status"] == "FINISHED"
     assert (first["tags"]["mlflow.runName"], first["tags"]["command"]) == ("ar 5 steps", ".venv/bin/kedro run")
     assert (first["tags"]["version.torch"], first["params"]["grpo.loss"]) == ("2", "grpo")
     for _ in range(2):
@@ -138,7 +136,7 @@ def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Pr
     judged(results.in_mlflow())
 
 
-STEPS_OF_SYNC = ("log_batch", "log_image", "log_artifacts", "log_text", "set_terminated", "create_run", "log_inputs")
+STEPS_OF_SYNC = ("log_batch", "log_image", "log_artifacts", "log_text", "set_terminated", "create_run")
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -148,23 +146,9 @@ def test_a_sync_that_is_cut_short_anywhere_is_completed(
 ) -> None:
     results = Results(project, "0" * 32)
     results.evaluate()
-    real = getattr(MlflowClient, method)
-    for number in range(3):
-
-        def dies(*arguments: Any, left: list[int] = [number], **named: Any) -> Any:  # noqa: B006
-            if after or left[0]:
-                answer = real(*arguments, **named)
-            if left[0] == 0:
-                raise SystemExit
-            left[0] -= 1
-            return answer
-
-        with monkeypatch.context() as patch:
-            patch.setattr(MlflowClient, method, dies)
-            try:
-                sync.sync([results.output])
-            except SystemExit:
-                continue
+    for call in range(3):
+        with suppress(SystemExit), crash(monkeypatch, method, after, call):
+            sync.sync([results.output])
     results.sync()
     found = results.in_mlflow()
     complete(found)
@@ -183,7 +167,7 @@ def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_bac
     assert len(results.sync()) == 1, "the evaluation on disk is of the adapters before"
     found = results.in_mlflow()
     complete(found, 7)
-    assert not {"result", "evaluate.status", sync.EVALUATION_DIGEST} & found["tags"].keys()
+    assert {found["tags"][name] for name in ("result", "evaluate.status", sync.EVALUATION_DIGEST)} == {""}
 
 
 def test_a_run_that_the_user_deleted_stays_deleted(project: Project) -> None:
@@ -217,7 +201,7 @@ def test_the_command_looks_in_data_and_the_folders_in_it_and_says_whether_someth
     monkeypatch.chdir(project.folder)
     for uri, code, said in (
         ("http://user:secret@127.0.0.1:9", 1, "data/shapes: MLflow (http://127.0.0.1:9) does not answer: "),
-        (project.uri, 0, "data/shapes: added to MLflow: ar 5 steps ("),
+        (project.uri, 0, "data/shapes: added to MLflow: training of ar 5 steps ("),
     ):
         mlflow.set_tracking_uri(uri)
         monkeypatch.setattr(sys, "argv", ["sync"])

@@ -39,16 +39,6 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     assert view["compareRunCharts"][0]["imageKeys"] == ["samples"], "pictures come first"
 
 
-def test_a_hundred_and_fifty_parameters_fit_and_long_ones_are_cut(project: Project):
-    tracker = project.start()
-    tracker.params({f"p{i}": i for i in range(150)} | {"long": "x" * 9000})
-    tracker.tags({"long": "x" * 9000})
-    tracker.end("FINISHED")
-    assert project.run(tracker.run_id).data.tags["long"] == "x" * 5000
-    params = project.run(tracker.run_id).data.params
-    assert (len(params), params["p149"], params["long"]) == (151, "149", "x" * 6000)
-
-
 def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Project):
     first = project.start()
     first.params({"resume": "never", "grpo.steps": 10})

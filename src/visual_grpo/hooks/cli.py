@@ -34,13 +34,9 @@ def parsed(text: str) -> dict[str, Any]:
     """
     items = []
     for item in filter(None, (part.strip(", \t\r\n") for part in _NEXT.split(text))):
-        name, equals, value = (part.strip() for part in item.partition("="))
-        if not name or not equals:
-            raise click.UsageError(f"--params: expected NAME=VALUE, several separated by commas; got {item!r}")
-        if not value:
-            raise click.UsageError(
-                f"--params: {name}= has no value; is a variable of the shell empty? To set none, write {name}=null"
-            )
+        name, _, value = (part.strip() for part in item.partition("="))
+        if not name or not value:  # A shell's empty variable would give the default without a word.
+            raise click.UsageError(f"--params: expected NAME=VALUE, several with commas (none: null); got {item!r}")
         items.append(f"{name}={value}")
     try:
         tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist(items))

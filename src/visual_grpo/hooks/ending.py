@@ -62,6 +62,11 @@ class EndingHooks:
         self._step += 1
         console.heading(f"{self._step} of {self._steps}: {node.name}")
 
+    @hook_impl
+    def after_node_run(self) -> None:
+        """Collects errors that a library keeps: their frames refer to the model, and the next node loads its own."""
+        gc.collect()
+
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Runs before MLflow's run is closed, since its name is shown."""
@@ -78,15 +83,6 @@ class EndingHooks:
             verdict.show(json.loads(opened.with_suffix(".json").read_text(encoding="utf-8"))["headline"])
         if after is not None:
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
-
-
-class MemoryHooks:
-    """Frees what a node has loaded before the next one loads its own model."""
-
-    @hook_impl
-    def after_node_run(self) -> None:
-        """Collects errors that a library keeps: their frames refer to the model."""
-        gc.collect()
 
 
 def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol, report: Path | None) -> str | None:

@@ -19,8 +19,7 @@ from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import with_output_folders
 from visual_grpo.config.schema import validate
-from visual_grpo.tracking.adapter_lookup import find_adapters, start_of
-from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_of
 from visual_grpo.tracking.tracker import check_packages
 
 SAME = "same"
@@ -33,9 +32,9 @@ class ParameterHooks:
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         tree = with_output_folders(context.config_loader["parameters"], context.env)
-        runtime = context.config_loader.runtime_params or {}
-        tree, self._taken = _of_resumed_run(tree, runtime)
-        tree = _for_all_modules(tree, runtime)
+        self._runtime = context.config_loader.runtime_params or {}
+        tree, self._taken = _of_resumed_run(tree, self._runtime)
+        tree = _for_all_modules(tree, self._runtime)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
         # Paths of the catalog begin with it.
@@ -43,11 +42,7 @@ class ParameterHooks:
 
     @hook_impl
     def after_catalog_created(self, catalog: CatalogProtocol) -> None:
-        """Puts the validated objects in the place of the YAML's dictionaries.
-
-        Kedro types single ``params:`` sections by a node's annotations; some rules hold between sections, and some
-        nodes need the whole tree.
-        """
+        """Puts the validated objects in the place of the YAML's dictionaries."""
         put_parameters(self._parameters, catalog)
 
     @hook_impl(tryfirst=True)
@@ -58,47 +53,42 @@ class ParameterHooks:
         """
         from visual_grpo.operations.preflight.check import check_before_run  # It imports torch.
 
-        before: Parameters = catalog.load("parameters")
+        makes = pipeline.all_outputs()
+        present = _with_adapters(catalog.load("parameters"), makes, self._runtime)
         parameters = check_before_run(
-            before, pipeline.all_outputs(), lambda: catalog.load("records"), Command.from_run_params(run_params)
+            present, makes, lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
-        if parameters.resume == SAME and "adapters" in pipeline.all_outputs():
+        if parameters.resume == SAME and "adapters" in makes:
             parameters = _same_or_fresh(parameters, pipeline, catalog)
         put_parameters(parameters, catalog)
-        if parameters.reward != before.reward:
+        if parameters.reward != present.reward:
             weights = ", ".join(f"{name} (weight {reward.weight:g})" for name, reward in parameters.rewards.items())
             console.note(f"Reward, chosen by what the records have: {parameters.reward}, that is {weights}")
-        if "adapters" in pipeline.all_outputs():
+        if "adapters" in makes:
             check_packages(parameters.tracking)
         if self._taken:
             shown = ", ".join(f"{name}={value}" for name, value in self._taken.items())
             console.note(f"Parameters of the resumed run, which are others in the configuration: {shown}")
 
 
-class AdapterHooks:
-    """Evaluates an adapter with the parameters that it was trained with."""
-
-    @hook_impl
-    def after_context_created(self, context: KedroContext) -> None:
-        self._runtime = context.config_loader.runtime_params or {}
-
-    @hook_impl(tryfirst=True)
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Replaces the catalog's parameters, where no adapter is trained and one is judged or named."""
-        present: Parameters = catalog.load("parameters")
-        makes = pipeline.all_outputs()
-        if "adapters" in makes and present.adapter != LATEST:
-            raise UserError(
-                f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
-                f" it without training: {rerun_command('evaluate')}"
-            )
-        if "adapters" in makes and present.train.start == CHAMPION:
-            put_parameters(_from_the_champion(present), catalog)
-        folder = None if "adapters" in makes else _deciding_adapters(present, makes)
-        if folder is not None:
-            trained = read_facts(folder)["parameters"]
-            tree = parameters_to_judge(present.model_dump(mode="json"), trained, self._runtime)
-            put_parameters(validate(tree), catalog)
+def _with_adapters(present: Parameters, makes: set[str], runtime: dict[str, Any]) -> Parameters:
+    """Returns the parameters that an adapter was trained with, where one is judged or named and none is trained."""
+    if "adapters" not in makes:
+        folder = _deciding_adapters(present, makes)
+        if folder is None:
+            return present
+        trained = read_facts(folder)["parameters"]
+        return validate(parameters_to_judge(present.model_dump(mode="json"), trained, runtime))
+    if present.adapter != LATEST:
+        raise UserError(
+            f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
+            f" it without training: {rerun_command('evaluate')}"
+        )
+    if present.train.start != CHAMPION:
+        return present
+    # The run says which version it started from.
+    start = find_version(f"models:/{present.registered_model}@{present.promotion.alias}").uri
+    return present.model_copy(update={"train": present.train.model_copy(update={"start": start})})
 
 
 def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str, Any]:
@@ -106,14 +96,11 @@ def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str,
     shared, per_module, modules = runtime.get("grpo"), runtime.get("modules", {}), tree.get("modules")
     if not isinstance(shared, dict) or not isinstance(per_module, dict) or not isinstance(modules, dict):
         return tree
-    kept = {
-        module: {
-            name: value for name, value in settings.items() if name not in shared or name in per_module.get(module, {})
-        }
-        if isinstance(settings, dict)
-        else settings
-        for module, settings in modules.items()
-    }
+    kept = dict(modules)
+    for module, settings in modules.items():
+        if isinstance(settings, dict):
+            replaced = shared.keys() - per_module.get(module, {}).keys()
+            kept[module] = {name: value for name, value in settings.items() if name not in replaced}
     return {**tree, "modules": kept}
 
 
@@ -142,10 +129,9 @@ def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict
     """
     resume, tracking = tree.get("resume"), tree.get("tracking")
     checkpoints = tracking.get("checkpoints") if isinstance(tracking, dict) else None
-    if not isinstance(resume, str) or not isinstance(checkpoints, str):
-        return tree, {}  # The validation says what is wrong with it.
-    if resume == SAME:
-        return tree, {}  # Its parameters are those of this command.
+    # With `SAME` the parameters are those of this command; the validation says what is wrong with other types.
+    if resume == SAME or not isinstance(resume, str) or not isinstance(checkpoints, str):
+        return tree, {}
     from visual_grpo.training import resuming
 
     run = resuming.origin(resume, Path(checkpoints))
@@ -170,28 +156,11 @@ def put_parameters(parameters: Parameters, catalog: CatalogProtocol) -> None:
 def parameter_entries(config: Parameters) -> dict[str, Any]:
     """Returns ``parameters`` with the whole tree and ``params:<section>`` with each section, typed.
 
-    A node takes the sections that it reads. One that builds the model or a scorer takes the whole tree, since these
-    depend on values of several sections.
+    A node that builds the model or a scorer takes the whole tree: these depend on values of several sections.
     """
     sections = {f"params:{name}": getattr(config, name) for name in Parameters.model_fields}
     # Kedro's datasets hold no None: `reward` is read from the whole tree.
     return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}
-
-
-def _from_the_champion(present: Parameters) -> Parameters:
-    """Replaces ``champion`` by its present version, so that the run says which one it started from.
-
-    Raises:
-        UserError: there is none, or MLflow does not answer.
-    """
-    registry = Registry.of(present)
-    champion = registry.champion()
-    if champion is None:
-        raise UserError(
-            f"train.start is {CHAMPION}, but there is no {registry.name}@{registry.alias} yet: nothing was promoted."
-            " Start from the base model: train.start=base"
-        )
-    return present.model_copy(update={"train": present.train.model_copy(update={"start": champion.uri})})
 
 
 def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
@@ -25,9 +25,6 @@ from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.tracking.mlflow_api import use_project
 from visual_grpo.tracking.sync import training_params
 from visual_grpo.tracking.tracker import Tracker
-
-if TYPE_CHECKING:
-    from visual_grpo.training.resuming import Origin
 
 log = logging.getLogger(__name__)
 
@@ -61,45 +58,31 @@ class TrackingHooks:
     @hook_impl
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         config: Parameters = catalog.load("parameters")
-        if set(run_params.get("pipeline_names") or ["__default__"]) <= UNTRACKED:
+        names = run_params.get("pipeline_names") or ["__default__"]
+        if set(names) <= UNTRACKED:
             return
-        tracker = self._start(config, run_params, pipeline)
-        if tracker.continues and _judges_only(pipeline):
+        makes = pipeline.all_outputs()
+        trains, judges_only = "adapters" in makes, "trained" in makes and "adapters" not in makes
+        origin, earlier = None, None
+        modules: Sequence[str] = ()
+        if trains:
+            from visual_grpo.training import components, resuming
+
+            modules = components.make_run_spec(config).modules
+            origin = resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
+            earlier = None if origin is None else origin.mlflow_run_id
+        elif judges_only:
+            earlier = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
+        named = os.environ.get("MLFLOW_RUN_ID")
+        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
+        tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
+        if earlier is not None and named is None and not tracker.continues:
+            log.warning("MLflow run %s is gone: logging to a new run.", earlier)
+        if tracker.continues and judges_only:
             tracker.evaluation_begins(lineage.command())
             return
-        origin = self._origin(config, pipeline)
         tracker.tags(lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path)))
         tracker.params(training_params(config.public()))
-
-    def _start(self, config: Parameters, run_params: dict[str, Any], pipeline: Pipeline) -> Tracker:
-        from visual_grpo.training import components
-
-        named = os.environ.get("MLFLOW_RUN_ID")
-        earlier = named or self._earlier_run(config, pipeline)
-        modules = components.make_run_spec(config).modules if _trains(pipeline) else ()
-        names = run_params.get("pipeline_names") or ["__default__"]
-        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
-        tracker = Tracker.start(name, Path(config.output), console.note, earlier=earlier)
-        if named is None and earlier is not None and not tracker.continues:
-            what = "adapter" if _judges_only(pipeline) else "checkpoint"
-            log.warning("MLflow run %s of the %s is gone: logging to a new run.", earlier, what)
-        return tracker
-
-    def _earlier_run(self, config: Parameters, pipeline: Pipeline) -> str | None:
-        """Returns the MLflow run that this command continues."""
-        if _judges_only(pipeline):
-            run_id = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
-            return None if run_id is None else str(run_id)
-        origin = self._origin(config, pipeline)
-        return None if origin is None else origin.mlflow_run_id
-
-    def _origin(self, config: Parameters, pipeline: Pipeline) -> Origin | None:
-        """Returns the training that this command resumes; only a training continues its run."""
-        from visual_grpo.training import resuming
-
-        if not _trains(pipeline):
-            return None
-        return resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
 
     @hook_impl
     def after_pipeline_run(self) -> None:
@@ -118,15 +101,6 @@ class TrackingHooks:
         tracker.end("FAILED")
 
 
-def _trains(pipeline: Pipeline) -> bool:
-    return "adapters" in pipeline.all_outputs()
-
-
-def _judges_only(pipeline: Pipeline) -> bool:
-    """Returns True if an adapter of an earlier command is judged."""
-    return "trained" in pipeline.all_outputs() and not _trains(pipeline)
-
-
 def run_name(
     config: Parameters,
     modules: Sequence[str],
@@ -139,7 +113,7 @@ def run_name(
     What usually differs comes first, since tables cut long names.
 
     Args:
-        modules: those that are trained, each with its learning rate; () = none.
+        modules: those that are trained; () = none.
         environment: Kedro's; None = the default one.
         changed: parameters given with ``--params``, by their dotted names; those that the name lacks follow the seed.
     """
@@ -154,13 +128,10 @@ def run_name(
         what, seed, settings = ["+".join(ordered)], config.seed, []
     start = [] if environment is None else [environment]
     data = [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
-    changes = [
-        f"{name}={value}"
-        for name, value in changed.items()
-        if name not in _NAMED and not name.endswith(".learning_rate")
-    ]
-    more = ["..."] if len(changes) > _MOST_CHANGES else []
-    return " ".join([*start, *data, *what, f"seed {seed}", *changes[:_MOST_CHANGES], *more, *settings])
+    unnamed = [name for name in changed if name not in _NAMED and not name.endswith(".learning_rate")]
+    changes = [f"{name}={changed[name]}" for name in unnamed[:_MOST_CHANGES]]
+    more = ["..."] if len(unnamed) > _MOST_CHANGES else []
+    return " ".join([*start, *data, *what, f"seed {seed}", *changes, *more, *settings])
 
 
 def _short(number: float) -> str:

@@ -27,17 +27,11 @@ from visual_grpo.operations.reproduction.worktree import RECORDS, check_commit, 
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.adapter_lookup import DIGEST, SCHEME, find_adapters, find_version, training_run
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
+from visual_grpo.tracking.registry import FROM_FACTS
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
-_FACTS = {
-    "git.commit": "git.commit",
-    "dataset.digest": "data",
-    "command": "command",
-    "base.model": "model",
-    "base.digest": "model_digest",
-    "base.content": "model_content",
-}
+_FACTS = {"git.commit": "git.commit", **FROM_FACTS}
 """Tag of a run or a registered version -> fact of the training."""
 
 

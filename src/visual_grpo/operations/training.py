@@ -33,7 +33,7 @@ from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, ta
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, tracked
-from visual_grpo.tracking.tracker import Log, Tracker
+from visual_grpo.tracking.tracker import ExtraLog, Tracker
 from visual_grpo.training import resuming
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
@@ -54,9 +54,15 @@ class TrainingCommand:
     """Reports a run while it trains: metrics and pictures to the loggers, progress and notes to the console."""
 
     def __init__(
-        self, run: TrainingRun, judge: Judge, tracker: Tracker, logs: Sequence[Log], modules: tuple[str, ...]
+        self,
+        run: TrainingRun,
+        judge: Judge,
+        tracker: Tracker,
+        logs: Sequence[ExtraLog],
+        modules: tuple[str, ...],
     ) -> None:
-        self.run, self.judge, self.tracker, self.logs, self.modules = run, judge, tracker, logs, modules
+        self.run, self.judge, self.tracker, self.modules = run, judge, tracker, modules
+        self.logs: list[Tracker | ExtraLog] = [tracker, *logs]
 
     def execute(self) -> Progress:
         """Trains to the end; after an error or Ctrl-C says how to go on."""

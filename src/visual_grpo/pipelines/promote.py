@@ -84,7 +84,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
     if not judgement["already"] or not registry.is_judged(digest):
-        registry.note_gate(digest, gate_settings(parameters), promoted=judgement["promoted"])
+        registry.note_gate(digest, gate_settings(parameters))
     for line in sentences:
         console.note(line)
     if version is not None:

@@ -77,7 +77,7 @@ def train(
         # With the run's id, so that two trainings of the same settings stay apart.
         name = tracker.name() or "training"
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as loggers:
-            progress = TrainingCommand(run, scorer, tracker, [tracker, *loggers], tuple(spec.modules)).execute()
+            progress = TrainingCommand(run, scorer, tracker, loggers, tuple(spec.modules)).execute()
     loading = {module: spec.family.modules[module].adapter.plain for module in spec.modules}
     complete_adapters(adapters_draft, run, loading, tracker.run_name, records, start, changes)
     write_profile(profile, adapters_draft)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
@@ -13,8 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.command import launcher
 
@@ -22,7 +19,6 @@ DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "q
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC = "dvc."
-_DVC_SECONDS = 60
 
 
 def command() -> str:
@@ -38,12 +34,8 @@ def tags(project: Path) -> dict[str, str]:
     from mlflow.tracking.context.git_context import GitRunContext
     from mlflow.tracking.context.registry import resolve_tags
 
-    return {
-        **resolve_tags(ignore=[GitRunContext]),  # type: ignore[list-item]
-        "command": command(),
-        **git_tags(project),
-        **version_tags(),
-    }
+    of_mlflow = resolve_tags(ignore=[GitRunContext])  # type: ignore[list-item]
+    return {**of_mlflow, "command": command(), **git_tags(project), **version_tags()}
 
 
 def version_tags() -> dict[str, str]:
@@ -53,11 +45,7 @@ def version_tags() -> dict[str, str]:
 
 
 def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a run that goes on: its first ones stay, and what is another now is a line of ``resumed.NAME``.
-
-    Args:
-        earlier: the tags that this returned for the part before, or those of a run that was never resumed.
-    """
+    """The tags of a run that goes on: ``earlier`` ones stay, and what is another now is a line of ``resumed.NAME``."""
     tags = {**now, **earlier}
     for name, value in now.items():
         before = earlier.get(f"resumed.{name}", "")
@@ -86,20 +74,10 @@ def changes(project: Path) -> str:
 
 
 def dvc_tags(project: Path, inputs: Sequence[str]) -> dict[str, str]:
-    """``dvc.<path>`` -> DVC's hash of what it tracks in ``inputs`` and is on disk as DVC recorded it.
-
-    Empty where DVC is not used or not installed.
-    """
+    """``dvc.<path>`` -> DVC's hash of what it tracks in ``inputs`` and is on disk as DVC recorded it."""
     folders = set(map(Path, inputs))
-    known = {Path(path): digest for path, digest in recorded(project).items()}
-    known = {path: digest for path, digest in known.items() if {path, *path.parents} & folders}
-    asked = (sys.executable, "-m", "dvc", "data", "status", "--json")
-    status = _output(project, *asked, seconds=_DVC_SECONDS) if known else None
-    if status is None:
-        return {}
-    changed = set(map(Path, _texts(json.loads(status).get("uncommitted", {}))))
-    changed |= {folder for path in changed for folder in path.parents}
-    return {f"{_DVC}{path.as_posix()}": digest for path, digest in known.items() if path not in changed}
+    tracked = {path: out for path, out in _outputs(project).items() if {path, *path.parents} & folders}
+    return {f"{_DVC}{path}": out.hash_info.value for path, out in tracked.items() if not out.workspace_status()}
 
 
 def dvc_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -108,60 +86,41 @@ def dvc_hashes(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def recorded(project: Path) -> dict[str, str]:
-    """Path -> hash of all outputs in dvc.lock, also those of environments, and in the ``*.dvc`` files.
-
-    Raises:
-        UserError: a dvc.lock is damaged.
-    """
-    locks = [Path("dvc.lock"), *sorted(lock.relative_to(project) for lock in project.glob("conf/*/dvc.lock"))]
-    stages = [stage for lock in locks for stage in stages_of(lock, project).values()]
-    found = {out["path"]: out["md5"] for stage in stages for out in stage.get("outs", []) if "md5" in out}
-    for file in dvc_files(project):
-        for out in (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("outs", []):
-            if "md5" in out:
-                found[(file.parent / out["path"]).relative_to(project).as_posix()] = out["md5"]
-    return found
+    """Path -> hash of everything that DVC tracks. Raises UserError if a file of DVC's is damaged."""
+    return {path.as_posix(): out.hash_info.value for path, out in _outputs(project).items()}
 
 
-def stages_of(lock: Path, project: Path) -> dict[str, Any]:
-    """The stages in a dvc.lock, a path in ``project``; none where there is no such file.
+def dvc_imports(project: Path) -> list[str]:
+    """The files of what ``dvc import`` and ``dvc import-url`` brought."""
+    return [os.path.relpath(stage.path, project) for stage in _dvc_stages(project) if stage.is_import]
 
-    Raises:
-        UserError: it is damaged, for example by a merge.
-    """
-    file = project / lock
+
+def _outputs(project: Path) -> dict[Path, Any]:
+    """Path in the project -> DVC's output, if it has a hash."""
+    outputs = [out for stage in _dvc_stages(project) for out in stage.outs if out.hash_info]
+    return {Path(os.path.relpath(out.fs_path, project)): out for out in outputs}
+
+
+def _dvc_stages(project: Path) -> Sequence[Any]:
+    """The stages and ``*.dvc`` files of all folders; empty where DVC is not used or not installed."""
     try:
-        stages: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))["stages"]
-        if all(out["path"] for stage in stages.values() for out in stage.get("outs", [])):
-            return stages
-    except FileNotFoundError:
-        return {}
-    except (yaml.YAMLError, TypeError, KeyError, AttributeError):
-        pass
-    raise UserError(f"{lock} is damaged. Put back the one that git has: git checkout {lock}")
+        from dvc.exceptions import DvcException, NotDvcRepoError
+        from dvc.repo import Repo
+    except ImportError:
+        return ()
+    try:
+        stages: Sequence[Any] = Repo(project).index.stages
+    except NotDvcRepoError:
+        return ()
+    except DvcException as error:  # For example, a merge has damaged a file.
+        raise UserError(f"DVC: {error}. Put the file back as git has it: git checkout FILE") from error
+    return stages
 
 
-def dvc_files(project: Path) -> list[Path]:
-    """The ``*.dvc`` of what DVC tracks beside its stages, in the project's folder and anywhere in ``data``."""
-    # In the outputs' folders others may be at work.
-    # Skips what another process removes meanwhile, where `Path.rglob` would raise FileNotFoundError.
-    files = (Path(folder, name) for folder, _, names in os.walk(project / "data") for name in names)
-    inside = (file for file in files if file.suffix == ".dvc")
-    return sorted(file for file in (*project.glob("*.dvc"), *inside) if file.is_file())  # DVC's own is a folder.
-
-
-def _texts(tree: Any) -> list[str]:
-    """All paths in DVC's ``{"modified": [...], "renamed": [{"old": ..., "new": ...}], ...}``."""
-    if isinstance(tree, str):
-        return [tree]
-    parts = tree.values() if isinstance(tree, dict) else tree
-    return [text for part in parts for text in _texts(part)]
-
-
-def _output(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,), seconds: float | None = None) -> str | None:
+def _output(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,)) -> str | None:
     """Returns the output of a command; None if it cannot be run or fails."""
     try:
-        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=seconds)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True)
+    except OSError:
         return None
     return done.stdout if done.returncode in codes else None

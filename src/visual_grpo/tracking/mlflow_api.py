@@ -9,13 +9,15 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from textwrap import shorten
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, chain
+from visual_grpo.common.images import read_image
 from visual_grpo.evaluation.verdict import TASK_MEASURES
 
 if TYPE_CHECKING:
@@ -26,41 +28,23 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SQLITE = "sqlite:///"
-_URI = "MLFLOW_TRACKING_URI"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
-_default = ""
 EXPERIMENT, ARTIFACTS = "visual_grpo", "mlartifacts"
-_RESULTS = ("gain", "low", "high", *TASK_MEASURES.values())
 COLUMNS = (
-    *(f"metrics.`result/{name}`" for name in _RESULTS),
+    *(f"metrics.`result/{name}`" for name in ("gain", "low", "high", *TASK_MEASURES.values())),
     *("metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`", "params.`seed`"),
 )
-_FIRST = "first"
-_IMAGES: dict[str, Any] = {"type": "IMAGE", "imageKeys": ["samples"], "step": 1, "showRunParams": False}
-_CURVE: dict[str, Any] = {
-    "type": "LINE",
-    "xAxisKey": "step",
-    "xAxisScaleType": "linear",
-    "scaleType": "linear",
-    "range": {},
-}
-_CURVE |= {"yAxisKey": "metric", "yAxisExpressions": [], "lineSmoothness": 0, "selectedXAxisMetricKey": ""}
-_CHARTS: dict[str, dict[str, Any]] = {
-    "samples": _IMAGES,
-    **{name: _CURVE | {"metricKey": name, "selectedMetricKeys": [name]} for name in ("eval/total", "reward/total")},
-    "gain": {"type": "BAR", "metricKey": "result/gain"},
-}
 _SHOWN = {"deleted": False, "isGenerated": False}
+_SECTION = {"uuid": "first", "name": "Samples and gain", "display": True, "isReordered": True, **_SHOWN}
+_CHART = {"metricSectionId": "first", "runsCountToCompare": 10, **_SHOWN}
 VIEW = {
     "orderByKey": COLUMNS[0],
     "orderByAsc": False,
     "selectedColumns": COLUMNS,
-    "compareRunSections": [
-        {"uuid": _FIRST, "name": "Samples, reward, gain", "display": True, "isReordered": True, **_SHOWN}
-    ],
+    "compareRunSections": [_SECTION],
     "compareRunCharts": [
-        {"uuid": name, "metricSectionId": _FIRST, "runsCountToCompare": 10, **_SHOWN, **chart}
-        for name, chart in _CHARTS.items()
+        _CHART | {"uuid": "samples", "type": "IMAGE", "imageKeys": ["samples"], "step": 1, "showRunParams": False},
+        _CHART | {"uuid": "gain", "type": "BAR", "metricKey": "result/gain"},
     ],
     "isAccordionReordered": True,
 }
@@ -68,25 +52,14 @@ VIEW = {
 experiment; it adds the other charts below."""
 KEY = "run.key"
 """Tag of a run: the id that stands for it if MLflow was away at its start, or if an earlier run was deleted."""
-EVALUATION = "evaluate.status"
-"""Tag of a run that is evaluated after its end: running, finished, failed or killed."""
-OUTPUT = "output"
-"""Tag of a run: machine and folder of outputs (`output_tag`)."""
-_PICTURE = re.compile(r"(.+)\+step\+(\d+)\+timestamp\+.+")
-"""MLflow's file names of a series of images."""
-_TAGS, _METRICS = 100, 1000
-"""MLflow's limits for one request."""
-_LONGEST_TAG, _LONGEST_PARAM = 5000, 6000
+EVALUATION, OUTPUT = "evaluate.status", "output"
+"""Tags of a run: how its evaluation after its end goes; machine and folder of outputs (`output_tag`)."""
 
 
 def use_project(project: Path) -> None:
-    """Makes the project's mlflow.db the address, unless the user's MLFLOW_TRACKING_URI names another.
-
-    The address is absolute: a relative SQLite path would depend on the working directory, for example notebooks/.
-    """
-    global _default
-    if os.environ.get(_URI, "") in ("", _default):
-        os.environ[_URI] = _default = f"{SQLITE}{project.resolve() / 'mlflow.db'}"
+    """Makes the project's mlflow.db the address, from any working directory, unless MLFLOW_TRACKING_URI is set."""
+    if not os.environ.get("MLFLOW_TRACKING_URI"):
+        os.environ["MLFLOW_TRACKING_URI"] = f"{SQLITE}{project.resolve() / 'mlflow.db'}"
 
 
 def tracking_uri() -> str:
@@ -98,11 +71,7 @@ def tracking_uri() -> str:
 
 @contextmanager
 def mlflow_client() -> Iterator[MlflowClient]:
-    """Opens a client for the address in use.
-
-    Raises:
-        UserError: MLflow does not answer, or refuses a request of the block.
-    """
+    """Opens a client; raises UserError if MLflow does not answer, or refuses a request of the block."""
     from alembic.util.exc import CommandError  # Raised if a newer MLflow made the tables.
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -110,13 +79,8 @@ def mlflow_client() -> Iterator[MlflowClient]:
     try:
         yield connect()
     except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
-        message = in_a_line(error).rstrip(".")
-        if getattr(error, "error_code", None) in (MISSING, INVALID):
-            raise UserError(f"MLflow ({shown()}) refuses this: {message}") from error
-        raise UserError(
-            f"MLflow ({shown()}) does not answer: {message}. See that it runs and is not locked by another program;"
-            " then run the command again."
-        ) from error
+        how = "refuses this" if getattr(error, "error_code", None) in (MISSING, INVALID) else "does not answer"
+        raise UserError(f"MLflow ({shown()}) {how}: {in_a_line(error)}") from error
 
 
 def connect() -> MlflowClient:
@@ -146,21 +110,14 @@ def get(request: Callable[..., T], *arguments: str) -> T | None:
 
 
 def shown() -> str:
-    """Returns the address for messages: without user and password; a database below the working folder is relative."""
-    uri = tracking_uri()
-    if uri.startswith(SQLITE):
-        path = Path(uri.removeprefix(SQLITE))
-        return SQLITE + str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    """Returns the address for messages: without user and password, relative to the working folder."""
+    return re.sub(r"(?<=//)[^/]+@|\?.*", "", tracking_uri().replace(f"{Path.cwd()}/", ""))
 
 
 def in_a_line(error: BaseException) -> str:
     """Returns the message of the first cause, in one line of at most 160 characters."""
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else f"{text[:157]}..."
+    *_, cause = chain(error)
+    return shorten(str(cause), 160, placeholder="...") or type(cause).__name__
 
 
 def local_folder(location: str) -> Path | None:
@@ -181,39 +138,26 @@ def search(client: MlflowClient, condition: str = "", *, deleted: bool = False) 
 def find_run(client: MlflowClient, named: str) -> Run | None:
     """Returns the run with this id or key; a deleted one only if no other has the key."""
     run = get(client.get_run, named)
-    if run is not None and is_active(run):
-        return run
-    runs = [*([] if run is None else [run]), *search(client, f"tags.`{KEY}` = '{named}'", deleted=True)]
+    runs = [*filter(None, [run]), *search(client, f"tags.`{KEY}` = '{named}'", deleted=True)]
     return next(filter(is_active, runs), runs[0] if runs else None)
 
 
 def is_active(run: Run) -> bool:
-    """Returns True if the run was not deleted."""
+    """Returns False if the run was deleted."""
     return bool(run.info.lifecycle_stage == "active")
 
 
-def make_run(client: MlflowClient, key: str, name: str, began: int) -> Run:
-    """Creates a run, which `find_run` finds by its key."""
-    return client.create_run(experiment_id(client), start_time=began, tags={KEY: key}, run_name=name)
-
-
 def experiment_id(client: MlflowClient) -> str:
-    """Returns the experiment's id; creates the experiment if needed, with its artifacts beside a database.
-
-    Raises:
-        OSError: its artifacts are where the project was before it was moved.
-    """
+    """Returns the experiment's id; creates it if needed. Raises OSError if its artifacts are where the project was."""
     name, uri = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, tracking_uri()
     known, place = client.get_experiment_by_name(name), None
     if uri.startswith(SQLITE):
         place = (Path(uri.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
     if known is None:
         return str(client.create_experiment(name, place, {"mlflow.sharedViewState.gain": json.dumps(VIEW)}))
-    if place is not None and known.artifact_location.endswith(f"/{ARTIFACTS}") and known.artifact_location != place:
-        raise OSError(
-            f"its artifacts are in {known.artifact_location}, where this project was before it was moved or copied."
-            " Move mlflow.db aside"
-        )
+    before = known.artifact_location
+    if place is not None and before.endswith(f"/{ARTIFACTS}") and before != place:
+        raise OSError(f"its artifacts are in {before}, where this project was before. Move mlflow.db aside")
     return str(known.experiment_id)
 
 
@@ -232,48 +176,26 @@ def close_killed(client: MlflowClient, output: Path, open_run: str | None = None
         client.set_terminated(run.info.run_id, "FINISHED" if evaluated else "KILLED")
 
 
-def log_metrics(
-    client: MlflowClient, run_id: str, metrics: Sequence[Metric], known: dict[str, set[int]] | None = None
-) -> int:
-    """Logs the steps that the run's curves lack; returns the number of values.
-
-    Args:
-        known: the logged steps of each curve, to which missing curves are added; None = no step was logged yet.
-    """
-    if known is not None:
-        for name in {metric.key for metric in metrics} - known.keys():
-            known[name] = {point.step for point in client.get_metric_history(run_id, name)}
-        metrics = [metric for metric in metrics if metric.step not in known[metric.key]]
-    for start in range(0, len(metrics), _METRICS):
-        client.log_batch(run_id, metrics=metrics[start : start + _METRICS])
-    return len(metrics)
+def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric], known: dict[str, set[int]]) -> None:
+    """Logs the steps that the run's curves lack; ``known`` has those of each curve, and gets those of new ones."""
+    for name in {metric.key for metric in metrics} - known.keys():
+        known[name] = {point.step for point in client.get_metric_history(run_id, name)}
+    client.log_batch(run_id, metrics=[metric for metric in metrics if metric.step not in known[metric.key]])
 
 
-def log_pictures(client: MlflowClient, run_id: str, pictures: Mapping[tuple[str, int], Callable[[], Image]]) -> int:
-    """Logs the steps that the series of images lack (series and step -> image); returns their number."""
-    if not pictures:
-        return 0
-    matches = (_PICTURE.fullmatch(Path(file.path).name) for file in client.list_artifacts(run_id, "images"))
-    logged = {(match[1], int(match[2])) for match in matches if match}
-    new = [key for key in pictures if key not in logged]
-    for series, step in new:
-        client.log_image(run_id, pictures[series, step](), key=series, step=step, synchronous=True)
-    return len(new)
+def log_picture(client: MlflowClient, run_id: str, picture: Image | Path, series: str, step: int) -> None:
+    """Logs a step of a series of images, unless the run has it."""
+    logged = (Path(file.path).name for file in client.list_artifacts(run_id, "images"))
+    if not any(name.startswith(f"{series}+step+{step}+") for name in logged):
+        image = read_image(picture) if isinstance(picture, Path) else picture
+        client.log_image(run_id, image, key=series, step=step, synchronous=True)
 
 
 def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> None:
     """Sets tags; existing tags are replaced."""
     from mlflow.entities import RunTag
 
-    entities = [RunTag(name, str(value)[:_LONGEST_TAG]) for name, value in tags.items()]
-    for start in range(0, len(entities), _TAGS):
-        client.log_batch(run_id, tags=entities[start : start + _TAGS])
-
-
-def remove_tags(client: MlflowClient, run_id: str, names: Iterable[str]) -> None:
-    """Removes tags, if the run has them."""
-    for name in sorted(client.get_run(run_id).data.tags.keys() & set(names)):
-        client.delete_tag(run_id, name)
+    client.log_batch(run_id, tags=[RunTag(name, str(value)) for name, value in tags.items()])
 
 
 def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) -> None:
@@ -281,8 +203,6 @@ def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) 
     from mlflow.entities import Param
 
     before = client.get_run(run_id).data.params
-    texts = {name: str(value)[:_LONGEST_PARAM] for name, value in params.items()}
-    entities = [Param(name, text) for name, text in texts.items() if name not in before]
-    for start in range(0, len(entities), _TAGS):
-        client.log_batch(run_id, params=entities[start : start + _TAGS])
+    texts = {name: str(value) for name, value in params.items()}
+    client.log_batch(run_id, params=[Param(name, text) for name, text in texts.items() if name not in before])
     set_tags(client, run_id, {f"resumed.{n}": text for n, text in texts.items() if before.get(n, text) != text})

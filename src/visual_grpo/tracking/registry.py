@@ -5,7 +5,6 @@ Each call may be repeated after a crash: files are uploaded before a version nam
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,21 +21,20 @@ from visual_grpo.tracking.adapter_lookup import (
     DIGEST,
     SCHEME,
     Registered,
-    explain_missing,
-    get_version,
+    find_version,
     training_run,
     versions_with,
 )
 from visual_grpo.tracking.model_card import model_card
 
-REPLACES, DATE, ROLLED_BACK = "promotion.over", "promotion.date", "promotion.rolled_back"
-"""Tags of a promoted version: the version that it replaced, or `NOTHING`; the date; the date of its rollback."""
+REPLACES, ROLLED_BACK = "promotion.over", "promotion.rolled_back"
+"""Tags of a promoted version: the version that it replaced, or `NOTHING`; the date of its rollback."""
 NOTHING = "none"
 RETRAINED = "retrained.for"
 """Tag of a run that a retraining made: the registered model."""
 GATE = "gate."
-"""Prefix of a registered model's tags for the gate's decisions: ``gate.DIGEST.SETTINGS`` -> date and decision."""
-_FROM_FACTS = {
+"""Prefix of a registered model's tags for the gate's decisions: ``gate.DIGEST.SETTINGS`` -> date."""
+FROM_FACTS = {
     "dataset.digest": "data",
     "base.model": "model",
     "base.digest": "model_digest",
@@ -44,8 +42,6 @@ _FROM_FACTS = {
     "command": "command",
 }
 """Tag of a version -> the fact of the training that it repeats."""
-_LONGEST_TEXT = 5000
-_DECISION = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00) .+")
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Registry:
     name: str
     alias: str = CHAMPION
     base_copy_mb: float = 200.0
-    """Largest base model in a local folder (MB, 10^6 bytes) that is copied into a version."""
+    """Largest base model in a local folder (10^6 bytes) that is copied into a version."""
 
     @classmethod
     def of(cls, config: Parameters) -> Registry:
@@ -63,18 +59,15 @@ class Registry:
 
     def champion(self) -> Registered | None:
         """None before the first promotion."""
-        return get_version(self.name, alias=self.alias)
+        with mlflow_api.mlflow_client() as client:
+            version = mlflow_api.get(client.get_model_version_by_alias, self.name, self.alias)
+        return None if version is None else Registered.of(version)
 
     def register(self, adapters: Path, result: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> Registered:
-        """Makes adapters a version; the same weights again give the version that they have.
+        """Makes the adapters of a training a version; the same weights again give the version that they have.
 
-        Args:
-            adapters: the folder that a training left. Its ``best`` and ``last`` are left out: one copies the rest.
-            result: the evaluation in words, for the card and the description; () = that of the MLflow run.
-            tags: further tags of the version.
-
-        Raises:
-            UserError: the adapters or their base model are damaged or gone; no version is made.
+        Raises UserError if the adapters or their base model are damaged or gone. Of the version, ``result`` is the
+        evaluation in words (by default that of the MLflow run), and ``tags`` are further tags.
         """
         from mlflow.entities import LoggedModelOutput
 
@@ -85,12 +78,12 @@ class Registry:
         if (version := self._with_digest(digest)) is not None:
             return version
         run = training_run(facts)
-        run_id, run_tags = (None, {}) if run is None else (run.info.run_id, run.data.tags)
-        lines = list(result) or [run_tags[tag] for tag in ("result",) if tag in run_tags]
-        origin = {"training.run": run_id, **{tag: facts.get(name) for tag, name in _FROM_FACTS.items()}}
+        run_id, evaluated = (None, "") if run is None else (run.info.run_id, run.data.tags.get("result", ""))
+        lines = list(result or filter(None, [evaluated]))
+        origin = {DIGEST: digest, "training.run": run_id, **(tags or {})}
+        origin |= {tag: facts.get(name) for tag, name in FROM_FACTS.items()}
         origin |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
-        origin = {DIGEST: digest, **origin, **(tags or {})}
-        about = {tag: str(text)[:_LONGEST_TEXT] for tag, text in origin.items() if text is not None}
+        about = {tag: str(text) for tag, text in origin.items() if text is not None}
         with mlflow_api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
             card = model_card(facts, modules_of(adapters), lines)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)
@@ -107,7 +100,7 @@ class Registry:
                 run_id=run_id,
                 model_id=model.model_id,
                 tags=about,
-                description="\n\n".join(lines)[:_LONGEST_TEXT],
+                description="\n\n".join(lines)[:5000],
                 await_creation_for=0,
             )
         return Registered.of(made)
@@ -115,30 +108,20 @@ class Registry:
     def promote(self, version: int) -> None:
         """Points the alias to a version, which notes the version that it replaces."""
         number, present = str(version), self.champion()
-        if present is not None and present.version == version:
+        replaced = NOTHING if present is None else str(present.version)
+        if replaced == number:
             return
         with mlflow_api.mlflow_client() as client:
-            client.set_model_version_tag(
-                self.name, number, REPLACES, NOTHING if present is None else str(present.version)
-            )
-            client.set_model_version_tag(self.name, number, DATE, _now())
+            client.set_model_version_tag(self.name, number, REPLACES, replaced)
             client.delete_model_version_tag(self.name, number, ROLLED_BACK)
             client.set_registered_model_alias(self.name, self.alias, number)
 
     def rollback(self) -> tuple[int, int]:
-        """Points the alias back to the version that the present one replaced; returns both numbers, from and to.
-
-        Raises:
-            UserError: there is no champion, it replaced none, or that one was deleted.
-        """
-        present, alias = self.champion(), f"{self.name}@{self.alias}"
-        if present is None:
-            raise UserError(explain_missing(self.name, alias))
+        """Points the alias back to the version that the present one replaced; returns both numbers, from and to."""
+        present = find_version(f"{SCHEME}{self.name}@{self.alias}")
         replaced = present.tags.get(REPLACES, NOTHING)
-        if not replaced.isdecimal():
-            raise UserError(
-                f"{alias} is version {present.version}, which replaced no other (its tag {REPLACES} is {replaced})."
-            )
+        if replaced == NOTHING:
+            raise UserError(f"{self.name}@{self.alias} is version {present.version}, which replaced no other.")
         with mlflow_api.mlflow_client() as client:
             client.get_model_version(self.name, replaced)  # Raises if it was deleted.
             client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
@@ -148,36 +131,28 @@ class Registry:
     def rolled_back(self, digest: str) -> tuple[int, str] | None:
         """Returns the version of these weights and the date of its rollback; None if it was not rolled back."""
         version = self._with_digest(digest)
-        undone = None if version is None else version.tags.get(ROLLED_BACK)
-        return None if version is None or undone is None else (version.version, undone)
+        return (version.version, version.tags[ROLLED_BACK]) if version and ROLLED_BACK in version.tags else None
 
     def keep_report(self, run_id: str | None, folder: Path) -> None:
         """Adds the gate's page and numbers to the artifacts of the candidate's run, if it has one."""
-        with mlflow_api.mlflow_client() as client:
-            run = None if run_id is None else mlflow_api.find_run(client, run_id)
-            for name in ("evaluation.html", "evaluation.json"):
-                if run is not None and (folder / name).is_file():
-                    client.log_artifact(run.info.run_id, str(folder / name), "promotion")
+        if (run := training_run({"mlflow_run_id": run_id})) is not None:
+            with mlflow_api.mlflow_client() as client:
+                for file in folder.glob("evaluation.*"):
+                    client.log_artifact(run.info.run_id, str(file), "promotion")
 
-    def note_gate(self, digest: str, settings: str, *, promoted: bool) -> None:
-        """Notes the decision on the adapter with ``digest``; the same gate again keeps the first date."""
-        self._make()
-        key = _gate(digest, settings)
-        date = self._gates().get(key, datetime.now(UTC)).isoformat(timespec="seconds")
-        decision = f"{date} {'promoted' if promoted else 'not promoted'}"
-        with mlflow_api.mlflow_client() as client:
-            client.set_registered_model_tag(self.name, f"{GATE}{key}", decision)
+    def note_gate(self, digest: str, settings: str) -> None:
+        """Notes that the gate has decided on the adapter with ``digest``; the same gate again keeps the first date."""
+        if (key := _gate(digest, settings)) not in self._gates():
+            self._make()
+            with mlflow_api.mlflow_client() as client:
+                client.set_registered_model_tag(self.name, f"{GATE}{key}", _now())
 
     def is_judged(self, digest: str, settings: str = "") -> bool:
         """Returns True if the gate has decided on this adapter; with these settings, where they are given."""
         return any(key.startswith(_gate(digest, settings)) for key in self._gates())
 
     def gates_in_last_year(self, *, excluding: tuple[str, str]) -> int:
-        """Counts the gates of the last 365 days, among which a year's error is divided.
-
-        Args:
-            excluding: digest and settings of a gate to leave out; asked again, it comes to the same decision.
-        """
+        """Counts the gates of the last 365 days, without one that is asked again (its digest and settings)."""
         since = datetime.now(UTC) - timedelta(days=365)
         return sum(date >= since for key, date in self._gates().items() if key != _gate(*excluding))
 
@@ -192,8 +167,8 @@ class Registry:
             old = [number for number in sorted(versions) if str(number) not in needed]
             for number in old:
                 client.delete_model_version(self.name, str(number))
-                logged = mlflow_api.get(client.get_logged_model, str(versions[number].source).removeprefix(SCHEME))
-                if logged is not None:
+                model_id = str(versions[number].source).removeprefix(SCHEME)
+                if (logged := mlflow_api.get(client.get_logged_model, model_id)) is not None:
                     client.delete_logged_model(logged.model_id)
                     _delete_folder(logged.artifact_location)
         return old
@@ -226,12 +201,11 @@ class Registry:
                 client.create_registered_model(self.name, description=about)
 
     def _gates(self) -> dict[str, datetime]:
-        """Returns key -> date of the decision; skips tags of another form, which somebody else has set."""
+        """Returns key -> date of the decision."""
         with mlflow_api.mlflow_client() as client:
             model = mlflow_api.get(client.get_registered_model, self.name)
         tags = {} if model is None else model.tags
-        matches = {tag.removeprefix(GATE): _DECISION.fullmatch(tags[tag]) for tag in tags if tag.startswith(GATE)}
-        return {key: datetime.fromisoformat(match[1]) for key, match in matches.items() if match is not None}
+        return {tag[len(GATE) :]: datetime.fromisoformat(tags[tag]) for tag in tags if tag.startswith(GATE)}
 
 
 def _delete_folder(location: str) -> None:

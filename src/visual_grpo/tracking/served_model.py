@@ -16,7 +16,7 @@ import shutil
 import threading
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from itertools import groupby
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -38,32 +38,25 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.config.presets import pinned
-from visual_grpo.evaluation.samples import image_seed
+from visual_grpo.evaluation.samples import generate_batches, requests
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.negative_points import NegativePointsReward
 from visual_grpo.tracking.model_card import CARD
 from visual_grpo.training import components
 
 if TYPE_CHECKING:
-    from visual_grpo.common.types import Sample
     from visual_grpo.models.model import Model
 
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
-SAMPLER = {
-    "tokens": {"temperature": "double", "top_p": "double", "top_k": "long"},
-    "flow": {"steps": "long", "guidance_scale": "double"},
-}
-"""Kind of module -> the settings of its sampler that a request may give, with their MLflow types."""
+SAMPLER = {"temperature": "double", "top_p": "double", "top_k": "long", "steps": "long", "guidance_scale": "double"}
+"""Settings of `sampling.eval` that a request may give, with their MLflow types."""
+_EXAMPLE = "a small red circle on the left"
 _SEEDED_AS = "prompt"
-"""The id that seeds are made of: that of ``generate.prompt``, so that both draw the same image at the same seed."""
+"""The id that seeds are made of, as for ``generate.prompt``: both draw the same image at the same seed."""
 
 
 def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str], base_copy_mb: float) -> None:
-    """Writes the model, with the metadata ``about``, into an empty ``folder``.
-
-    Raises:
-        UserError: the base model is gone, or is not the one that the adapters were trained on.
-    """
+    """Writes the model, with the metadata ``about``, into an empty ``folder``; raises as `_check_base` does."""
     facts = read_facts(adapters)
     config, model = Parameters.model_validate(facts["parameters"]), facts["model"]
     _check_base(adapters, model)
@@ -79,8 +72,8 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             folder,
             loader_module=__name__,
             data_path=str(inside),
-            signature=_signature(config, model),
-            input_example=_example(config),
+            signature=_signature(config),
+            input_example=[_EXAMPLE] if config.data.task == "t2i" else [{"prompt": _EXAMPLE}],
             # MLflow would load the model to find them, which takes ten times as long.
             pip_requirements=_requirements(config),
             model_config={"device": "auto", "base": str(base.resolve()) if base.is_dir() else model},
@@ -94,15 +87,13 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
 def _check_base(adapters: Path, model: str) -> None:
     """Raises UserError if the base model's folder is gone, or has other files than the adapters were trained on."""
     if not may_be_hub_id(model) and not Path(model).is_dir():
-        raise UserError(
-            f"The base model {model} of the adapters in {adapters} is gone. Put it back; a registered version has a"
-            ' copy of a base up to promotion.base_copy_mb, and else takes load_model(model_config={"base": FOLDER}).'
-        )
+        remedy = 'Put it back, or name it where you load the version: load_model(..., model_config={"base": FOLDER}).'
+        raise UserError(f"The base model {model} of the adapters in {adapters} is gone. {remedy}")
     check_base(adapters, model, content_digest(model))
 
 
-def _signature(config: Parameters, model: str) -> ModelSignature:
-    """Describes requests and answers, which depend on the training's task and the model's modules."""
+def _signature(config: Parameters) -> ModelSignature:
+    """Describes requests and answers, which depend on the training's task."""
     task, sampler = config.data.task, config.sampling.eval.model_dump()
     if task == "t2i":
         inputs = Schema([ColSpec("string")])  # Without a name, so that a list of prompts is taken.
@@ -112,18 +103,8 @@ def _signature(config: Parameters, model: str) -> ModelSignature:
     sample = answer if task == "segmentation" else [ColSpec("binary", "image")]
     outputs = Schema([ColSpec("string", "prompt"), ColSpec("long", "seed"), *sample])
     params = [ParamSpec("seed", "long", 0), ParamSpec("samples", "long", 1)]
-    kinds = components.family_of(config, model).kinds()
-    for kind, settings in SAMPLER.items():
-        params += [ParamSpec(name, dtype, sampler[name]) for name, dtype in settings.items() if kind in kinds]
+    params += [ParamSpec(name, dtype, sampler[name]) for name, dtype in SAMPLER.items()]
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
-
-
-def _example(config: Parameters) -> list[Any]:
-    prompt = "a small red circle on the left"
-    if config.data.task == "t2i":
-        return [prompt]
-    grey = _png(Image.new("RGB", (config.data.width, config.data.height), "grey"))
-    return [{"prompt": prompt, "image": base64.b64encode(grey).decode()}]
 
 
 def _requirements(config: Parameters) -> list[str]:
@@ -135,11 +116,7 @@ def _requirements(config: Parameters) -> list[str]:
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
-    """Called by MLflow with the folder ``data/visual_grpo`` of a version.
-
-    Args:
-        model_config: ``device``, and ``base``: where the base model is that was not copied.
-    """
+    """Called by MLflow with the folder ``data/visual_grpo`` of a version; ``base`` is where a large base model is."""
     folder = Path(path)
     model = str(folder / BASE) if (folder / BASE).is_dir() else model_config["base"]
     _check_base(folder / ADAPTERS, model)
@@ -159,11 +136,7 @@ class ServedModel:
         self._one_at_a_time = threading.Lock()
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Draws ``samples`` of each row, in the order of the rows; docs/use_adapters.md lists all columns.
-
-        Raises:
-            MlflowException: a parameter or an image that cannot be used. A scoring server shows no traceback of it.
-        """
+        """Draws ``samples`` of each row. A scoring server shows no traceback of the MlflowException for wrong input."""
         try:
             return self._predict(model_input, dict(params or {}))
         except (UserError, ValidationError) as error:
@@ -179,47 +152,37 @@ class ServedModel:
         images = self._images(table)
         with TemporaryDirectory() as folder, self._one_at_a_time:
             records = [
-                PromptRecord(id=str(row), prompt=prompt, source_images=self._prepared(images[row], Path(folder), row))
+                PromptRecord(id=_SEEDED_AS, prompt=prompt, source_images=self._prepared(images[row], folder, row))
                 for row, prompt in enumerate(prompts)
             ]
-            asked = [(record, image_seed(seed, _SEEDED_AS, index)) for record in records for index in range(samples)]
-            rows = [
-                {"prompt": record.prompt, "seed": seed, **self._shown(record, images[int(record.id)], sample)}
-                for (record, seed), sample in zip(asked, self._draw(asked, sampler), strict=True)
-            ]
+            asked = requests(records, samples, seed)
+            batches = generate_batches(self._model, asked, sampler, self._config.evaluation.batch_size)
+            drawn = chain.from_iterable(batch for _, batch in batches)
+            rows = []
+            for at, (one, sample) in enumerate(zip(asked, drawn, strict=True)):
+                shown = self._shown(one.record, images[at // samples], sample)
+                rows.append({"prompt": one.record.prompt, "seed": one.seed, **shown})
         return pd.DataFrame(rows)
 
     def _images(self, table: pd.DataFrame) -> list[list[Image.Image]]:
         """The source images of each row: several, one, or none."""
-        task = self._config.data.task
-        if task == "t2i" or "image" not in table:
-            given: list[list[Any]] = [[]] * len(table)
-        else:
-            given = [list(one) if isinstance(one, (list, tuple)) else [one] for one in table["image"]]
+        task, most = self._config.data.task, self._config.data.max_pixels
+        given: list[Any] = [[]] * len(table)
+        if task != "t2i" and "image" in table:
             # A table has NaN where a row has nothing.
-            given = [[source for source in row if not pd.isna(source)] for row in given]
+            given = [
+                list(one) if isinstance(one, (list, tuple)) else [] if pd.isna(one) else [one] for one in table["image"]
+            ]
         if task in ("i2i", "segmentation") and not all(given):
             raise UserError(f"row {given.index([])} has no image, and this model was trained for {task}")
-        most = self._config.data.max_pixels
         return [[read(source, row, most) for source in sources] for row, sources in enumerate(given)]
 
-    def _prepared(self, images: Sequence[Image.Image], folder: Path, row: int) -> tuple[Path, ...]:
+    def _prepared(self, images: Sequence[Image.Image], folder: str, row: int) -> tuple[Path, ...]:
         """Writes the images as data preparation does: stretched for a segmentation, else cropped."""
-        files = [folder / f"{row}-{number}.png" for number in range(len(images))]
+        files = tuple(Path(folder, f"{row}-{number}.png") for number in range(len(images)))
         for image, file in zip(images, files, strict=True):
             (stretch if self._segments else fit)(image, self._config.data.height, self._config.data.width).save(file)
-        return tuple(files)
-
-    def _draw(self, asked: Sequence[tuple[PromptRecord, int]], sampler: SamplerConfig) -> list[Sample]:
-        size = self._config.evaluation.batch_size
-        drawn: list[Sample] = []
-        # A batch has records with equally many images.
-        for _, group in groupby(asked, lambda pair: len(pair[0].source_images)):
-            pairs = list(group)
-            for start in range(0, len(pairs), size):
-                records, seeds = zip(*pairs[start : start + size], strict=True)
-                drawn += self._model.generate(records, seeds, sampler)
-        return drawn
+        return files
 
     def _shown(self, record: PromptRecord, images: Sequence[Image.Image], sample: Any) -> dict[str, Any]:
         """Returns the columns of a sample; a mask has the size of the request's image."""
@@ -245,11 +208,7 @@ def _negative_points(config: Parameters) -> NegativePointsReward | None:
 
 
 def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
-    """Decodes an image of a request: a file's content, as bytes or base64 text. Text is never a path on the server.
-
-    Raises:
-        UserError: it is no image, damaged, or has more than ``max_pixels``.
-    """
+    """Decodes an image of a request: a file's content, as bytes or base64 text. Text is never a path on the server."""
     try:
         content = base64.b64decode("".join(source.split()), validate=True) if isinstance(source, str) else source
         width, height = read_size(io.BytesIO(content))

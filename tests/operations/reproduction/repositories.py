@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 
@@ -24,3 +25,7 @@ def commit(folder: Path) -> str:
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "state")
     return git(folder, "rev-parse", "HEAD")
+
+
+def dvc(folder: Path, *words: str) -> None:
+    subprocess.run([sys.executable, "-m", "dvc", *words], cwd=folder, check=True, capture_output=True)

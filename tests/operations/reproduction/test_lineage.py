@@ -39,6 +39,8 @@ def project(tmp_path: Path) -> Path:
         f"dvc.{RAW}": HASH,
     }
     (trained / FACTS).write_text(json.dumps(facts))
+    (folder / ".dvc").mkdir()  # A repository of DVC.
+    (folder / "dvc.yaml").write_text(json.dumps({"stages": {"raw": {"cmd": "draw", "outs": [RAW]}}}))
     stages = {"raw": {"cmd": "draw", "outs": [{"path": RAW, "md5": HASH}]}}
     (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}) + "\n")
     return folder

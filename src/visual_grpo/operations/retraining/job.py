@@ -19,8 +19,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
@@ -33,7 +31,7 @@ from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.operations.candidates import gate_settings, judge_differences, model_in
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
-from visual_grpo.tracking.lineage import dvc_files
+from visual_grpo.tracking.lineage import dvc_imports
 from visual_grpo.tracking.registry import Registry
 
 PATIENCE = 600.0
@@ -141,9 +139,8 @@ class Retraining:
 
     def update_imports(self) -> None:
         """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought."""
-        files = [file for file in dvc_files(Path.cwd()) if (yaml.safe_load(file.read_text("utf-8")) or {}).get("deps")]
-        if files:
-            self._call(*_DVC, "update", *(file.relative_to(Path.cwd()).as_posix() for file in files))
+        if files := dvc_imports(Path.cwd()):
+            self._call(*_DVC, "update", *files)
 
     def _check(self) -> None:
         """Refuses at once what would end the retraining after hours."""
