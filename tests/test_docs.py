@@ -22,7 +22,7 @@ from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
-from visual_grpo.data.checks import KEYS
+from visual_grpo.data.columns import PICTURES
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.sources import LAYOUTS
@@ -218,7 +218,7 @@ def test_the_page_of_own_data_lists_the_layouts_and_keys() -> None:
     text = (DOCS / "own_data.md").read_text(encoding="utf-8")
     layouts, keys = (re.findall(r"^\| `(\w+)` \|", text.split(head, 1)[1].split("\n\n", 1)[0], re.M) for head in TABLES)
     assert layouts == list(LAYOUTS)
-    assert set(keys) == set(KEYS)
+    assert set(keys) == {columns[0] for columns in PICTURES.values()} | {"id", "group", "metadata"}
 
 
 def write(files: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.making import data_config, picture
-from visual_grpo.data.checks import checked, parse_solution, record_from_row
+from visual_grpo.data.checks import checked
+from visual_grpo.data.columns import parse_solution, record_from_row
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.record import EmbeddedImage, Limits, Note, Place, Record, Rejected
 

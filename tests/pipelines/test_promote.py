@@ -18,7 +18,7 @@ from tests.tracking.toy_adapters import base_model, with_facts
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
-from visual_grpo.data.manifest import RecordTable, SeenPrompts, write_manifest
+from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation import report
 from visual_grpo.pipelines.promote import judge, promote, roll_back
 from visual_grpo.rewards.catalogue import reward_digests
@@ -278,9 +278,9 @@ def test_a_champion_of_something_else_is_refused(gate: Gate, what: str, facts: d
 
 
 def test_data_that_have_grown_are_judged_on_prompts_that_neither_has_seen(gate: Gate) -> None:
-    seen = SeenPrompts.of([record.prompt for record in gate.records.split("held_out")][:4])
+    seen = [record.prompt for record in gate.records.split("held_out")][:4]
     grown = gate.train("grown", 0.1, data="before they grew")
-    seen.write(Path(grown))
+    write_seen(seen, Path(grown))
     decision = gate.ask(grown)["stages"]["held_out"]
     assert decision["prompts"] == 8
 

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
-from visual_grpo.data.manifest import RecordTable, SeenPrompts, write_manifest
+from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.operations.candidates import ComparedModel
 from visual_grpo.pipelines.compare import compare_adapters, differences
@@ -94,13 +94,12 @@ def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: py
     for number in range(5):
         (tmp_path / f"in/x{number}.png").write_bytes(b"no picture")
     (tmp_path / "in/x5.txt").unlink()
-    (tmp_path / "in/notes.md").touch()
     (tmp_path / "out").mkdir()
     score_folder(parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS), tmp_path / "out")
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "Left out 6 of 9 records:"
     assert said[1].startswith(f"  {path}/x0.png: cannot be read as an image")
-    assert said[6:8] == ["  and 1 more", "Note: ignored 1 file beside images and their captions, such as notes.md."]
+    assert said[6] == "  and 1 more"
     assert len(pd.read_csv(tmp_path / "out/scores.csv")) == 3
     (tmp_path / "in/x4.png").unlink()
     (tmp_path / "in/x3.png").unlink()
@@ -165,7 +164,7 @@ class Trainings:
         (folder / "training.json").write_text(json.dumps(facts))
         (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
         if seen is not None:
-            SeenPrompts.of(seen).write(folder)
+            write_seen(seen, folder)
         return str(folder)
 
     def compare(self, first: str, second: str, **own: Any) -> dict[str, Any]:

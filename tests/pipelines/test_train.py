@@ -26,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
-from visual_grpo.data.manifest import RecordTable, SeenPrompts, write_manifest
+from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.tracking.tracker import Tracker
@@ -213,9 +213,8 @@ def test_a_training_starts_from_other_adapters_and_their_reference_stays_the_bas
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["seed"] == 8
     assert facts["start"] == adapter_digest(adapters)
-    seen = SeenPrompts.read(project.folder / "adapters")
-    assert seen is not None
-    assert [f"a thing {i}" in seen for i in range(10)] == [True] * 9 + [False]
+    seen = read_seen(project.folder / "adapters")
+    assert [prompt_hash(f"a thing {i}") in seen for i in range(10)] == [True] * 9 + [False]
     fresh = project.run(grpo=on_policy, train={"seed": 8})
     assert "start" not in json.loads((project.folder / "adapters" / "training.json").read_text())
     assert not fresh.load("training_history").equals(started)

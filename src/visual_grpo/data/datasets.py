@@ -22,7 +22,25 @@ class DataError(UserError, DatasetError):
     """A `DatasetError`, so that Kedro passes it on as it is, whose message the user can act on."""
 
 
-class DraftDataset(AbstractDataset[Never, Path]):
+class _PathDataset(AbstractDataset[Any, Any]):
+    """A file or folder at ``filepath``."""
+
+    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        self._path, self.metadata = Path(filepath), metadata
+
+    def _exists(self) -> bool:
+        return self._path.exists()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._path)}
+
+    def _require(self, made_by: str) -> Path:
+        if not self._exists():
+            raise DataError(f"{self._path} does not exist yet. Make it with: {rerun_command(made_by)}")
+        return self._path
+
+
+class DraftDataset(_PathDataset):
     """Loads as a path beside ``filepath``, which a node fills and returns; the dataset of ``filepath`` saves it.
 
     The old content stays until the new one is complete. An unsaved draft is removed when the process ends.
@@ -32,10 +50,9 @@ class DraftDataset(AbstractDataset[Never, Path]):
         kind: ``folder``: an empty folder is made; ``file``: nothing is there yet.
     """
 
-    def __init__(
-        self, *, filepath: str, kind: Literal["folder", "file"] = "folder", metadata: dict[str, Any] | None = None
-    ) -> None:
-        self._path, self._kind, self.metadata = Path(filepath), kind, metadata
+    def __init__(self, *, filepath: str, kind: Literal["folder", "file"] = "folder") -> None:
+        super().__init__(filepath=filepath)
+        self._kind = kind
 
     def load(self) -> Path:
         draft = new_draft(self._path)
@@ -49,11 +66,8 @@ class DraftDataset(AbstractDataset[Never, Path]):
     def _exists(self) -> bool:
         return True
 
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._path), "kind": self._kind}
 
-
-class FolderDataset(AbstractDataset[Path, Path]):
+class FolderDataset(_PathDataset):
     """Loads as the folder's path; saves by moving a folder that a node has filled into its place.
 
     Args:
@@ -61,12 +75,11 @@ class FolderDataset(AbstractDataset[Path, Path]):
     """
 
     def __init__(self, *, filepath: str, made_by: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self._made_by, self.metadata = Path(filepath), made_by, metadata
+        super().__init__(filepath=filepath, metadata=metadata)
+        self._made_by = made_by
 
     def load(self) -> Path:
-        if not self._exists():
-            raise _missing(self._path, self._made_by)
-        return self._path
+        return self._require(self._made_by)
 
     def save(self, data: Path) -> None:
         """Moves the folder ``data`` into the place of the old one, which stays if that fails."""
@@ -86,22 +99,14 @@ class FolderDataset(AbstractDataset[Path, Path]):
         heal(self._path)
         return self._path.is_dir()
 
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._path), "made_by": self._made_by}
 
-
-class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
+class RecordsDataset(_PathDataset):
     """Loads a Parquet manifest as a lazy `RecordTable`; saves a manifest that a node has written beside it."""
-
-    def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self.metadata = Path(filepath), metadata
 
     def load(self) -> RecordTable:
         from visual_grpo.data.manifest import RecordTable
 
-        if not self._exists():
-            raise _missing(self._path, "data_preparation")
-        return RecordTable(self._path)
+        return RecordTable(self._require("data_preparation"))
 
     def save(self, data: Path) -> None:
         """Replaces the manifest, and removes prepared images that the new one does not name."""
@@ -119,13 +124,3 @@ class RecordsDataset(AbstractDataset[Path, "RecordTable"]):
         # Lists, not pandas' arrays, which Kedro-Viz cannot turn into JSON.
         data = [list(row.values()) for row in rows.to_pylist()]
         return {"index": list(range(len(data))), "columns": rows.schema.names, "data": data}
-
-    def _exists(self) -> bool:
-        return self._path.is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._path)}
-
-
-def _missing(path: Path, made_by: str) -> DataError:
-    return DataError(f"{path} does not exist yet. Make it with: {rerun_command(made_by)}")

@@ -18,6 +18,8 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
+from scipy import ndimage, stats
+from scipy.spatial.distance import jensenshannon
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image
@@ -44,11 +46,9 @@ _FALSE_ALARM = 1e-4
 """Probability that a feature of equal data exceeds `Drift.chance`."""
 _SPREAD_ALLOWED = 4.0
 """Multiple of its mean that a divergence hardly ever exceeds by chance: 3.4 at most in 200 halvings of prompts."""
-_NAMES = {
-    "kinds": "kinds of records",
-    "prompt_text": "pairs of characters in the prompts",
-    "prompt_characters": "length of the prompts in characters",
-    "prompt_words": "length of the prompts in words",
+_SHARES = {
+    "kinds": ("max_kind_drift", "kinds of records"),
+    "prompt_text": ("max_prompt_text_drift", "pairs of characters in the prompts"),
 }
 
 
@@ -223,8 +223,6 @@ def _pair_shares(text: str) -> np.ndarray:
 
 def image_features(path: Path) -> dict[str, float]:
     """Brightness, contrast, colourfulness (Hasler and Suesstrunk, 2003) and sharpness of an image, each from 0."""
-    from scipy import ndimage
-
     image = read_image(path)
     image = image.reduce(-(-max(image.size) // _MAX_SIDE))
     rgb = np.asarray(image, dtype=np.float64) / 255  # [height, width, 3]
@@ -241,12 +239,10 @@ def image_features(path: Path) -> dict[str, float]:
 
 
 class Drift(NamedTuple):
-    """The distance of two datasets in one feature."""
+    """The distance of two datasets in one feature, 0 (the same distribution) to 1 (nothing in common)."""
 
     feature: str
-    """Named as in `Profile`: ``prompt_text``, ``target_brightness``."""
     distance: float
-    """0 = the same distribution, 1 = nothing in common."""
     chance: float
     """Distance that equal data of these sizes hardly ever exceed; 0..1."""
     limit: str
@@ -261,21 +257,21 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
     faults = []
     if now.accepted < limits.min_records:
         faults.append((f"{usable}, needed are {limits.min_records}", "min_records"))
-    if now.rejected > limits.max_rejected * total:
-        rejected = f"{now.rejected} of {counted(total, 'record')} rejected: {now.rejected / total:.1%}"
-        faults.append((f"{rejected}, allowed are {limits.max_rejected:.1%}", "max_rejected"))
+    rejected = now.rejected / max(total, 1)
+    shares = [(rejected, f"{now.rejected} of {counted(total, 'record')} rejected: {rejected:.1%}", "max_rejected")]
     if before is not None:
         fewer, lost = 1 - now.accepted / before.accepted, lost_share(before.prompts, now.prompts)
-        if fewer > limits.max_fewer_records:
-            change = f"{usable}, {before.accepted} before: {fewer:.1%} fewer"
-            faults.append((f"{change}, allowed are {limits.max_fewer_records:.1%}", "max_fewer_records"))
-        if lost > limits.max_lost_prompts:
-            gone = f"{lost:.1%} of the earlier prompts are gone"
-            faults.append((f"{gone}, allowed are {limits.max_lost_prompts:.1%}", "max_lost_prompts"))
-        for feature in drift(before, now):
-            allowed = max(float(getattr(limits, feature.limit)), feature.chance)
-            if feature.distance > allowed:
-                faults.append((f"{feature.text}, allowed is {allowed:.2f}", feature.limit))
+        shares += [
+            (fewer, f"{usable}, {before.accepted} before: {fewer:.1%} fewer", "max_fewer_records"),
+            (lost, f"{lost:.1%} of the earlier prompts are gone", "max_lost_prompts"),
+        ]
+    for share, text, limit in shares:
+        if share > getattr(limits, limit):
+            faults.append((f"{text}, allowed are {getattr(limits, limit):.1%}", limit))
+    for feature in [] if before is None else drift(before, now):
+        allowed = max(getattr(limits, feature.limit), feature.chance)
+        if feature.distance > allowed:
+            faults.append((f"{feature.text}, allowed is {allowed:.2f}", feature.limit))
     return [f"{text} (retrain.data.{limit})." for text, limit in faults]
 
 
@@ -295,13 +291,11 @@ def lost_share(before: Prompts, now: Prompts) -> float:
 
 def _values_drift(name: str, before: Values, now: Values) -> Drift:
     """Kolmogorov-Smirnov: the largest difference, over all bounds, of the shares of numbers below a bound."""
-    from scipy import stats
-
     distance = float(stats.ks_2samp(before.quantiles, now.quantiles, method="asymp").statistic)
     chance = float(stats.kstwobign.isf(_FALSE_ALARM)) * math.sqrt(_scatter(before, now))
     medians = [values.quantiles[len(values.quantiles) // 2] for values in (before, now)]
     role, _, feature = name.partition("_")
-    title = _NAMES.get(name, f"{feature} of the {role} images")
+    title = f"length of the prompts in {feature}" if role == "prompt" else f"{feature} of the {role} images"
     text = f"{title}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}"
     limit = "max_prompt_length_drift" if role == "prompt" else "max_image_drift"
     return Drift(name, distance, min(1.0, chance), limit, text)
@@ -309,8 +303,6 @@ def _values_drift(name: str, before: Values, now: Values) -> Drift:
 
 def _shares_drift(name: str, before: Shares, now: Shares) -> Drift:
     """The Jensen-Shannon distance in bits."""
-    from scipy.spatial.distance import jensenshannon
-
     categories = sorted(before.shares.keys() | now.shares.keys())
     both = [[profile.shares.get(category, 0.0) for category in categories] for profile in (before, now)]
     # Rounding makes the root of a tiny negative number of equal shares.
@@ -318,8 +310,8 @@ def _shares_drift(name: str, before: Shares, now: Shares) -> Drift:
     # The mean divergence of two samples from one distribution, to second order in the differences.
     mean = (before.spread + now.spread) / 2 * _scatter(before, now) / (8 * math.log(2))
     chance = min(1.0, math.sqrt(_SPREAD_ALLOWED * mean))
-    limit = "max_kind_drift" if name == "kinds" else "max_prompt_text_drift"
-    return Drift(name, distance, chance, limit, f"{_NAMES[name]}: distance {distance:.2f}")
+    limit, title = _SHARES[name]
+    return Drift(name, distance, chance, limit, f"{title}: distance {distance:.2f}")
 
 
 def _scatter(before: Sized, now: Sized) -> float:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
-from visual_grpo.data.checks import mask_image
+from visual_grpo.data.columns import mask_image
 from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text
 
 TARGETS = "target_images"
@@ -46,7 +45,7 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
                         " Remove them, and number the images from 0 in the order of the lines."
                     )
                 continue
-            place, target = Place(path.name, number), None if targets is None else targets.get(index)
+            place, target = Place(path.name, number), (targets or {}).get(index)
             if target is not None or (targets is None and line.strip()):
                 yield Record(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
             elif line.strip():
@@ -78,19 +77,13 @@ def find_captions(path: Path, limits: Limits) -> Path | None:
 
 def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each image; an image without a caption is rejected."""
-    ignored: list[str] = []
-    for _, group in groupby(limits.walk(path), key=lambda name: name.rpartition("/")[0]):
-        names = list(group)
-        images = list(filter(is_image_name, names))
-        for image in images:
-            place = Place(image)
-            try:
-                yield Record(place=place, folder=path, prompt=_read_caption(path, image, limits), target_image=image)
-            except Rejected as rejected:
-                yield rejected.at(place)
-        ignored += sorted({*names} - {*images, *map(caption_name, images)})
-    if ignored:
-        yield Note(f"ignored {counted(len(ignored), 'file')} beside images and their captions, such as {ignored[0]}")
+    for image in filter(is_image_name, limits.walk(path)):
+        try:
+            prompt = _read_caption(path, image, limits)
+        except Rejected as rejected:
+            yield rejected.at(Place(image))
+        else:
+            yield Record(place=Place(image), folder=path, prompt=prompt, target_image=image)
 
 
 def caption_name(image: str) -> str:
@@ -206,7 +199,8 @@ def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
     for segment in segments:
         if isinstance(segment, Mapping):
             counts = segment["counts"]
-            counts = decode_counts(counts) if isinstance(counts, str) else counts
+            if isinstance(counts, str):
+                raise ValueError("run lengths as text: decode them with pycocotools, or give the masks as images")
             # Runs outside and inside alternate, down the columns.
             runs |= np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
         else:
@@ -214,21 +208,3 @@ def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
                 # COCO's coordinates are of the pixels' corners, Pillow's of their centres.
                 ImageDraw.Draw(polygons).polygon([number - 0.5 for number in polygon], fill=1)
     return np.asarray(polygons) | runs
-
-
-def decode_counts(text: str) -> list[int]:
-    """Decodes COCO's compressed run lengths (``rleFrString`` of pycocotools).
-
-    A character has 5 bits of a number; from the third on, numbers are differences to the one two places before.
-    """
-    counts: list[int] = []
-    value = shift = 0
-    for character in text.encode():
-        bits = character - 48
-        value |= (bits & 0x1F) << shift
-        shift += 5
-        if not bits & 0x20:
-            value -= (bits & 0x10) << (shift - 4) if bits & 0x10 else 0
-            counts.append(value + (counts[-2] if len(counts) > 2 else 0))
-            value = shift = 0
-    return counts

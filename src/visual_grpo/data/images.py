@@ -28,7 +28,7 @@ from visual_grpo.common.images import (
     stretch,
     stretch_mask,
 )
-from visual_grpo.data.record import EmbeddedImage, Original, Record, Rejected, prefix_rejections, wrong_type
+from visual_grpo.data.record import EmbeddedImage, Original, Record, Rejected, wrong_type
 
 T = TypeVar("T")
 Size = tuple[int, int]
@@ -116,32 +116,24 @@ class ImageStore:
             Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
         """
         extra = record.extra
-        box, points = extra.get("box"), extra.get("points")
-        with prefix_rejections("image"):
-            image = self.prepare(record.source_images[0], record.id, "image")
+        image = self.prepare(record.source_images[0], record.id, "image")
         size, mask_size = image.original_size, _open(read_size, record.target_image)
         if mask_size not in (size, (extra.get("img_width"), extra.get("img_height"))):
             message = f"the mask is {mask_size[0]}x{mask_size[1]} pixels, the upright image {size[0]}x{size[1]}"
             raise Rejected("wrong_mask_size", message, "Give the mask the size of the upright image")
-        with prefix_rejections("mask"):
-            prepared_mask = self.prepare(record.target_image, record.id, "mask")
+        prepared_mask = self.prepare(record.target_image, record.id, "mask")
         mask = read_mask(self.folder / prepared_mask.name)
         if not mask.any():
             message = f"the mask is empty at {self.width}x{self.height} pixels"
             remedy = "Draw the object in white on black; for a small one, raise data.height and data.width"
             raise Rejected("empty_mask", message, remedy)
         to = (self.width, self.height)
+        box, points = extra.get("box"), extra.get("points")
         prompts = {
             "box": box_of(mask) if box is None else rescale_box(box, size, to),
             "points": inner_points(mask, _POINTS) if points is None else rescale_points(points, size, to),
         }
-        metadata = json.loads(record.metadata)
-        for key in prompts:
-            if metadata.get(key) != extra.get(key):
-                remedy = f"Move {key} from the metadata to the record's top level, or rename it"
-                message = f"the metadata have a {key}, which the prepared one would replace"
-                raise Rejected("ambiguous_key", message, remedy)
-        metadata = json.dumps({**metadata, **prompts}, ensure_ascii=False, sort_keys=True)
+        metadata = json.dumps({**json.loads(record.metadata), **prompts}, ensure_ascii=False, sort_keys=True)
         return replace(record, metadata=metadata), image, prepared_mask
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import unicodedata
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
@@ -52,8 +52,7 @@ def split_of(record_id: str, key: str, data: DataConfig) -> str:
 def assign_split(record: Record, source_sha256: Sequence[str], config: DataConfig) -> tuple[str, str]:
     """Returns the split and the group key of a checked record; ``source_sha256`` are of its original source images."""
     # Queries about one image are held out together, whatever they ask.
-    prompt = None if config.task == "segmentation" else record.prompt
-    key = group_key(prompt, record.group, source_sha256)
+    key = group_key(None if config.task == "segmentation" else record.prompt, record.group, source_sha256)
     return split_of(record.id, key, config), key
 
 
@@ -79,39 +78,23 @@ def _fraction(kind: str, text: str) -> float:
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
-class SeenPrompts:
-    """Hashes of the prompts that a training has seen, kept beside its adapters.
-
-    A hash has 64 bits: among a million prompts, two share one with a probability of 3e-8.
-    """
-
-    def __init__(self, hashes: Iterable[str] = ()) -> None:
-        self.hashes = frozenset(hashes)
-
-    @classmethod
-    def of(cls, prompts: Iterable[str]) -> SeenPrompts:
-        return cls(map(_hash, prompts))
-
-    @classmethod
-    def read(cls, folder: Path) -> SeenPrompts:
-        file = folder / SEEN
-        try:
-            return cls(map(str, json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError) as error:
-            raise UserError(f"{file} is missing or damaged: expected a list of hashes. Train again.") from error
-
-    def write(self, folder: Path) -> None:
-        (folder / SEEN).write_text(json.dumps(sorted(self.hashes)), encoding="utf-8")
-
-    def __contains__(self, prompt: str) -> bool:
-        return _hash(prompt) in self.hashes
-
-    def __or__(self, other: SeenPrompts) -> SeenPrompts:
-        return SeenPrompts(self.hashes | other.hashes)
-
-
-def _hash(prompt: str) -> str:
+def prompt_hash(prompt: str) -> str:
+    """Returns 64 bits as hex: among a million prompts, two share one with a probability of 3e-8."""
     return hashlib.blake2b(prompt_key(prompt).encode(), digest_size=8).hexdigest()
+
+
+def write_seen(prompts: Iterable[str], folder: Path, earlier: Set[str] = frozenset()) -> None:
+    """Keeps hashes of the prompts that a training has seen beside its adapters, with those it started from."""
+    (folder / SEEN).write_text(json.dumps(sorted({*map(prompt_hash, prompts)} | earlier)), encoding="utf-8")
+
+
+def read_seen(folder: Path) -> frozenset[str]:
+    """Returns the hashes of `write_seen`."""
+    file = folder / SEEN
+    try:
+        return frozenset(map(str, json.loads(file.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{file} is missing or damaged: expected a list of hashes. Train again.") from error
 
 
 ROWS_PER_GROUP = 512

@@ -1,13 +1,13 @@
 """From records as they are read to the manifest: check, prepare the images, split, report.
 
-Memory does not grow with the data: records stream from the reader to the manifest, a few dozen at a time.
+Records stream from the reader to the manifest, a few dozen at a time; only their ids and hashes stay in memory, some
+hundred bytes a record.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,15 +17,23 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from visual_grpo.common.errors import UserError, counted, sanitize, sentence
 from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import ImageStore, PreparedImage
-from visual_grpo.data.manifest import FEW_PROMPTS, SEALED, SPLITS, RecordTable, assign_split, prompt_key, write_manifest
-from visual_grpo.data.record import Item, Note, Place, Record, Rejected, prefix_rejections
+from visual_grpo.data.manifest import (
+    FEW_PROMPTS,
+    SEALED,
+    SPLITS,
+    RecordTable,
+    assign_split,
+    prompt_hash,
+    write_manifest,
+)
+from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.sources import find_records
 
 IMAGES = "images"
@@ -81,19 +89,21 @@ class Preparation:
         """Yields the manifest's rows in the records' order; rejections go to the report."""
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
         items = with_ids(self._source.read())
-        with ThreadPoolExecutor(threads) as pool, DiskCounter() as ids:
+        ids: set[str] = set()
+        with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(items, _BATCH * threads)):
                 for outcome in pool.map(lambda item: self._prepare(item, store), batch):
                     if isinstance(outcome, Note):
                         report.warnings.append(outcome)
                         continue
-                    if isinstance(outcome, Prepared) and ids.add(outcome.row["id"]) > 1:
+                    if isinstance(outcome, Prepared) and outcome.row["id"] in ids:
                         remedy = "Give every record its own id, or leave ids out to get them made"
                         duplicate = Rejected("duplicate_id", "an earlier record has the same id", remedy)
                         outcome = duplicate.at(outcome.place, outcome.row["id"])
                     if isinstance(outcome, Rejected):
                         report.reject(outcome)
                     else:
+                        ids.add(outcome.row["id"])
                         report.accept(outcome)
                         yield outcome.row
                     progress()
@@ -101,7 +111,7 @@ class Preparation:
     def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
         if not isinstance(item, Record):
             return item
-        target, target_file = None, None
+        target = None
         try:
             record = checked(item, self._config.task, self._source.limits)
             if self._config.task == "segmentation":
@@ -110,32 +120,32 @@ class Preparation:
             else:
                 if record.target_image is not None:
                     target = store.prepare(record.target_image, record.id, "target")
-                if isinstance(item.target_image, str):  # It may hold bytes that are not UTF-8, which Parquet refuses.
-                    target_file = item.target_image.encode("utf-8", "backslashreplace").decode()
-                with prefix_rejections("source_image"):
-                    numbered = enumerate(record.source_images)
-                    sources = [store.prepare(image, record.id, f"source{number}") for number, image in numbered]
+                numbered = enumerate(record.source_images)
+                sources = [store.prepare(image, record.id, f"source{number}") for number, image in numbered]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)
-        return Prepared(*self._row(record, sources, target, target_file), record.place)
+        row = self._row(record, sources, target)
+        if isinstance(item.target_image, str) and self._config.task != "segmentation":
+            # It may hold bytes that are not UTF-8, which Parquet refuses.
+            row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
+        sizes = [image.original_size for image in (*sources, target) if image is not None]
+        enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
+        return Prepared(row, enlarged, record.place)
 
-    def _row(
-        self, record: Record, sources: list[PreparedImage], target: PreparedImage | None, target_file: str | None
-    ) -> tuple[dict[str, Any], int]:
-        """Returns the record's row of the manifest, and the number of images smaller than the prepared size."""
+    def _row(self, record: Record, sources: list[PreparedImage], target: PreparedImage | None) -> dict[str, Any]:
+        """Returns the record's row of the manifest."""
         config = self._config
-        images = [*sources, *([] if target is None else [target])]
         original_digests = [source.original_sha256 for source in sources]
         split, group = assign_split(record, original_digests, config)
+        has_image = bool(sources) or target is not None
         row = {
             "id": record.id,
             "prompt": record.prompt,
             "split": split,
             "held_with": hashlib.sha256(group.encode()).hexdigest(),
             "metadata": record.metadata,
-            "target_file": target_file,
-            "width": config.width if images else None,
-            "height": config.height if images else None,
+            "width": config.width if has_image else None,
+            "height": config.height if has_image else None,
             "source_images": [f"{IMAGES}/{source.name}" for source in sources],
             "source_sha256": [source.sha256 for source in sources],
             "source_original_sha256": original_digests,
@@ -148,8 +158,7 @@ class Preparation:
                 "original_width": target.original_size[0],
                 "original_height": target.original_size[1],
             }
-        sizes = [image.original_size for image in images]
-        return row, sum(width < config.width or height < config.height for width, height in sizes)
+        return row
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:
@@ -158,15 +167,16 @@ def with_ids(items: Iterator[Item]) -> Iterator[Item]:
     It depends on the record's folder, prompt and images, and on the number of identical records before it: adding or
     reordering other records does not move it to another split.
     """
-    with DiskCounter() as contents:
-        for item in items:
-            if isinstance(item, Record) and item.id is None:
-                prompt = item.prompt.strip() if isinstance(item.prompt, str) else item.prompt
-                parts = (PurePosixPath(item.place.file).parent, prompt, item.target_image, item.source_images)
-                content = "\0".join(map(str, parts))
-                digest = hashlib.sha256(f"{content}\0{contents.add(content)}".encode("utf-8", "surrogatepass"))
-                item = replace(item, id=digest.hexdigest()[:16])
-            yield item
+    repetitions: Counter[bytes] = Counter()
+    for item in items:
+        if isinstance(item, Record) and item.id is None:
+            prompt = item.prompt.strip() if isinstance(item.prompt, str) else item.prompt
+            parts = (PurePosixPath(item.place.file).parent, prompt, item.target_image, item.source_images)
+            content = "\0".join(map(str, parts)).encode("utf-8", "surrogatepass")
+            key = hashlib.sha256(content).digest()
+            repetitions[key] += 1
+            item = replace(item, id=hashlib.sha256(b"%b\0%d" % (content, repetitions[key])).hexdigest()[:16])
+        yield item
 
 
 def remove_unused_images(manifest: Path) -> None:
@@ -174,13 +184,15 @@ def remove_unused_images(manifest: Path) -> None:
     folder = manifest.parent / IMAGES
     if not folder.is_dir():
         return
-    with DiskCounter() as names, os.scandir(folder) as entries:
-        for row in RecordTable(manifest).rows():
-            for path in filter(None, [row["target_image"], *(row["source_images"] or ())]):
-                names.add(Path(path).name)
-        for entry in entries:
-            if entry.is_file() and not names.count(entry.name):
-                Path(entry.path).unlink()
+    used = {
+        Path(path).name
+        for row in RecordTable(manifest).rows()
+        for path in (row["target_image"], *(row["source_images"] or ()))
+        if path is not None
+    }
+    for entry in os.scandir(folder):
+        if entry.is_file() and entry.name not in used:
+            Path(entry.path).unlink()
 
 
 @contextmanager
@@ -198,45 +210,14 @@ def ad_hoc_records(path: str, data: DataConfig, note: Callable[[str], None], par
         report, rejected = records.report, records.report["rejected"]
         if rejected["total"]:
             note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
-            for entry in rejected["listed"][:_MAX_SHOWN]:
-                place, message = Place(entry["file"], entry["line"]), entry["message"]
-                note(f"  {message}" if entry["file"] in message else f"  {place}: {message}")
-            if rejected["total"] > _MAX_SHOWN:
-                note(f"  and {rejected['total'] - _MAX_SHOWN} more")
+        for entry in rejected["listed"][:_MAX_SHOWN]:
+            place, message = Place(entry["file"], entry["line"]), entry["message"]
+            note(f"  {message}" if entry["file"] in message else f"  {place}: {message}")
+        if rejected["total"] > _MAX_SHOWN:
+            note(f"  and {rejected['total'] - _MAX_SHOWN} more")
         for warning in report["warnings"]:
             note(f"Note: {sentence(warning)}")
         yield records
-
-
-class DiskCounter:
-    """Counts strings by their digests in a temporary SQLite file: those of many records would not fit into memory."""
-
-    def __init__(self) -> None:
-        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._database.executescript(
-            "PRAGMA journal_mode = OFF; PRAGMA temp_store = FILE; BEGIN;"
-            "CREATE TABLE keys (digest BLOB PRIMARY KEY, seen INTEGER) WITHOUT ROWID"
-        )
-
-    def add(self, key: str) -> int:
-        """Returns the key's new count, 1 for the first time."""
-        seen = self.count(key) + 1
-        self._database.execute("REPLACE INTO keys VALUES (?, ?)", (self._digest(key), seen))
-        return seen
-
-    def count(self, key: str) -> int:
-        row = self._database.execute("SELECT seen FROM keys WHERE digest = ?", (self._digest(key),)).fetchone()
-        return 0 if row is None else int(row[0])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._database.close()
-
-    @staticmethod
-    def _digest(key: str) -> bytes:
-        return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class Report:
@@ -247,8 +228,8 @@ class Report:
         self._rejections: list[Rejected] = []
         self._reasons: Counter[str] = Counter()
         self._records: Counter[str] = Counter()
-        self._prompts: Counter[str] = Counter()
-        self._seen_prompts = DiskCounter()
+        self._prompts: dict[str, set[str]] = {split: set() for split in SPLITS}
+        """Hashes of the prompts in each split."""
         self._targets = self._enlarged = 0
         self.warnings: list[str] = []
 
@@ -262,7 +243,7 @@ class Report:
     def accept(self, prepared: Prepared) -> None:
         row, split = prepared.row, prepared.row["split"]
         self._records[split] += 1
-        self._prompts[split] += self._seen_prompts.add(f"{split}\0{prompt_key(row['prompt'])}") == 1
+        self._prompts[split].add(prompt_hash(row["prompt"]))
         self._targets += "target_image" in row
         self._enlarged += prepared.enlarged
 
@@ -291,7 +272,7 @@ class Report:
             "records": accepted + rejected,
             "accepted": accepted,
             "with_target": self._targets,
-            "splits": {split: {"records": self._records[split], "prompts": self._prompts[split]} for split in SPLITS},
+            "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},
             "rejected": {"total": rejected, "by_reason": dict(self._reasons.most_common()), "listed": listed},
             "warnings": [*map(sanitize, self.warnings)],
         }
@@ -301,10 +282,10 @@ class Report:
             if share > 0 and not self._records[split]:
                 warning = f"the split {split} is empty although its share is {share:.0%}"
                 self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
-        if 0 < self._prompts["held_out"] < FEW_PROMPTS:
+        if 0 < (held_out := len(self._prompts["held_out"])) < FEW_PROMPTS:
             self.warnings.append(
-                f"{counted(self._prompts['held_out'], 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to"
-                " rely on what an evaluation finds. Add records or raise data.held_out_share"
+                f"{counted(held_out, 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to rely on what an"
+                " evaluation finds. Add records or raise data.held_out_share"
             )
         if self._enlarged:
             self.warnings.append(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")

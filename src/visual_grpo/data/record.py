@@ -6,7 +6,6 @@ import codecs
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -110,15 +109,6 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
 Item = Record | Rejected | Note
 
 
-@contextmanager
-def prefix_rejections(part: str) -> Iterator[None]:
-    """Prefixes the messages of `Rejected` exceptions with the part of the record that they concern."""
-    try:
-        yield
-    except Rejected as rejected:
-        raise Rejected(rejected.reason, f"{part}: {rejected.message}", rejected.remedy) from rejected
-
-
 def wrong_type(key: str, expected: str, value: Any) -> Rejected:
     return Rejected("wrong_type", f"{key} must be {expected}, got {shorten(repr(value))}", "Correct the value")
 
@@ -162,7 +152,7 @@ class Limits:
             raise Rejected("file_too_large", message, "Make it smaller, raise data.max_file_mb or remove the record")
 
     def is_inside(self, path: Path) -> bool:
-        """Also true for a path that cannot exist, because of a NUL character or bytes that no file name has."""
+        """Also true for a path that cannot exist, because of a NUL character."""
         try:
             return self.folder is None or Path(os.path.realpath(path)).is_relative_to(self.folder)
         except (ValueError, OSError):
@@ -185,12 +175,13 @@ class Limits:
         seen = set()
         for base, folders, files in os.walk(folder, followlinks=True):
             self.require_inside(Path(base))
-            real = os.path.realpath(base)
-            folders[:] = [] if real in seen else sorted(name for name in folders if not is_system_file(name))
-            if real not in seen:
-                seen.add(real)
-                below = Path(base).relative_to(folder)
-                yield from ((below / name).as_posix() for name in sorted(files) if not is_system_file(name))
+            if (real := os.path.realpath(base)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not is_system_file(name))
+            below = Path(base).relative_to(folder)
+            yield from ((below / name).as_posix() for name in sorted(files) if not is_system_file(name))
 
 
 def open_text(path: Path, newline: str | None = None) -> TextIO:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path, PurePath
+from typing import NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 from visual_grpo.common.digests import file_digest
@@ -17,12 +17,8 @@ from visual_grpo.config.command import Command
 from visual_grpo.data import folders, tabular
 from visual_grpo.data.record import Item, Limits, Note, is_image_name, is_system_file
 
-_MAX_NAMES = 100_000
-"""Files of a folder without records that are looked at for the message."""
 
-
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A way in which people keep records; ``files`` describes it in messages."""
 
     find: Callable[[Path, Limits], Path | None]
@@ -82,7 +78,7 @@ class RecordSource:
         return reader(self.path, self.limits, data)
 
     def count(self) -> int:
-        rows = tabular.count_table(self.path, self.data.split) if self.layout == "table" else None
+        rows = tabular.count_table(self.path, self.data) if self.layout == "table" else None
         return sum(not isinstance(item, Note) for item in self.read()) if rows is None else rows
 
 
@@ -139,18 +135,17 @@ def _refuse_several(
     path: Path, limits: Limits, parameter: str, names: Collection[str], ignored: Collection[str] = ()
 ) -> None:
     """Raises a UserError if folders in ``path`` are separate datasets, which are not read together."""
-    layouts: dict[str, str] = {}
+    layouts: dict[Path, str] = {}
     for folder in sorted(entry for entry in path.iterdir() if entry.is_dir() and not is_system_file(entry.name)):
-        if limits.is_inside(folder):
-            fits = (name for name in names if LAYOUTS[name].find(folder, limits) is not None)
-            if (layout := next(fits, None)) is not None:
-                layouts[folder.name] = layout
+        fits = (name for name in names if limits.is_inside(folder) and LAYOUTS[name].find(folder, limits) is not None)
+        if (layout := next(fits, None)) is not None:
+            layouts[folder] = layout
     kinds = {*layouts.values()} - {*ignored}
     if len(kinds) > 1 or (kinds and not kinds & {*_IN_SUBFOLDERS}):
-        each = ", ".join(f"{name} ({layout})" for name, layout in layouts.items())
-        example = path / next(iter(layouts))
+        each = ", ".join(f"{folder.name} ({layout})" for folder, layout in layouts.items())
         raise UserError(
-            f"{parameter}: {path} has its records in folders below: {each}. Give one: --params={parameter}={example}"
+            f"{parameter}: {path} has its records in folders below: {each}. Give one:"
+            f" --params={parameter}={next(iter(layouts))}"
         )
 
 
@@ -166,7 +161,7 @@ def _suggestions(path: Path, parameter: str) -> str:
 
 
 def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collection[str]) -> str:
-    names = sorted(islice(limits.walk(path), _MAX_NAMES)) if path.is_dir() else [path.name]
+    names = list(limits.walk(path)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next((PurePath(name).name for name in names if is_image_name(name)), None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.data.checks import PROMPTS, QUERIES, record_from_row
+from visual_grpo.data.columns import PICTURES, QUERIES, record_from_row
 from visual_grpo.data.record import EmbeddedImage, Item, Limits, Note, Place, Rejected, open_text, shorten
 
 HUB = "hf://datasets/"
@@ -37,7 +37,7 @@ def find_records(path: Path, limits: Limits) -> Path | None:
 
 
 def read_records(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    return _read_file(path, path.name, limits, data.task, canonical=True)
+    return _read_file(path, path.name, limits, data, canonical=True)
 
 
 def find_metadata(path: Path, limits: Limits) -> Path | None:
@@ -50,19 +50,18 @@ def find_metadata(path: Path, limits: Limits) -> Path | None:
 def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata."""
     if path.is_file():
-        yield from _read_file(path, path.name, limits, data.task)
+        yield from _read_file(path, path.name, limits, data)
         return
-    splits, previous = set(), None
+    splits: dict[Path, str | None] = {}
+    """The name of a split in the path of each folder."""
     for name in _metadata_files(path, limits):
         file = path / name
         limits.require_inside(file)
-        if file.parent == previous:
+        if file.parent in splits:
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
-        previous = file.parent
-        split = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
-        splits.add(split)
-        yield from _read_file(file, name, limits, data.task, split=split)
-    if names := sorted(filter(None, splits)):
+        splits[file.parent] = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
+        yield from _read_file(file, name, limits, data, split=splits[file.parent])
+    if names := sorted({split for split in splits.values() if split is not None}):
         yield Note(
             f"the split folders {', '.join(names)} are only stored as metadata['split'];"
             " data.eval_share and data.held_out_share determine the splits"
@@ -86,21 +85,21 @@ def find_table(path: Path, limits: Limits) -> Path | None:
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     if _is_saved(path):
-        yield from _read_dataset(_load_saved(path, data.split), path.name, path, limits, data.task)
-        return
-    for file in [path] if path.is_file() else _tables(path):
-        if file != path:
+        yield from _read_dataset(_load(path, data), path.name, path, limits, data.task)
+    elif path.is_file():
+        yield from _read_file(path, path.name, limits, data)
+    else:
+        for file in _tables(path):
             limits.require_inside(file)
-        name = file.name if file == path else file.relative_to(path).as_posix()
-        yield from _read_file(file, name, limits, data.task)
+            yield from _read_file(file, file.relative_to(path).as_posix(), limits, data)
 
 
-def count_table(path: Path, split: str | None) -> int | None:
+def count_table(path: Path, data: DataConfig) -> int | None:
     """Returns the number of rows, or None if it is not known without reading them."""
     import pyarrow.parquet as pq
 
     if _is_saved(path):
-        return int(_load_saved(path, split).num_rows)
+        return int(_load(path, data).num_rows)
     files = [path] if path.is_file() else _tables(path)
     if any(file.suffix.lower() != ".parquet" for file in files):
         return None
@@ -112,11 +111,22 @@ def _is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _load_saved(path: Path, split: str | None) -> Any:
+def _load(path: Path, data: DataConfig) -> Any:
+    """Loads the configured split, else ``train`` or the only one; hub datasets go into the library's cache once."""
     import datasets
 
-    with _name_in_errors(path):
-        return _select_split(datasets.load_from_disk(str(path)), str(path), split)
+    with _name_in_errors(data.path):
+        if data.path.startswith(HUB):
+            name = data.path.removeprefix(HUB)
+            dataset = datasets.load_dataset(name, split=data.split, revision=data.revision)
+        else:
+            dataset = datasets.load_from_disk(str(path))
+    if not isinstance(dataset, dict):
+        return dataset
+    split = data.split or ("train" if "train" in dataset or len(dataset) > 1 else next(iter(dataset)))
+    if split not in dataset:
+        raise UserError(f"{data.path} has the splits {', '.join(dataset)}: choose one with data.split.")
+    return dataset[split]
 
 
 def _tables(path: Path) -> list[Path]:
@@ -131,27 +141,11 @@ def _is_list(file: Path) -> bool:
 
 
 def read_hub(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    """Yields the rows of ``hf://datasets/OWNER/NAME``, which `datasets` downloads into its cache once."""
-    import datasets
-
-    name = data.path.removeprefix(HUB)
-    with _name_in_errors(data.path):
-        dataset = datasets.load_dataset(name, split=data.split, revision=data.revision)
-    return _read_dataset(_select_split(dataset, data.path, data.split), name, None, limits, data.task)
-
-
-def _select_split(dataset: Any, name: str, split: str | None) -> Any:
-    """Returns the configured split, else ``train`` or the only one."""
-    if not isinstance(dataset, dict):
-        return dataset
-    chosen = split or ("train" if "train" in dataset else next(iter(dataset)) if len(dataset) == 1 else None)
-    if chosen not in dataset:
-        raise UserError(f"{name} has the splits {', '.join(dataset)}: choose one with data.split.")
-    return dataset[chosen]
+    return _read_dataset(_load(path, data), data.path.removeprefix(HUB), None, limits, data.task)
 
 
 def _read_file(
-    file: Path, name: str, limits: Limits, task: Task, *, canonical: bool = False, split: str | None = None
+    file: Path, name: str, limits: Limits, data: DataConfig, *, canonical: bool = False, split: str | None = None
 ) -> Iterator[Item]:
     """Yields the records of one table; ``name`` is its path in the dataset, ``split`` that of rows without one."""
     suffix = file.suffix.lower()
@@ -159,10 +153,10 @@ def _read_file(
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # The UserError is the one message.
-        files, options = glob.escape(str(file)), {"streaming": True, "batch_size": _BATCH}
+        options = {"data_files": glob.escape(str(file)), "streaming": True, "batch_size": _BATCH}
         with _name_in_errors(file):
-            dataset = datasets.load_dataset("parquet", data_files=files, split="train", **options)
-        yield from _read_dataset(dataset, name, file.parent, limits, task)
+            dataset = datasets.load_dataset("parquet", split="train", **options)
+        yield from _read_dataset(dataset, name, file.parent, limits, data.task)
         return
     rows = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)(file)
     for number, row in rows:
@@ -171,7 +165,7 @@ def _read_file(
             yield row.at(place)
         else:
             row = row if split is None else {"split": split, **row}
-            yield record_from_row(row, place, file.parent, task, canonical=canonical)
+            yield record_from_row(row, place, file.parent, data.task, canonical=canonical)
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
@@ -207,10 +201,11 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
         rows = csv.DictReader(text, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", restkey="")
         try:
             rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
-            if not {*PROMPTS, *QUERIES} & {*header}:
+            if not {*PICTURES["prompt"], *QUERIES["prompt"]} & {*header}:
+                names = ", ".join(PICTURES["prompt"])
                 raise UserError(
-                    f"{file}: the header must name the prompt's column ({', '.join(PROMPTS)}), separated by commas; it"
-                    f" is {shorten(str(header))}. Rename the column, or write a records.jsonl."
+                    f"{file}: the header must name the prompt's column ({names}), separated by commas; it is"
+                    f" {shorten(str(header))}. Rename the column, or write a records.jsonl."
                 )
             for row in rows:
                 if isinstance(row.get(""), list):

@@ -17,7 +17,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.config.presets import pinned
-from visual_grpo.data.manifest import RecordTable, SeenPrompts
+from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
 from visual_grpo.rewards.catalogue import reward_digests
@@ -73,8 +73,8 @@ def unseen(
     rows = new = list(records.split(split))
     for model in models:
         if model.folder is not None and (model.facts["data"] != records.digest or "start" in model.facts):
-            seen = SeenPrompts.read(model.folder)
-            new = [record for record in new if record.prompt not in seen]
+            seen = read_seen(model.folder)
+            new = [record for record in new if prompt_hash(record.prompt) not in seen]
     shown = split.replace("_", "-")
     if not new:
         raise UserError(

@@ -27,7 +27,7 @@ from visual_grpo.config.adapter_folder import (
     read_facts,
 )
 from visual_grpo.config.command import Command, is_stage_of_dvc
-from visual_grpo.data.manifest import SEALED, RecordTable, SeenPrompts
+from visual_grpo.data.manifest import SEALED, RecordTable, read_seen, write_seen
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
 from visual_grpo.tracking import lineage
@@ -180,8 +180,8 @@ def complete_adapters(
         (folder / CHANGES).write_text(changes, encoding="utf-8")
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
-    seen = SeenPrompts.of(record.prompt for record in records.split("train", "eval"))
-    (seen if start is None else seen | SeenPrompts.read(start)).write(folder)
+    earlier = frozenset() if start is None else read_seen(start)
+    write_seen((record.prompt for record in records.split("train", "eval")), folder, earlier)
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
     facts = read_facts(folder) | {RUN_NAME: run_name, "finished": finished, "loading": dict(loading)}
     (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
