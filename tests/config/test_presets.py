@@ -9,6 +9,7 @@ import pytest
 from kedro.config import OmegaConfigLoader
 
 from tests.evaluation.defaults import parameters
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import PRESETS, pinned, with_output_folders
 from visual_grpo.config.schema import ParameterError, validate
@@ -70,8 +71,17 @@ def test_a_folder_that_is_given_stays() -> None:
     assert folders(given) == ("data/try", "d", "d", "m", "elsewhere")
 
 
-def test_a_section_that_is_none_is_left_to_the_validation() -> None:
-    assert with_output_folders({"data": 3}, None) == {"data": 3}
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data": 3}, "data = 3: expected a section"),
+        ({"rewards": {"shapes": 3}}, r"rewards\.shapes = 3: expected a section"),
+        ({"modules": {"dit": {"rewards": 3}}}, r"modules\.dit\.rewards = 3: expected a section"),
+    ],
+)
+def test_what_should_be_a_section_is_named(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Parameters.model_validate(changes)
 
 
 ROOT = Path(__file__).parents[2]

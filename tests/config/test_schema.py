@@ -188,9 +188,9 @@ def test_each_output_folder_has_a_registered_model(output: str, name: str) -> No
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        *(({"model": name}, "expected") for name in ("a/b", "a:b", " ")),
-        ({"alias": "a b"}, "expected"),
-        *(({"alias": name}, "neither latest") for name in ("latest", "Latest", "v1", "V12")),
+        *(({"model": name}, "should match pattern") for name in ("a/b", "a:b", " ")),
+        ({"alias": "a b"}, "should match pattern"),
+        *(({"alias": name}, "MLflow reserves latest") for name in ("latest", "Latest", "v1", "V12")),
         *(({name: value}, name) for name, value in {"error": 0.5, "gates_per_year": 0, "margin": float("nan")}.items()),
     ],
 )

@@ -129,10 +129,15 @@ class PromotionConfig(GateRule):
 
     model: str | None = Field(
         None,
-        description="name of the registered model in MLflow; null = visual_grpo, or visual_grpo-NAME for an output"
-        " folder data/NAME",
+        pattern=r"^[^/:]*[^/:\s][^/:]*$",
+        description="name of the registered model in MLflow, without / and :; null = visual_grpo, or visual_grpo-NAME"
+        " for an output folder data/NAME",
     )
-    alias: str = Field(CHAMPION, description="the alias that a promotion moves: models:/NAME@champion is the champion")
+    alias: str = Field(
+        CHAMPION,
+        pattern=r"^[A-Za-z0-9_-]+$",
+        description="the alias that a promotion moves: models:/NAME@champion is the champion",
+    )
     candidate: AdapterName = Field("latest", description="the adapter that asks to become champion")
     max_prompts: int | None = Field(None, ge=2, description="most held-out prompts that are judged; null = all")
     new_reward: bool = Field(
@@ -143,19 +148,11 @@ class PromotionConfig(GateRule):
         200, ge=0, description="largest local base model (MB) that is copied into a version; else path and digest"
     )
 
-    @field_validator("model")
-    @classmethod
-    def _is_a_name(cls, model: str | None) -> str | None:
-        if model is not None and (not model.strip() or set("/:") & set(model)):
-            raise ValueError(f"expected the name of a registered model, without / and :, got {model!r}")
-        return model
-
     @field_validator("alias")
     @classmethod
-    def _is_an_alias(cls, alias: str) -> str:
-        """MLflow reserves ``latest``, and what reads as a version."""
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", alias) or re.fullmatch(r"(?i)latest|v\d+", alias):
-            raise ValueError(f"expected letters, digits, _ and -, and neither latest nor v1, v2, ..., got {alias!r}")
+    def _is_not_reserved(cls, alias: str) -> str:
+        if re.fullmatch(r"(?i)latest|v\d+", alias):
+            raise ValueError(f"MLflow reserves latest and v1, v2, ..., got {alias!r}")
         return alias
 
     def name(self, output: str) -> str:

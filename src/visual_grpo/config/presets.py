@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from visual_grpo.common.errors import UserError
+
 ROOT = "data"
 UNNAMED_ENVIRONMENTS = (None, "base", "local")
 DRAWN_TASKS = {"shapes": "t2i", "words": "t2i", "scenes": "segmentation"}
@@ -22,14 +24,11 @@ def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dic
     task into a folder named after it. The user's own data has a folder in that, named after ``data.path`` (and
     ``model.path``, if given), and shares the pretrained model: results of other data or another model are kept apart.
     """
-    data, starter, tracking = (_section(tree, name) for name in ("data", "starter", "tracking"))
-    if data is None or starter is None or tracking is None:
-        return dict(tree)  # The validation says what is wrong with it.
-    path, model = data.get("path"), _section(tree, "model")
+    data, starter, tracking, model = (_section(tree, name) for name in ("data", "starter", "tracking", "model"))
+    path = data.get("path")
     home = _or(tree.get("output"), _home(data, starter, environment))
-    output = _or(
-        tree.get("output"), f"{home}/{_named_after(str(path), (model or {}).get('path'))}" if path is not None else home
-    )
+    own = home if path is None else f"{home}/{_named_after(str(path), model.get('path'))}"
+    output = _or(tree.get("output"), own)
     dataset = _or(starter.get("dataset"), f"{home}/01_raw/{starter.get('world', 'shapes')}")
     return {
         **tree,
@@ -63,11 +62,6 @@ def _named_after(path: str, model: str | None) -> str:
 def _place(path: str) -> str:
     full = Path(path).expanduser().resolve()
     return (full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full).as_posix()
-
-
-def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    section = tree.get(name, {})
-    return dict(section) if isinstance(section, Mapping) else None
 
 
 AUTO = "auto"
@@ -111,9 +105,7 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     the user's rewards. For the user's own data it stays, since only the records can tell (`operations.preflight`).
     Beside the user's own rewards of images stand guards, as beside those of a preset.
     """
-    rewards, modules = tree.get("rewards") or {}, tree.get("modules") or {}
-    if not isinstance(rewards, Mapping) or not isinstance(modules, Mapping):
-        return dict(tree)  # The validation says what is wrong with it.
+    rewards, modules = _entries(tree, "rewards", "options"), _entries(tree, "modules", "rewards")
     name = tree.get("reward", AUTO)
     if name == AUTO:
         name = _decided(tree, _optimised(rewards, modules))
@@ -147,19 +139,33 @@ def is_drawn(path: object, dataset: object) -> bool:
     return Path(str(path)).expanduser().resolve() == Path(str(dataset)).expanduser().resolve()
 
 
+def _section(tree: Mapping[str, Any], name: str, path: str = "") -> Mapping[str, Any]:
+    """Returns a section of the tree at ``path``; raises UserError if it is none."""
+    section = tree.get(name, {})
+    if not isinstance(section, Mapping):
+        raise UserError(f"{path}{name} = {section!r}: expected a section, with a name and a value on each line.")
+    return section
+
+
+def _entries(tree: Mapping[str, Any], name: str, key: str) -> Mapping[str, Any]:
+    """Returns a section whose entries are null or sections with a section ``key``; raises UserError otherwise."""
+    entries = {} if tree.get(name) is None else _section(tree, name)
+    for entry, value in entries.items():
+        if value is not None:
+            _section(_section(entries, entry, f"{name}."), key, f"{name}.{entry}.")
+    return entries
+
+
 def _preset(name: Any, tree: Mapping[str, Any], rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> Preset:
     if isinstance(name, str):
         return PRESETS.get(name, Preset(rewards={}))  # type: ignore[call-overload]
-    data = tree.get("data")
-    of_images = not isinstance(data, Mapping) or data.get("task") != "segmentation"
+    of_images = _section(tree, "data").get("task") != "segmentation"
     return Preset(rewards=_GUARDS if of_images and _optimised(rewards, modules) else {})
 
 
 def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:
     """Resolves ``auto``, as far as the tree alone decides it."""
-    data, starter = tree.get("data", {}), tree.get("starter", {})
-    if not isinstance(data, Mapping) or not isinstance(starter, Mapping):
-        return None
+    data, starter = _section(tree, "data"), _section(tree, "starter")
     path, dataset = data.get("path"), starter.get("dataset")
     if path is not None and not (dataset and is_drawn(path, dataset)):
         return None if optimised else AUTO
@@ -170,30 +176,24 @@ def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:
 
 def _optimised(rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> set[str]:
     """The entries of ``rewards`` with a weight that is not 0, be it in one module."""
-    by_module = [section.get("rewards") for section in modules.values() if isinstance(section, Mapping)]
-    in_modules = {
-        name for weights in by_module if isinstance(weights, Mapping) for name in weights if weights[name] != 0
+    by_module = [section.get("rewards", {}) for section in modules.values() if section is not None]
+    return {
+        name
+        for name, entry in rewards.items()
+        if entry is not None
+        and (entry.get("weight", 1.0) != 0 or any(weights.get(name, 0) != 0 for weights in by_module))
     }
-    weighted = {
-        name for name, entry in rewards.items() if not isinstance(entry, Mapping) or entry.get("weight", 1.0) != 0
-    }
-    return {name for name in weighted | in_modules if rewards.get(name) is not None}
 
 
-def _merged(preset: Mapping[str, Any] | None, entry: Any) -> Any:
+def _merged(preset: Mapping[str, Any] | None, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Returns a preset's reward with the values of the user's ``entry``; another function replaces it."""
-    if preset is None or not isinstance(entry, Mapping) or entry.get("function") is not None:
+    if preset is None or entry is None or entry.get("function") is not None:
         return entry
-    options = entry.get("options", {})
-    if not isinstance(options, Mapping):
-        return entry
-    return {**preset, **entry, "options": {**preset.get("options", {}), **options}}
+    return {**preset, **entry, "options": {**preset.get("options", {}), **entry.get("options", {})}}
 
 
-def _with_weights(section: Any, weights: Mapping[str, float], removed: set[str]) -> Any:
+def _with_weights(section: Mapping[str, Any], weights: Mapping[str, float], removed: set[str]) -> Mapping[str, Any]:
     """Adds a preset's weights to a module's section where it has none, without those of removed rewards."""
-    rewards = section.get("rewards", {}) if isinstance(section, Mapping) else None
-    if not isinstance(rewards, Mapping):
-        return section
-    kept = {name: weight for name, weight in {**weights, **rewards}.items() if name not in removed}
+    rewards = {**weights, **section.get("rewards", {})}
+    kept = {name: weight for name, weight in rewards.items() if name not in removed}
     return {**section, "rewards": kept} if kept or "rewards" in section else section

@@ -19,10 +19,7 @@ from visual_grpo.data.record import EmbeddedImage, Item, Place, Record, Rejected
 PICTURES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "text", "caption", "instruction", "edit_prompt", "edit"),
     "source_images": ("source_image", "source", "source_img", "input_image", "original_image"),
-    "target_image": (
-        *("target_image", "target", "target_img", "edited_image", "output_image"),
-        *("file_name", "image"),
-    ),
+    "target_image": ("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image"),
 }
 """Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders.
 The first is the key of ``records.jsonl``."""

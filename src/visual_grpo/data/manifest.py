@@ -163,8 +163,8 @@ class RecordTable(Sequence[PromptRecord]):
         self._rows = np.arange(self._file.metadata.num_rows) if rows is None else rows
 
     def split(self, *names: str) -> RecordTable:
-        members = np.isin(self._file.read(columns=["split"])["split"].to_numpy(), names)
-        return RecordTable(self.path, self._rows[members[self._rows]])
+        splits = self._file.read(columns=["split"])["split"].to_numpy()
+        return RecordTable(self.path, self._rows[np.isin(splits[self._rows], names)])
 
     @property
     def report(self) -> dict[str, Any]:
