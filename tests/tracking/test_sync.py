@@ -13,9 +13,11 @@ import mlflow
 import pytest
 from PIL import Image
 
+from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.config.adapter_folder import FACTS, read_facts
+from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.tracking import sync
 
 STEPS = 5
@@ -42,23 +44,13 @@ class Results:
             Image.new("RGB", (8, 8)).save(folder / f"{name}.png")
         self.adapters = folder
 
-    def evaluate(self, gain: float = 0.5) -> None:
-        entry = {"name": "total", "difference": gain}
-        numbers = {"difference": gain, "ci_low": 0.1, "ci_high": 0.9, "baseline": 0.0, "trained": gain}
-        found: dict[str, Any] = numbers | {
-            "task": None,
-            "control": None,
-            "unscored": {"trained": 0, "baseline": 0, "of": 4},
-            "sentence": f"Better by {gain}.",
-            "notes": [],
-            "guards": [],
-        }
+    def evaluate(self) -> None:
+        entry = an_entry()
         report = self.output / "08_reporting/evaluation"
         report.mkdir(parents=True, exist_ok=True)
         (report / "evaluation.html").write_text("page")
-        training = read_facts(self.adapters)
-        tree = {"headline": found, "training": training, "rewards": [entry], "modules": ["ar", "dit"]}
-        report.with_suffix(".json").write_text(json.dumps(tree))
+        tree = {"headline": summarise([entry]), "training": read_facts(self.adapters), "rewards": [entry]}
+        report.with_suffix(".json").write_text(json.dumps(tree | {"modules": ["ar", "dit"]}))
 
     def sync(self) -> list[str]:
         said, whole = sync.sync([self.output])
@@ -79,11 +71,6 @@ class Results:
         }
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "lines", lambda found: [found["sentence"]])
-
-
 def complete(found: dict[str, Any], steps: int = STEPS) -> None:
     assert found["curves"]["reward/total"] == [(step, step / 10) for step in range(1, steps + 1)]
     assert found["curves"]["eval/total"] == [(step, float(step)) for step in range(2, steps + 1, 2)]
@@ -92,12 +79,13 @@ def complete(found: dict[str, Any], steps: int = STEPS) -> None:
     assert (found["tags"]["dataset.digest"], found["tags"]["alarm"]) == ("d" * 64, "step 2: all alike")
 
 
-def judged(found: dict[str, Any], gain: float = 0.5) -> None:
-    assert found["curves"]["result/gain"][-1] == (STEPS, gain)
+def judged(found: dict[str, Any]) -> None:
+    headline = summarise([an_entry()])
+    assert found["curves"]["result/gain"] == [(STEPS, headline["difference"])]
     assert found["files"]["evaluation/evaluation.html"] == b"page"
-    assert json.loads(found["files"]["evaluation/scores.json"])["columns"] == ["name", "difference"]
-    assert f"Better by {gain}." in found["files"]["adapters/README.md"].decode()
-    assert found["tags"]["result"] == f"Better by {gain}."
+    assert json.loads(found["files"]["evaluation/scores.json"])["columns"] == list(an_entry())
+    assert headline["sentence"] in found["files"]["adapters/README.md"].decode()
+    assert found["tags"]["result"] == headline["sentence"]
 
 
 def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) -> None:
