@@ -353,7 +353,6 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "Next: ",
         "Stopped.",
         "WARNING  MLflow run 0000",
-        "logging to a new run.",
         "MLflow (http://127.0.0.1:9) fails: ",
     )
     lines = [line.strip() for line in runs["printed"].splitlines() if line.strip()]

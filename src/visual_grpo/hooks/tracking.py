@@ -77,7 +77,7 @@ class TrackingHooks:
         name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
         if earlier is not None and named is None and not tracker.continues:
-            log.warning("MLflow run %s is gone: logging to a new run.", earlier)
+            log.warning("MLflow run %s is gone: a new run begins", earlier)
         if tracker.continues and judges_only:
             tracker.evaluation_begins(lineage.command())
             return
