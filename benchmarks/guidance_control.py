@@ -61,7 +61,7 @@ def _base_at(config: Parameters, records: RecordTable, scales: list[float]) -> p
             {},
             Path(folder),
             batch_size=config.evaluation.batch_size,
-            facts={"controls": dict.fromkeys(spec.controls)},
+            conditions={"controls": dict.fromkeys(spec.controls)},
             controls=spec.controls,
         )
 

@@ -69,7 +69,7 @@ def main() -> None:
         def evaluate() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 sampler = {"rollout": config.sampling.rollout}
-                table = generate_and_score(image, rewards, requests, sampler, Path(folder), batch_size=4, facts={})
+                table = generate_and_score(image, rewards, requests, sampler, Path(folder), batch_size=4, conditions={})
                 totals.append(table["total"].tolist())
 
         table = Table()

@@ -26,9 +26,9 @@ def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]
     scorer = RewardSet({"brightness": (brightness, 1.0)})
     samplers = {"rollout": ROLLOUT, "eval": EVAL_SAMPLER}
     controls = {} if gain else {"eval steps=20": EVAL_SAMPLER.model_copy(update={"steps": 20})}
-    facts = {"seed": 0, "controls": {name: {} for name in controls}}
+    conditions = {"seed": 0, "controls": {name: {} for name in controls}}
     return generate_and_score(
-        Painter(gain), scorer, plan, samplers, folder, batch_size=8, facts=facts, controls=controls
+        Painter(gain), scorer, plan, samplers, folder, batch_size=8, conditions=conditions, controls=controls
     )
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.compare import check_facts, compare, compare_controls, join
+from visual_grpo.evaluation.compare import check_conditions, compare, compare_controls, join
 
 SETTINGS = {"bootstrap_samples": 200, "seed": 0}
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
@@ -163,7 +163,7 @@ def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
 
 def refusal(made: dict[str, Any], now: dict[str, Any]) -> list[str]:
     with pytest.raises(UserError) as caught:
-        check_facts(made, now)
+        check_conditions(made, now)
     first, *differences, remedy = str(caught.value).splitlines()
     assert first == "the baseline does not pair with this run:"
     assert "kedro run --pipeline=baseline" in remedy
@@ -173,7 +173,7 @@ def refusal(made: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences() -> None:
     made = {"seed": 0, "sampling": {"eval": {"steps": 10, "top_p": None}, "rollout": {"steps": 4}}, "old": 1}
     now = {"seed": 0, "sampling": {"eval": {"steps": 20, "top_p": None}}, "new": None}
-    check_facts(made, made)
+    check_conditions(made, made)
     assert refusal(made, now) == [
         "  sampling.eval.steps: 10 in the baseline, 20 now",
         "  sampling.rollout: set in the baseline, not set now",
@@ -196,14 +196,14 @@ def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
 def test_a_baseline_of_more_samples_has_those_that_are_asked_for(made, now, pairs: bool) -> None:
     before, after = ({"evaluation": {"images_per_prompt": each, "max_prompts": most}} for each, most in (made, now))
     if pairs:
-        check_facts(before, after)
+        check_conditions(before, after)
     else:
         assert len(refusal(before, after)) == 1
 
 
 def test_controls_that_nobody_asks_for_any_more_are_no_difference() -> None:
     control = {"eval guidance_scale=3": {"steps": 10}}
-    check_facts({"controls": control}, {"controls": {}})
+    check_conditions({"controls": control}, {"controls": {}})
     assert refusal({"controls": {}}, {"controls": control}) == [
         "  controls.eval guidance_scale=3: not set in the baseline, set now"
     ]

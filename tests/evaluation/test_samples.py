@@ -43,7 +43,9 @@ def made(
 ) -> pd.DataFrame:
     """Scores at the eval sampler, read from their file."""
     samplers = {"eval": EVAL_SAMPLER}
-    generate_and_score(policy or Painter(), judge or scorer(), asked, samplers, folder, batch_size=batch_size, facts={})
+    generate_and_score(
+        policy or Painter(), judge or scorer(), asked, samplers, folder, batch_size=batch_size, conditions={}
+    )
     return read_scores(folder)
 
 
@@ -51,9 +53,9 @@ def paint(folder: Path, batch_size: int = 4, advance: Callable[..., object] | No
     """Of two splits at two samplers."""
     splits = {"held_out": records("held_out", 3), "eval": records("eval", 2)}
     plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
-    facts = {"seed": 0}
+    conditions = {"seed": 0}
     return generate_and_score(
-        Painter(), scorer(), plan, SAMPLERS, folder, batch_size=batch_size, facts=facts, advance=advance
+        Painter(), scorer(), plan, SAMPLERS, folder, batch_size=batch_size, conditions=conditions, advance=advance
     )
 
 

@@ -16,7 +16,7 @@ from tests.training.test_run_toys import TokenModel, token_run
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
-from visual_grpo.grpo.checkpoint import FACTS, SUMS, _line
+from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line
 from visual_grpo.training import resuming
 from visual_grpo.training.resuming import Origin, mark_finished, why_another
 from visual_grpo.training.run import Callbacks, TrainingRun, check_resumable
@@ -208,7 +208,7 @@ def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
     run = resuming.origin("auto", tmp_path / "checkpoints")
     assert run is not None
     parts = {**run.parameters, "distributed": {"processes": 2, "sharded": True}}
-    in_parts = Origin(checkpoint=run.checkpoint, facts={**run.facts, "parameters": parts})
+    in_parts = Origin(checkpoint=run.checkpoint, metadata={**run.metadata, "parameters": parts})
     alone = validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1}})).distributed
     assert (alone.processes, alone.sharded) == (1, False)
     assert validate(resuming.parameters_of_run(in_parts, {})).distributed.sharded
@@ -222,9 +222,9 @@ COMPUTED: dict[str, str] = {"source.digest": "a", "numerics": "torch 1"}
 def note_lineage(folder: Path, **changes: Any) -> None:
     """As the train pipeline has it in its checkpoints."""
     for path in (folder / "checkpoints").glob("step-*"):
-        facts = json.loads((path / FACTS).read_text()) | {"lineage": COMPUTED} | changes
-        (path / FACTS).write_text(json.dumps(facts))
-        (path / SUMS).write_text("".join(_line(path / name) for name in (FACTS, "state.safetensors")))
+        facts = json.loads((path / METADATA).read_text()) | {"lineage": COMPUTED} | changes
+        (path / METADATA).write_text(json.dumps(facts))
+        (path / SUMS).write_text("".join(_line(path / name) for name in (METADATA, "state.safetensors")))
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ def file_digest(file: Path) -> str:
 
 def digest_once(file: Path) -> str:
     """`file_digest`, read once in a process while the file's size and time of change stay."""
-    facts = file.stat()
-    return _digest(file.resolve(), facts.st_size, facts.st_mtime_ns)
+    stat = file.stat()
+    return _digest(file.resolve(), stat.st_size, stat.st_mtime_ns)
 
 
 @cache

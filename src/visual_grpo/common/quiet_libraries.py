@@ -27,6 +27,7 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # Read when torch is imported.
 }
 
 _QUIET = (

@@ -69,7 +69,6 @@ class PlanConfig(Strict):
     gpu: Name | None = Field(
         None, description="a card, such as L4, RTX 4090, L40S, A100 80GB or H100; null = the smallest that fits"
     )
-    price_per_hour: float | None = Field(None, ge=0, description="of one card; null = no cost is given")
     prompt_words: int = Field(64, ge=1, le=2048, description="length of the prompts; a word is about a token")
     tables: bool = Field(False, description="print every phase, not only the answer; plan.json always has all")
 

@@ -166,7 +166,7 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
         raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {draw_again()}")
 
 
-def check_facts(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
+def check_conditions(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
     """Raises UserError if the baseline was made under other conditions; names each difference and the remedy.
 
     A baseline with more samples or more controls than are asked for pairs too.
@@ -237,7 +237,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], section: str
             yield f"{section}{key}: {_shown(key, before)} in the baseline, {_shown(key, now)} now"
 
 
-def _shown(key: str, facts: Mapping[str, Any]) -> str:
-    if key not in facts:
+def _shown(key: str, conditions: Mapping[str, Any]) -> str:
+    if key not in conditions:
         return "not set"
-    return "set" if isinstance(facts[key], Mapping) else repr(facts[key])
+    return "set" if isinstance(conditions[key], Mapping) else repr(conditions[key])

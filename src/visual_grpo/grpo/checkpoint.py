@@ -23,8 +23,8 @@ from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import flush, fresh_folder, replace_folder
 
-STATE, FACTS, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
-FILES = (FACTS, STATE)
+STATE, METADATA, SUMS = "state.safetensors", "facts.json", "SHA256SUMS"
+FILES = (METADATA, STATE)
 """All files of a checkpoint but `SUMS`, which has a line for each, as `sha256sum -c` reads it."""
 PREFIX = "step-"
 _NAME = re.compile(rf"{PREFIX}(\d+)")
@@ -35,7 +35,7 @@ class DamagedCheckpointError(UserError):
 
 
 def save_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], *, keep: int = 2
+    folder: Path, step: int, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any], *, keep: int = 2
 ) -> Path:
     """Writes the checkpoint of `path_of`, which it returns; keeps the ``keep`` newest."""
     written = path_of(folder, step)
@@ -47,7 +47,7 @@ def save_checkpoint(
         # Clones, because safetensors refuses tensors that share memory.
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, fresh / STATE)
         # In their order, which is that of the columns of training.csv.
-        (fresh / FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        (fresh / METADATA).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
         (fresh / SUMS).write_text("".join(_line(fresh / name) for name in FILES), encoding="utf-8")
         for file in fresh.iterdir():
             flush(file)
@@ -99,19 +99,19 @@ def damage(path: Path) -> str | None:
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of one checkpoint folder. Raises DamagedCheckpointError if a file is not what was written."""
-    facts = load_facts(path)
-    return load_file(path / STATE), facts
+    """Tensors and metadata of a checkpoint folder. Raises DamagedCheckpointError if a file is not what was written."""
+    metadata = load_metadata(path)
+    return load_file(path / STATE), metadata
 
 
-def load_facts(path: Path) -> dict[str, Any]:
+def load_metadata(path: Path) -> dict[str, Any]:
     """Facts of one checkpoint folder. Raises DamagedCheckpointError if any of its files is not what was written."""
     if fault := damage(path):
         raise DamagedCheckpointError(
             f"The checkpoint {path} is damaged: {fault}. resume={path.parent} takes the newest intact one."
         )
-    facts: dict[str, Any] = json.loads((path / FACTS).read_text(encoding="utf-8"))
-    return facts
+    metadata: dict[str, Any] = json.loads((path / METADATA).read_text(encoding="utf-8"))
+    return metadata
 
 
 def tensors_under(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ def tensors_under(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """States of torch's, Python's and NumPy's own generators, as tensors and as JSON facts.
+    """States of torch's, Python's and NumPy's own generators, as tensors and as JSON metadata.
 
     The trainer owns its generator; these are the ones that a reward or a library may draw from.
     """
@@ -133,15 +133,15 @@ def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {"python": random.getstate(), "numpy": numpy_state}
 
 
-def restore_random_states(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def restore_random_states(tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Puts every generator back to what ``random_states`` saw."""
     torch.set_rng_state(tensors["rng/torch"])
     for device in range(torch.cuda.device_count()):
         if f"rng/cuda{device}" in tensors:
             torch.cuda.set_rng_state(tensors[f"rng/cuda{device}"], device)
-    version, internal, gauss = facts["python"]
+    version, internal, gauss = metadata["python"]
     random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(facts["numpy"])
+    np.random.set_state(metadata["numpy"])
 
 
 def newest_intact(folder: Path) -> Path | None:

@@ -175,15 +175,15 @@ class GRPOTrainer(Generic[T]):
         return metrics, None
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns what a bit-exact continuation needs between two steps: tensors, and facts that are JSON."""
+        """Returns what a bit-exact continuation needs between two steps: tensors, and metadata that are JSON."""
         tensors = {f"adapter/{k}": v for k, v in self.policy.adapter_state_dict().items()}
-        moments, facts = self.optimizer.state()
+        moments, metadata = self.optimizer.state()
         tensors |= {f"optimizer/{k}": v for k, v in moments.items()}
         tensors["rng/trainer"] = self.generator.get_state()
-        return tensors, {"step": self.step, "positions": self.positions} | facts
+        return tensors, {"step": self.step, "positions": self.positions} | metadata
 
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         self.policy.load_adapter_state_dict(tensors_under("adapter", tensors))
-        self.optimizer.load_state(tensors_under("optimizer", tensors), facts)
+        self.optimizer.load_state(tensors_under("optimizer", tensors), metadata)
         self.generator.set_state(tensors["rng/trainer"])
-        self.step, self.positions = facts["step"], dict(facts["positions"])
+        self.step, self.positions = metadata["step"], dict(metadata["positions"])

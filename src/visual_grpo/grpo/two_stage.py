@@ -36,16 +36,16 @@ class StagesTrainer(ABC):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns `GRPOTrainer.state` of every module."""
         tensors: dict[str, Tensor] = {}
-        facts: dict[str, Any] = {"step": self.step}
+        metadata: dict[str, Any] = {"step": self.step}
         for module, trainer in self.modules.items():
-            parts, facts[module] = trainer.state()
+            parts, metadata[module] = trainer.state()
             tensors |= {f"{module}/{name}": value for name, value in parts.items()}
-        return tensors, facts
+        return tensors, metadata
 
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         for module, trainer in self.modules.items():
-            trainer.load_state(tensors_under(module, tensors), facts[module])
-        self.step = facts["step"]
+            trainer.load_state(tensors_under(module, tensors), metadata[module])
+        self.step = metadata["step"]
 
     def _taken(self, taken: Mapping[str, StepMetrics], samples: int) -> StepMetrics:
         """Counts a step; every module's metrics under its name, and what they have in common.
@@ -116,13 +116,13 @@ class JointTrainer(StagesTrainer):
             yield self._take_step(chosen)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, facts = super().state()
-        return tensors | {"rng/joint": self.generator.get_state()}, facts | {"positions": self.positions}
+        tensors, metadata = super().state()
+        return tensors | {"rng/joint": self.generator.get_state()}, metadata | {"positions": self.positions}
 
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        super().load_state(tensors, facts)
+    def load_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+        super().load_state(tensors, metadata)
         self.generator.set_state(tensors["rng/joint"])
-        self.positions = dict(facts["positions"])
+        self.positions = dict(metadata["positions"])
 
     def _take_step(self, prompts: Sequence[PromptRecord]) -> StepMetrics:
         clock = Clock(device=str(next(iter(self.modules.values())).device))

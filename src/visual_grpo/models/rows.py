@@ -10,7 +10,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.grpo.distributed.ranks import current_share
+from visual_grpo.grpo.distributed import ranks
 
 
 def repeated(records: Sequence[PromptRecord], times: int) -> list[PromptRecord]:
@@ -66,7 +66,6 @@ def random_seeds(count: int, generator: torch.Generator) -> list[int]:
 
     Of a rollout that several ranks share, all seeds are drawn, and this rank's are returned.
     """
-    share = current_share()
-    start, size, total = (0, count, count) if share is None else (part * count // share[1] for part in share)
+    start, size, total = (part * count // ranks.share[1] for part in ranks.share) if ranks.share else (0, count, count)
     seeds: list[int] = torch.randint(SEED_RANGE, (total,), generator=generator).tolist()
     return seeds[start : start + size]

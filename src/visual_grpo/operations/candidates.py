@@ -121,7 +121,7 @@ def draw_model(
             {EVAL_SAMPLER: sampler},
             folder,
             batch_size=settings.batch_size,
-            facts={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},
+            conditions={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},
             advance=bar.advance,
         )
 

@@ -1,15 +1,12 @@
-"""Measures steps of a training on a GPU: time, memory and host waits of each phase."""
+"""Measures steps of a training on a GPU: time and memory of each phase."""
 
 from __future__ import annotations
 
 import gc
 import time
 import traceback
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +36,7 @@ def measure(config: Parameters) -> dict[str, Any]:
         steps = trainer.fit(records)
         for _ in range(config.grpo.steps):
             watch = Stopwatch(device)
-            with host_waits(device) as waits, phases_of(watch, trainer):
+            with phases_of(watch, trainer):
                 step = next(steps)
                 watch.stop()
             metrics.append({name: value for name, value in step.values.items() if name.startswith(_KEPT)})
@@ -49,7 +46,6 @@ def measure(config: Parameters) -> dict[str, Any]:
         "phases": {name: {"seconds": row.seconds, "peak_gb": row.peak / 1e9} for name, row in watch.phases.items()},
         "step_seconds": sum(row.seconds for row in watch.phases.values()),
         "peak_gb": max(row.peak for row in watch.phases.values()) / 1e9,
-        "host_waits": dict(waits.most_common()),
         "metrics": metrics,
         "samples": len(step.samples),
     }
@@ -88,25 +84,6 @@ class Stopwatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
-
-
-@contextmanager
-def host_waits(device: torch.device) -> Iterator[Counter[str]]:
-    """Source line -> how often CUDA made the host wait there, filled at the end; hides warnings meanwhile."""
-    found: Counter[str] = Counter()
-    if device.type != "cuda":
-        yield found
-        return
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield found
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    for warning in told:
-        if "synchronizing CUDA" in str(warning.message):
-            found[f"{'/'.join(Path(warning.filename).parts[-3:])}:{warning.lineno}"] += 1
 
 
 def single_module(config: Parameters, module: str) -> Parameters:

@@ -36,9 +36,9 @@ def draw_trained(
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(parameters, starter_report["model"])
-    facts = conditions(parameters, spec, starter_report, records)
+    present = conditions(parameters, spec, starter_report, records)
     training = read_facts(adapters)
-    compare.check_facts(read_scores(baseline).attrs["facts"], facts, training.get("mlflow_run_id"))
+    compare.check_conditions(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
     compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
     generate_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return trained_draft
@@ -52,8 +52,8 @@ def compare_with_baseline(
     samples, seed = settings.bootstrap_samples, settings.seed
     entries = compare.compare(before, after, bootstrap_samples=samples, seed=seed)
     controls = compare.compare_controls(before, after, bootstrap_samples=samples, seed=seed)
-    facts = after.attrs["facts"]
-    codes = {name: reward["code"] for name, reward in facts["rewards"].items() if "code" in reward}
+    drawn = after.attrs["facts"]
+    codes = {name: reward["code"] for name, reward in drawn["rewards"].items() if "code" in reward}
     training = read_facts(adapters)
     notes = [*alarm_notes(training), *judged_by_other_code(training, codes)]
     headline = summarise(entries, controls, notes=notes)
@@ -63,7 +63,7 @@ def compare_with_baseline(
         "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
         "modules": modules_of(adapters),
         "training": training,
-        "conditions": facts,
+        "conditions": drawn,
         "rewards": entries,
         "controls": controls,
     }

@@ -88,12 +88,10 @@ def phase_rows(case: Mapping[str, Any]) -> list[list[Any]]:
 
 
 def case_facts(case: Mapping[str, Any]) -> dict[str, float | str]:
-    """Returns weights, speed, host waits, and the metrics of the first step."""
-    planned = sum(row["host_waits"] for row in case["plan"].get("step", ()))
+    """Returns weights, speed, and the metrics of the first step."""
     facts = {
         "weights": f"{case['source']}, loaded in {case['loading_seconds']:.0f} s",
         "samples a second": case["samples"] / case["step_seconds"],
-        "host waits": f"{sum(case['host_waits'].values())}, planned {planned}",
     }
     if "tokens" in case["phases"]:
         tokens = case["samples"] * case["metrics"][-1]["tokens_per_sample"]

@@ -18,7 +18,7 @@ from visual_grpo.config.presets import pinned
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.compare import check_facts
+from visual_grpo.evaluation.compare import check_conditions
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
@@ -52,7 +52,7 @@ def train(
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_another_origin(origin, known)
     present = conditions(parameters, spec, starter_report, records)
-    check_facts(read_scores(baseline).attrs["facts"], present)
+    check_conditions(read_scores(baseline).attrs["facts"], present)
     scorer = components.build_scorer(parameters, spec.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,11 @@ from visual_grpo.common import console
 from visual_grpo.common.device import device_kind
 from visual_grpo.common.digests import option_files
 from visual_grpo.common.importing import code_digest
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.samples import SPLITS, generate_and_score, held_out, plan_images
+from visual_grpo.evaluation.samples import SPLITS, Request, generate_and_score, generate_batches, held_out, plan_images
 from visual_grpo.grpo.distributed import launch, ranks
-from visual_grpo.grpo.distributed.policy import follow_generation, lead_generation
-from visual_grpo.models.model import Model
+from visual_grpo.grpo.distributed.policy import DistributedModel
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 from visual_grpo.training import components
@@ -48,32 +47,42 @@ def generate_samples(
         max_prompts=config.evaluation.max_prompts,
     )
     controls = spec.controls if adapters is None else {}
-    count = len(requests) * len(spec.samplers) + len(held_out(requests)) * len(controls)
+    asked = [requests] * len(spec.samplers) + [held_out(requests)] * len(controls)
+    batches = list(zip([*spec.samplers.values(), *controls.values()], asked, strict=True))
+    model = starter_report["model"]
     with (
-        launch.running_ranks(config, generate_on_rank, model=starter_report["model"], adapters=adapters),
-        console.progress(title, count) as bar,
-        lead_generation(_load(config, starter_report["model"], adapters)) as model,
+        launch.running_ranks(config, generate_on_rank, model=model, adapters=adapters, batches=batches),
+        console.progress(title, sum(map(len, asked))) as bar,
     ):
         generate_and_score(
-            model,
+            _load(config, model, adapters),
             scorer,
             requests,
             spec.samplers,
             folder,
-            batch_size=config.evaluation.batch_size * config.distributed.processes,
+            batch_size=_batch_size(config),
             controls=controls,
-            facts=conditions(config, spec, starter_report, records),
+            conditions=conditions(config, spec, starter_report, records),
             advance=bar.advance,
         )
 
 
-def generate_on_rank(config: Parameters, model: str, adapters: Path | None) -> None:
-    """Follows rank 0 while it draws a baseline or an evaluation."""
-    follow_generation(_load(config, model, adapters))
+def generate_on_rank(
+    config: Parameters, model: str, adapters: Path | None, batches: Sequence[tuple[SamplerConfig, Sequence[Request]]]
+) -> None:
+    """Generates this rank's part of a baseline or an evaluation, which rank 0 scores and saves."""
+    loaded = _load(config, model, adapters)
+    for sampler, requests in batches:
+        for _ in generate_batches(loaded, requests, sampler, _batch_size(config)):
+            pass
 
 
-def _load(config: Parameters, model: str, adapters: Path | None) -> Model:
-    return ranks.run_on_all(lambda: components.build_model(config, model, adapters))
+def _load(config: Parameters, model: str, adapters: Path | None) -> DistributedModel:
+    return DistributedModel(ranks.run_on_all(lambda: components.build_model(config, model, adapters)))
+
+
+def _batch_size(config: Parameters) -> int:
+    return config.evaluation.batch_size * config.distributed.processes
 
 
 def conditions(

@@ -39,20 +39,20 @@ class Origin:
     """A run that is to go on."""
 
     checkpoint: Path
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return dict(self.facts["parameters"])
+        return dict(self.metadata["parameters"])
 
     @property
     def mlflow_run_id(self) -> str | None:
-        return self.facts["mlflow_run_id"]
+        return self.metadata["mlflow_run_id"]
 
     @property
     def lineage(self) -> dict[str, str]:
         """Command, commit and versions of the training so far."""
-        return dict(self.facts["lineage"])
+        return dict(self.metadata["lineage"])
 
 
 def origin(resume: str, folder: Path) -> Origin | None:
@@ -68,7 +68,7 @@ def origin(resume: str, folder: Path) -> Origin | None:
         return None
     named = _named(resume, folder)
     path = named if _is_one(named) else checkpoint.newest_intact(named)
-    return None if path is None else Origin(path, checkpoint.load_facts(path))
+    return None if path is None else Origin(path, checkpoint.load_metadata(path))
 
 
 def _named(resume: str, folder: Path) -> Path:
@@ -157,7 +157,7 @@ def training_identity(
 
 def refuse_another_origin(run: Origin, identity: Mapping[str, str]) -> None:
     """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
-    if changed := _changes(run.facts["identity"], identity):
+    if changed := _changes(run.metadata["identity"], identity):
         raise UserError(
             f"The checkpoint {run.checkpoint} was made with another {', '.join(changed)}: going on would mix two runs."
             " Put that back as it was, or start at step 1 without resume."
@@ -204,16 +204,16 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
     finished = folder / FINISHED
     if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
         return f"the training of the checkpoints in {folder} is finished"
-    different = ", ".join(_differences(checkpoint.load_facts(newest), config, identity, computed))
+    different = ", ".join(_differences(checkpoint.load_metadata(newest), config, identity, computed))
     return f"the checkpoints in {folder} are of a training with another {different}" if different else None
 
 
 def _differences(
-    facts: Mapping[str, Any], config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]
+    metadata: Mapping[str, Any], config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]
 ) -> Iterator[str]:
-    yield from _changes(cache_key("train", facts["parameters"]), cache_key("train", config.public()))
-    yield from _differing(facts["identity"], identity)
-    lineage = facts.get("lineage", {})
+    yield from _changes(cache_key("train", metadata["parameters"]), cache_key("train", config.public()))
+    yield from _differing(metadata["identity"], identity)
+    lineage = metadata.get("lineage", {})
     for name, value in computed.items():
         if lineage.get(name) != value or f"resumed.{name}" in lineage:
             yield MEANING[name]

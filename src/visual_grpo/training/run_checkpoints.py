@@ -101,14 +101,14 @@ class RunCheckpoints:
         if ranks.rank():
             return
         began = time.monotonic()
-        state, trainer_facts = self.trainer.state()
+        state, trainer_metadata = self.trainer.state()
         tensors = {f"trainer/{name}": value for name, value in state.items()}
         tensors |= {f"ema/{name}": value for name, value in self.average.state().items()}
         tensors |= {f"best/{name}": value for name, value in self.progress.best_adapter.items()}
-        random_tensors, random_facts = checkpoint.random_states()
-        facts = {
-            "trainer": trainer_facts,
-            "random": random_facts,
+        random_tensors, random_metadata = checkpoint.random_states()
+        metadata = {
+            "trainer": trainer_metadata,
+            "random": random_metadata,
             "progress": {name: value for name, value in vars(self.progress).items() if name != "best_adapter"},
             "parameters": self.config.public(),
             "identity": dict(self.identity),
@@ -118,7 +118,7 @@ class RunCheckpoints:
         keep = self.config.tracking.keep_checkpoints
         written = checkpoint.path_of(self.folder, self.trainer.step)
         try:
-            checkpoint.save_checkpoint(self.folder, self.trainer.step, tensors | random_tensors, facts, keep=keep)
+            checkpoint.save_checkpoint(self.folder, self.trainer.step, tensors | random_tensors, metadata, keep=keep)
         finally:  # Ctrl-C may come when it is there, and before its folder is flushed.
             self.newest = written if written.is_dir() else self.newest
         self._saved_step, self._saved_time = self.trainer.step, time.monotonic()
@@ -140,11 +140,11 @@ class RunCheckpoints:
     def _load(self, origin: resuming.Origin, tensors: Mapping[str, Tensor]) -> None:
         resuming.refuse_changes(origin, self.config)
         resuming.refuse_another_origin(origin, self.identity)
-        facts = origin.facts
-        vars(self.progress).update(facts["progress"], best_adapter=tensors_under("best", tensors))
-        self.trainer.load_state(tensors_under("trainer", tensors), facts["trainer"])
+        metadata = origin.metadata
+        vars(self.progress).update(metadata["progress"], best_adapter=tensors_under("best", tensors))
+        self.trainer.load_state(tensors_under("trainer", tensors), metadata["trainer"])
         self.average.load_state(tensors_under("ema", tensors))
-        checkpoint.restore_random_states(tensors, facts["random"])
+        checkpoint.restore_random_states(tensors, metadata["random"])
 
     def _take_over(self, origin: Path, note: Callable[[str], None]) -> None:
         """Makes ``origin`` the newest checkpoint of this run's folder."""

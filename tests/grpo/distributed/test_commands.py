@@ -64,7 +64,7 @@ def test_whatever_ends_one_process_ends_all_and_the_training_goes_on_with_anothe
             ((_, said[end]),) = running.ended(30)
             print(end, f"all had ended after {time.monotonic() - began:.1f} s")  # noqa: T201
             assert first.returncode == {"other": 1, "first": -signal.SIGKILL, "Ctrl-C": 130}[end]
-    assert "was ended by SIGKILL" in said["other"].strip().splitlines()[-1]
+    assert "terminated with signal SIGKILL" in said["other"].strip().splitlines()[-1]
     for processes in (1, 3):
         steps = max(int(file.name.split("-")[1]) for file in checkpoints.glob("step-*")) + 1
         more = f"{LONG},resume=auto,grpo.steps={steps},distributed.processes={processes}"

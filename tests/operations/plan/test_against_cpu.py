@@ -115,11 +115,10 @@ def test_two_tokens_count_as_all_of_them(environment, pipeline_folder, tmp_path)
             planned.model.generate(records, [0, 1], config.sampling.rollout)
         counted.append(meter)
     real, short = (sum_of(meter) for meter in counted)
-    assert short["waits"] == pytest.approx(real["waits"], abs=2)
     assert short["kernels"] == pytest.approx(real["kernels"], rel=0.02)
     assert short["flops"] == pytest.approx(real["flops"], rel=0.1)
     assert counted[0].peak == pytest.approx(counted[1].peak, rel=0.05)
 
 
 def sum_of(meter: Meter) -> dict[str, float]:
-    return {name: sum(getattr(row, name) for row in meter.phases.values()) for name in ("waits", "kernels", "flops")}
+    return {name: sum(getattr(row, name) for row in meter.phases.values()) for name in ("kernels", "flops")}

@@ -22,7 +22,6 @@ from visual_grpo.operations.plan.report import (
     largest_batches,
     make_plan,
     phase_seconds,
-    run_seconds,
     smallest_card,
 )
 from visual_grpo.pipelines import plan as nodes
@@ -42,20 +41,8 @@ def test_the_longest_of_three_times_counts():
     assert seconds(1e15, 1e6, 10, dtype="float32") > 10 * seconds(1e15, 1e6, 10)
 
 
-def test_hours_are_those_of_everything_that_is_drawn():
-    config = parameters_of("glm_image", {"evaluation": {"batch_size": 4}, "distributed": {"processes": 2}})
-    plan = settings_of(config)
-    assert run_seconds(config, plan, 100.0, {"rollout": 1.0, "sde": 2.0, "eval": 4.0}) == {
-        "signal check": 3 * 100,
-        "steps": 400 * 100,
-        "evaluations while training": 8 * 16 / 4 / 2 * 4,
-        "baseline": 2 * 150 / 4 / 2 * 7,
-        "evaluate": 2 * 150 / 4 / 2 * 7,
-    }
-
-
-def test_a_card_is_found_however_it_is_spelled_and_an_unknown_one_is_told_with_all():
-    assert find_card("rtx4090") is find_card("4090") is find_card("RTX 4090")
+def test_a_card_is_found_by_its_name_and_an_unknown_one_is_told_with_all():
+    assert find_card("rtx 4090") is find_card("RTX 4090")
     with pytest.raises(UserError, match=r"no known card. Did you mean 'H100'\? Known: L4 \(22 GiB\), .*H200"):
         find_card("H10")
     assert smallest_card(23 * 10**9).name == "RTX 4090"
@@ -122,7 +109,7 @@ def tiny_sd3(folder: Path | str, **given: Any) -> Any:
         "sampling": {"rollout": {"steps": 2}, "eval": {"steps": 2}},
         "grpo": {"prompts_per_step": 2, "group_size": 2, "micro_batch_size": 2},
         "evaluation": {"batch_size": 2, "prompts": 2, "max_prompts": None},
-        "plan": {"gpu": None, "price_per_hour": 2.0, "prompt_words": 5},
+        "plan": {"gpu": None, "prompt_words": 5},
     }
     return parameters_of("sd3", {**few, **given})
 
@@ -138,7 +125,6 @@ def test_the_answer_stands_in_the_first_lines_and_names_the_smallest_card(model,
     first, second, third, fourth = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{model} fits on 1 x L4: at most 0.")
     assert second.startswith("Estimated, confirmed by no GPU: ")
-    assert "cost" in second
     assert third.startswith("Largest batches, one changed at a time: grpo.micro_batch_size ")
     assert "--pipeline=gpu_check" in fourth
     nodes.plan_training(tiny_sd3(model, plan={"tables": True}))
@@ -154,8 +140,6 @@ def test_every_process_needs_memory_of_the_host(model, plan):
     assert 2 * elements < two["host_gb"] < 4 * elements, "pinned in powers of two"
     assert two["copied_from_host_gb"] > 0
     assert two["peak_gb"] < plan["peak_gb"]
-    waiting = "host waits are told by the line that asked, not by the meter"
-    assert not any(line.startswith("operations/plan/") for line in plan["host_waits"]), waiting
 
 
 def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):

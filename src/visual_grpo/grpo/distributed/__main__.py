@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.config import command
 
-_LAUNCHER = ["torchrun", "OPTIONS", "-m", "visual_grpo.grpo.distributed"]
-
 
 def _run() -> None:
     from kedro.framework.cli.utils import find_run_command
     from kedro.framework.project import configure_project
 
+    from visual_grpo.grpo.distributed import launch
+
     configure_project("visual_grpo")
-    find_run_command("visual_grpo")(sys.argv[2:])
+    launch.launched_by_torchrun(lambda: find_run_command("visual_grpo")(sys.argv[2:]))
 
 
 if __name__ == "__main__":
@@ -26,8 +25,6 @@ if __name__ == "__main__":
             "Error: expected, on each host, torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d"
             " --rdzv-endpoint=HOST:29400 -m visual_grpo.grpo.distributed run and the options of kedro run"
         )
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # Torch reads it when it is imported.
     quiet_libraries.silence_libraries()
-    command.use_launcher(_LAUNCHER)
-    launch = importlib.import_module("visual_grpo.grpo.distributed.launch")
-    launch.launched_by_torchrun(_run)
+    command.use_launcher(["torchrun", "OPTIONS", "-m", "visual_grpo.grpo.distributed"])
+    _run()

@@ -5,8 +5,7 @@ Shapes: B rows of a rollout, b of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +33,11 @@ def roll_out(
     def compute() -> Any:
         if not size:
             return None
-        with ranks.share(start, size, len(prompts)), torch.no_grad():
+        ranks.share = (start, size, len(prompts))
+        try:
             local.extend(draw(prompts[start : start + size]))
+        finally:
+            ranks.share = None
         return [replace(rollout, trajectory=None) for rollout in local], generator.get_state()
 
     answers = [answer for answer in ranks.all_gather(compute) if answer is not None]
@@ -63,27 +65,6 @@ class DistributedModel:
             lambda: list(self.local.generate(records[block], seeds[block], sampler)) if size else []
         )
         return [sample for part in parts for sample in part]
-
-
-class _LeadingModel(DistributedModel):
-    def generate(
-        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> Sequence[Sample]:
-        ranks.broadcast(lambda: (records, seeds, sampler))
-        return super().generate(records, seeds, sampler)
-
-
-@contextmanager
-def lead_generation(local: AdaptedModel) -> Iterator[DistributedModel]:
-    """Yields, on rank 0, a model whose samples all ranks draw; the others call `follow_generation`."""
-    yield _LeadingModel(local)
-    ranks.broadcast(lambda: None)
-
-
-def follow_generation(local: AdaptedModel) -> None:
-    """Draws this rank's share of whatever rank 0 draws, until its `lead_generation` ends."""
-    while (call := ranks.receive_broadcast()) is not None:
-        DistributedModel(local).generate(*call)
 
 
 class RankZeroScorer:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,7 +20,8 @@ R = TypeVar("R")
 TIMEOUT = timedelta(minutes=30)
 """After which a rank that does not answer counts as lost. Rank 0 may score for minutes while the others wait."""
 
-_share: tuple[int, int, int] | None = None
+share: tuple[int, int, int] | None = None
+"""During a rollout: where this rank's block of prompts starts, its size, and the number of all prompts."""
 
 
 def count() -> int:
@@ -43,14 +43,14 @@ def all_gather(compute: Callable[[], R]) -> list[R]:
     value: Any = None
     error: Exception | None = None
     try:
-        with sharding.serving_gathers():
-            value = compute()
+        value = compute()
     except LostRankError:
         raise
     except Exception as raised:
         error = raised
+    sharding.serve_gathers()
     answers: list[Any] = [None] * count()
-    _call(lambda: dist.all_gather_object(answers, (value, error and _sendable(error))))
+    collective(lambda: dist.all_gather_object(answers, (value, error and _sendable(error))))
     for number, (_, failed) in enumerate(answers):
         if failed is not None:
             raise error if error and number == rank() else failed
@@ -69,15 +69,10 @@ def broadcast(compute: Callable[[], R]) -> R:
     return all_gather(compute if rank() == 0 else lambda: None)[0]  # type: ignore[return-value]
 
 
-def receive_broadcast() -> Any:
-    """`broadcast` on another rank."""
-    return all_gather(lambda: None)[0]
-
-
 def all_reduce(values: torch.Tensor) -> None:
     """Sums ``values`` over the ranks, in place."""
     if count() > 1:
-        _call(lambda: dist.all_reduce(values))
+        collective(lambda: dist.all_reduce(values))
 
 
 def blocks(number: int, parts: int) -> list[tuple[int, int]]:
@@ -85,21 +80,6 @@ def blocks(number: int, parts: int) -> list[tuple[int, int]]:
     size, rest = divmod(number, parts)
     sizes = [size + (part < rest) for part in range(parts)]
     return [(sum(sizes[:part]), own) for part, own in enumerate(sizes)]
-
-
-@contextmanager
-def share(start: int, size: int, number: int) -> Iterator[None]:
-    """Makes a rollout in the block the part of ``size`` prompts from ``start`` on, of ``number`` (`models.rows`)."""
-    global _share
-    before, _share = _share, (start, size, number)
-    try:
-        yield
-    finally:
-        _share = before
-
-
-def current_share() -> tuple[int, int, int] | None:
-    return _share
 
 
 def _sendable(error: Exception) -> Exception:
@@ -113,9 +93,10 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-def _call(collective: Callable[[], object]) -> None:
-    """Runs in a thread, so that signals reach the main one while it waits."""
+def collective(call: Callable[[], object]) -> None:
+    """Runs ``call`` in a thread, so that signals reach the main one while it waits; raises LostRankError."""
     try:
-        in_thread(collective, "collective").result()
+        in_thread(call, "collective").result()
     except RuntimeError as error:
-        raise LostRankError(f"Another process of this command is gone: {str(error).splitlines()[0]}") from error
+        told = f"Another process of this command is gone: {str(error).splitlines()[0]}"
+        raise LostRankError(f"{told}. How it ended is in its own output.") from error

@@ -1,4 +1,4 @@
-"""Counts memory, operations and host waits by phase while a model runs on the meta device.
+"""Counts memory and operations by phase while a model runs on the meta device.
 
 Libraries read small integer tensors (positions, masks, counts, grids) on the host, and shapes follow from them.
 `HostValues` repeats each operation on CPU copies of them, which share memory where the tensors do.
@@ -6,13 +6,10 @@ Libraries read small integer tensors (positions, masks, counts, grids) on the ho
 
 from __future__ import annotations
 
-import sys
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -116,7 +113,7 @@ OUTSIDE = "other"
 """Phase of the work that belongs to no other."""
 aten = torch.ops.aten
 _VALUE_SHAPED = {aten.nonzero, aten._unique2, aten.unique_consecutive, aten.masked_select, aten.repeat_interleave}
-"""The shape of their result depends on values, so the host waits for it."""
+"""The shape of their result depends on values."""
 _INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 _ALLOCATIONS = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 
@@ -130,8 +127,6 @@ class Phase:
     seconds: float = 0.0
     rest: int = 0
     """Bytes that are left when the phase ends; what is above them grows with its batch."""
-    waits: float = 0.0
-    """How often the host waits for a value of the device."""
     kernels: float = 0.0
     flops: float = 0.0
     moved: float = 0.0
@@ -153,8 +148,6 @@ class Meter(TorchDispatchMode):
         self.weight = 1.0
         """Real operations that each counted one stands for."""
         self.phases: dict[str, Phase] = {}
-        self.waits: Counter[str] = Counter()
-        """Source line -> host waits."""
         self._values = values or HostValues()
         self._held: set[int] = set()
         self._path = [OUTSIDE]
@@ -192,11 +185,6 @@ class Meter(TorchDispatchMode):
         finally:
             self.weight = before
 
-    def wait(self, times: int = 1) -> None:
-        """Counts a wait of the host for the device."""
-        self.waits[_call_site()] += round(times * self.weight) or 1
-        self._row().waits += times * self.weight
-
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         inputs = _tensors_in((args, kwargs))
@@ -218,35 +206,29 @@ class Meter(TorchDispatchMode):
     def _run(self, function: Any, args: Any, kwargs: Any) -> Any:
         packet = function.overloadpacket
         if packet is aten._to_copy and torch.device(kwargs.get("device") or "meta").type == "cpu":
-            value, dtype = self._asked(args[0]), kwargs.get("dtype") or args[0].dtype
+            value, dtype = self._values.value(args[0]), kwargs.get("dtype") or args[0].dtype
             if value is None:
                 return torch.full(args[0].shape, args[0].dtype == torch.bool, dtype=dtype)
             return value.to(dtype, copy=True)
         if packet is aten._local_scalar_dense:
-            value = self._asked(args[0])
+            value = self._values.value(args[0])
             return args[0].dtype.is_floating_point * 0.0 if value is None else value.item()
         if packet is aten.equal:
-            first, second = self._asked(args[0]), self._values.value(args[1])
+            first, second = (self._values.value(tensor) for tensor in args[:2])
             return first is not None and second is not None and torch.equal(first, second)
         if packet in _VALUE_SHAPED:
-            self._asked(args[0])
             return self._values.shaped(function, args, kwargs)
         if packet in _INDEXED:
             args = (args[0], [number for index in args[1] for number in self._numbers(index)], *args[2:])
         return function(*args, **kwargs)
 
     def _numbers(self, index: Tensor | None) -> list[Tensor | None]:
-        """Replaces a mask by the positions of its true values, for which the host asks the device."""
+        """Replaces a mask by the positions of its true values."""
         if index is None or index.dtype != torch.bool:
             return [index]
-        value = self._asked(index) if index.is_meta else index
+        value = self._values.value(index)
         chosen = torch.ones(index.shape, dtype=torch.bool) if value is None else value
         return [self._values.on_device(number) for number in chosen.nonzero(as_tuple=True)]
-
-    def _asked(self, tensor: Tensor) -> Tensor | None:
-        """Returns values for which the host waits."""
-        self.wait()
-        return self._values.value(tensor)
 
     def _row(self) -> Phase:
         return self.phases.setdefault(self._path[-1], Phase())
@@ -271,7 +253,7 @@ def as_on_a_device() -> Iterator[None]:
         fused = aten._scaled_dot_product_flash_attention_for_cpu
         return fused(query, key, value, 0.0, causal, attn_mask=attn_mask, scale=scale)[0]
 
-    def read(data: Any) -> Any:  # As on a GPU, the host waits for each tensor of one number.
+    def read(data: Any) -> Any:
         if isinstance(data, list | tuple):
             return [read(each) for each in data]
         return data.item() if isinstance(data, Tensor) and not data.dim() else data
@@ -302,14 +284,3 @@ def _bytes_of(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
     """Each tensor once; an expanded one has no more bytes than its memory."""
     distinct = {id(tensor): tensor for tensor in (*inputs, *outputs)}.values()
     return sum(min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes()) for tensor in distinct)
-
-
-def _call_site() -> str:
-    """``models/tokens.py:87``, the line of this project that asked; else "autograd"."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        _, found, rest = frame.f_code.co_filename.rpartition("/visual_grpo/")
-        if found and not rest.startswith("operations/plan/"):
-            return f"{rest}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "autograd"

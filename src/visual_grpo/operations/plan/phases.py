@@ -125,8 +125,6 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
         def started(token_steps: Callable[..., Any]) -> Callable[..., Any]:
             def start(*given: Any) -> Any:
                 forward, each = token_steps(*given).next, length / runs
-                if model.ends:
-                    meter.wait((length - 1) // generation.EOS_CHECK_INTERVAL)
                 meter.weight *= each  # From here on all is done for each token, but one forward less.
 
                 def step(embeds: Tensor) -> Tensor:

@@ -67,17 +67,13 @@ CARDS = (
 
 
 def find_card(name: str) -> Card:
-    """Ignores case, blanks, hyphens and RTX. Raises UserError with the known names."""
+    """Ignores case. Raises UserError with the known names."""
     for card in CARDS:
-        if _plain(name) == _plain(card.name):
+        if name.lower() == card.name.lower():
             return card
     known = ", ".join(f"{card.name} ({card.memory:.0f} GiB)" for card in CARDS)
     hint = nearest_hint(name, [card.name for card in CARDS])
     raise UserError(f"plan.gpu is {name!r}, which is no known card.{hint} Known: {known}")
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("rtx")
 
 
 def smallest_card(peak: int) -> Card:
@@ -97,32 +93,10 @@ def seconds_of(meter: Meter, card: Card, dtype: str) -> float:
     return phases + meter.copied_from_host / HOST_BANDWIDTH
 
 
-def run_seconds(config: Parameters, plan: RunSpec, step: float, batch: Mapping[str, float]) -> dict[str, float]:
-    """Returns the seconds of each part of a run.
-
-    Args:
-        step: seconds of a step.
-        batch: seconds of ``evaluation.batch_size`` images, by sampler.
-    """
-    evaluation, steps = config.evaluation, config.grpo.steps
-    each = {name: seconds / evaluation.batch_size / config.distributed.processes for name, seconds in batch.items()}
-    # Records are not read, so a split is taken to have as many prompts as are drawn at most.
-    images = (evaluation.max_prompts or evaluation.prompts) * evaluation.images_per_prompt
-    judged = 2 * images * sum(each.values())
-    times = 1 if not evaluation.every else -(-steps // evaluation.every)
-    return {
-        "signal check": step * config.policy.signal_check.most(steps),
-        "steps": step * steps,
-        "evaluations while training": times * evaluation.prompts * each["eval"],
-        "baseline": judged + len(plan.controls) * images * each["eval"],
-        "evaluate": judged,
-    }
-
-
 def make_plan(parameters: Parameters) -> dict[str, Any]:
     """Returns the plan as JSON. Raises UserError for an unknown card or model, and for more cards than groups."""
-    settings, dtype = parameters.plan, parameters.model.dtype
-    card = find_card(settings.gpu) if settings.gpu else None
+    gpu, dtype = parameters.plan.gpu, parameters.model.dtype
+    card = find_card(gpu) if gpu else None
     config = _of_one_card(parameters)
     planned = planned_model(config)
     runner = DryRunner(config, planned)
@@ -137,31 +111,22 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     card = card or smallest_card(peak)
     batches = largest_batches(config, planned.spec, step, card.usable)
     seconds = seconds_of(step, card, dtype)
-    batch = {name: seconds_of(meter, card, dtype) for name, meter in evaluation.items()}
-    parts = run_seconds(parameters, planned.spec, seconds, batch)
-    hours, cards, price = sum(parts.values()) / 3600, config.distributed.processes, settings.price_per_hour
     return {
         "model": config.model.path or config.starter.model,
         "sizes_from": planned.source,
-        "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": cards},
+        "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": config.distributed.processes},
         "fits": peak <= card.usable,
         "peak_gb": peak / 1e9,
         "changes": changes(config, card, peak, step.peak, batches, len(planned.networks)),
-        "estimated": {
-            "step_seconds": seconds,
-            "seconds": parts,
-            "hours": hours,
-            "cost": None if price is None else hours * cards * price,
-        },
+        "estimated": {"step_seconds": seconds, "hours": seconds * config.grpo.steps / 3600},
         "largest_batches": batches,
-        "host_gb": cards * host_bytes(planned, dtype) / 1e9,
+        "host_gb": config.distributed.processes * host_bytes(planned, dtype) / 1e9,
         "parameters": {name: parameters_in(network) for name, network in runner.networks.items()},
         "trained_parameters": sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
         "weights_gb": runner.weights / 1e9,
         "copied_from_host_gb": step.copied_from_host / 1e9,
         "step": _phases(step, card, dtype),
         "evaluation": {name: _phases(meter, card, dtype) for name, meter in evaluation.items()},
-        "host_waits": dict(step.waits.most_common()),
     }
 
 
@@ -257,7 +222,6 @@ def _phases(meter: Meter, card: Card, dtype: str) -> list[dict[str, Any]]:
             "peak_gb": phase.peak / 1e9,
             "tflop": phase.flops / 1e12,
             "kernels": round(phase.kernels),
-            "host_waits": round(phase.waits),
             "seconds": phase_seconds(phase, card, dtype),
         }
         for name, phase in meter.phases.items()
@@ -271,11 +235,10 @@ def answer(plan: Mapping[str, Any]) -> list[str]:
     on = f"{card['count']} x {card['name']}: at most {plan['peak_gb']:.1f} GB of {card['usable_gb']:.1f} GB a card"
     if not plan["fits"]:
         return [f"{plan['model']} does not fit on {on}.", f"What would help: {'; '.join(plan['changes'])}"]
-    cost = "" if run["cost"] is None else f", cost {run['cost']:.0f} (plan.price_per_hour)"
     batches = (f"{name} {batch['largest']} (set: {batch['set']})" for name, batch in plan["largest_batches"].items())
     return [
         f"{plan['model']} fits on {on}; the host needs {plan['host_gb']:.1f} GB.",
-        f"Estimated, confirmed by no GPU: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h in all{cost}.",
+        f"Estimated, confirmed by no GPU: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h for all steps.",
         f"Largest batches, one changed at a time: {', '.join(batches)}.",
     ]
 
@@ -291,10 +254,6 @@ def show_tables(plan: Mapping[str, Any]) -> None:
     console.summary("Parameters", weights)
     phases = {"One step": plan["step"]}
     phases |= {f"One batch of the evaluation, sampler {name}": own for name, own in plan["evaluation"].items()}
-    columns = ["phase", "peak GB", "TFLOP", "kernels", "host waits", "seconds (estimated)"]
+    columns = ["phase", "peak GB", "TFLOP", "kernels", "seconds (estimated)"]
     for title, rows in phases.items():
         console.table(title, columns, [list(row.values()) for row in rows])
-    hours = {name: f"{part / 3600:.2f}" for name, part in plan["estimated"]["seconds"].items()}
-    console.summary("Estimated hours", hours)
-    waits = list(plan["host_waits"].items())[:6]
-    console.table("Where the host waits for the device most", ["source line", "times a step"], waits)
