@@ -67,8 +67,10 @@ def launched_by_torchrun(command: Callable[[], object]) -> None:
     """Called on all ranks of a torchrun: rank 0 runs ``command``, the others its jobs."""
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    _join()
-    _notice_lost_hosts()
+        _join()
+    else:
+        _join()
+        _notice_lost_hosts()
     if ranks.rank():
         _follow_rank_0()
         return
