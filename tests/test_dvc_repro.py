@@ -157,6 +157,6 @@ def test_another_environment_and_own_data_have_their_own_stages(project: Path) -
     assert repro(project, prepare)[0] == ["data_preparation"], "DVC sees the data"
     (project / "photos").rename(project / "pictures")
     change(file, {"data": {"path": "pictures"}})
-    _, said = repro(project, prepare, fails=True)
+    _, said = repro(project, "conf/mine/dvc.yaml:parameters", fails=True)
     assert "conf/mine/params.yaml was out of date, and is written now: give the command once more" in said
     assert repro(project, "dvc.yaml:baseline")[0] == [], "the default's stages are as they were"

@@ -65,11 +65,7 @@ def model_in(name: str, folder: Path) -> ComparedModel:
 def unseen(
     records: RecordTable, models: Sequence[ComparedModel], task: str, split: str = "held_out"
 ) -> list[PromptRecord]:
-    """Returns the records of ``split`` whose prompts no model has seen in its training.
-
-    Args:
-        task: the pipeline, for the messages.
-    """
+    """Returns the records of ``split`` whose prompts no model has seen in its training; ``task`` is the pipeline."""
     rows = new = list(records.split(split))
     for model in models:
         if model.folder is not None and (model.facts["data"] != records.digest or "start" in model.facts):
@@ -78,9 +74,8 @@ def unseen(
     shown = split.replace("_", "-")
     if not new:
         raise UserError(
-            f"{task}: each of the {len(rows)} {shown} prompts of these data was seen by one of the trainings, so there"
-            " is nothing to compare that neither has seen. Compare where one of them was trained: the same --env and"
-            " data.path."
+            f"{task}: each of the {len(rows)} {shown} prompts of these data was seen by one of the trainings. Compare"
+            " where one of them was trained: the same --env and data.path."
         )
     if len(new) < len(rows):
         console.note(f"Other data: compared on the {len(new)} of {len(rows)} {shown} prompts that neither has seen.")
@@ -106,10 +101,7 @@ def draw_model(
     *,
     split: str = "held_out",
 ) -> pd.DataFrame:
-    """Draws and scores the model's samples of the records, each of a distinct prompt.
-
-    ``facts`` name the base model and the trained modules.
-    """
+    """Generates and scores the model's samples of the records; ``facts`` name the base model and trained modules."""
     config = _sampled_alike(parameters, facts)
     settings, sampler = parameters.evaluation, parameters.sampling.eval
     asked = requests(records, settings.images_per_prompt, settings.seed, split)
@@ -161,14 +153,7 @@ def _reward_settings(config: Parameters, model: ComparedModel) -> dict[str, Any]
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return [f"{name}: {_shown(before.get(name))}, now {_shown(now.get(name))}" for name in names]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:12]}..."
+    return [f"{name}: {before.get(name)!s:.40}, now {now.get(name)!s:.40}" for name in names]
 
 
 def _sampled_alike(parameters: Parameters, facts: dict[str, Any]) -> Parameters:

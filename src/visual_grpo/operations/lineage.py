@@ -23,7 +23,7 @@ from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.operations.reproduction.worktree import RECORDS, check_commit, checked_out
+from visual_grpo.operations.reproduction.worktree import RECORDS, checked_out
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.adapter_lookup import DIGEST, SCHEME, find_adapters, find_version, training_run
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
@@ -31,31 +31,24 @@ from visual_grpo.tracking.registry import FROM_FACTS
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
 _VERSION = re.compile(r"[^/@]+(@[^/@]+|/\d+)")
-_FACTS = {"git.commit": "git.commit", **FROM_FACTS}
-"""Tag of a run or a registered version -> fact of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Adapters, with what their folder, the registry and MLflow say of them."""
+    """Adapters, with what the registry and MLflow say of them."""
 
     title: str
     adapters: Path
     facts: Mapping[str, Any]
-    """Their ``training.json``."""
     version_tags: Mapping[str, str] = field(default_factory=dict)
-    """Tags of the registered version; empty where none was named."""
+    """Empty where no registered version was named."""
     run_id: str | None = None
-    """The MLflow run of the training, where MLflow has it."""
+    """None where MLflow does not have the training's run."""
     run_tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_subject(named: str, latest: Path) -> Subject:
-    """Finds adapters by ``named``: ``NAME@ALIAS``, ``NAME/VERSION``, a run's id or name, a folder, ``latest``.
-
-    Raises:
-        UserError: there is no such thing, or it has no facts.
-    """
+    """Finds adapters by ``named``; raises UserError if there is no such thing, or it has no facts."""
     title, tags = named, {}
     if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
         version = find_version(SCHEME + named.removeprefix(SCHEME))
@@ -71,12 +64,11 @@ def find_subject(named: str, latest: Path) -> Subject:
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that the adapters come from."""
+    """One thing that the adapters come from; ``state`` is `OK`, `DIFFERS` or `UNKNOWN`."""
 
     what: str
     value: str
     state: str
-    """`OK`, `DIFFERS` or `UNKNOWN`."""
     why: str = ""
 
 
@@ -87,22 +79,17 @@ def lines(subject: Subject, project: Path) -> list[Line]:
         _weights(subject),
         *_run(subject),
         *_code(subject, project),
-        _data(subject, project),
-        *_dvc(subject, project),
+        _data(subject.facts, project),
+        *_dvc(subject.facts, project),
         _base(subject.facts, project),
-        *_start(subject.facts),
     ]
 
 
 def _version(subject: Subject) -> Iterator[Line]:
     tags = subject.version_tags
-    if not tags:
-        return
-    if DIGEST not in tags:
-        yield Line("version", subject.title, UNKNOWN, f"its tags have no {DIGEST}")
-    elif tags[DIGEST] != adapter_digest(subject.adapters):
+    if tags and tags.get(DIGEST) != adapter_digest(subject.adapters):
         yield Line("version", subject.title, DIFFERS, "its weights are not those that were registered")
-    else:
+    elif tags:
         yield _tags("version", subject.title, tags, subject.facts)
 
 
@@ -126,7 +113,8 @@ def _run(subject: Subject) -> Iterator[Line]:
 
 
 def _tags(what: str, value: str, tags: Mapping[str, str], facts: Mapping[str, Any]) -> Line:
-    other = [tag for tag, fact in _FACTS.items() if _contradicts(tags.get(tag), facts.get(fact))]
+    names = FROM_FACTS | {tag: tag for tag in facts if tag == "git.commit" or tag.startswith("dvc.")}
+    other = [tag for tag, name in names.items() if tag in tags and tags[tag] != str(facts.get(name, tags[tag]))]
     if other:
         return Line(what, value, DIFFERS, f"its tags {', '.join(other)} are not as in training.json")
     return Line(what, value, OK, "MLflow has the same")
@@ -139,10 +127,9 @@ def _code(subject: Subject, project: Path) -> Iterator[Line]:
         yield Line("commit", "-", UNKNOWN, "the training was started outside of a git repository")
         return
     try:
-        check_commit(project, commit)
         holders = git(project, "for-each-ref", "--contains", commit, "--format=%(refname:short)").splitlines()
-    except (UserError, ProgramError) as error:
-        yield Line("commit", commit, UNKNOWN, str(error).splitlines()[0])
+    except ProgramError as error:
+        yield Line("commit", commit, UNKNOWN, f"{error} (try: git fetch --all)")
         return
     if holders:
         yield Line("commit", commit, OK, f"in {', '.join(holders)}")
@@ -168,27 +155,19 @@ def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -
         return Line(what, value, DIFFERS, f"they do not apply: {error}")
 
 
-def _data(subject: Subject, project: Path) -> Line:
-    digest = str(subject.facts["data"])
-    tags = {"the version": subject.version_tags, "the run": subject.run_tags}
-    other = [who for who, known in tags.items() if _contradicts(known.get("dataset.digest"), digest)]
-    if other:
-        return Line("data", digest, DIFFERS, f"{' and '.join(other)} names other data")
-    manifest = project / subject.facts["parameters"]["output"] / RECORDS
+def _data(facts: Mapping[str, Any], project: Path) -> Line:
+    digest, manifest = str(facts["data"]), project / facts["parameters"]["output"] / RECORDS
     if manifest.is_file() and RecordTable(manifest).digest == digest:
         return Line("data", digest, OK, f"as {manifest.relative_to(project)} has it")
     why = "the prepared records are others now" if manifest.is_file() else f"{manifest} does not exist"
     return Line("data", digest, UNKNOWN, why)
 
 
-def _dvc(subject: Subject, project: Path) -> Iterator[Line]:
+def _dvc(facts: Mapping[str, Any], project: Path) -> Iterator[Line]:
     """Looks up each DVC hash in dvc.lock and ``*.dvc`` as they are or as a commit has them."""
-    of_version, now = dvc_hashes(subject.version_tags), recorded(project)
-    known = of_version | dvc_hashes(subject.facts)
+    known, now = dvc_hashes(facts), recorded(project)
     for path, digest in sorted(known.items()):
-        if _contradicts(of_version.get(path), digest):
-            yield Line(f"DVC {path}", digest, DIFFERS, "the version has another hash")
-        elif now.get(path) == digest:
+        if now.get(path) == digest:
             yield Line(f"DVC {path}", digest, OK, "as DVC records it")
         elif commit := _commit_with(project, digest):
             yield Line(f"DVC {path}", digest, OK, f"as commit {commit} records it; another now")
@@ -202,10 +181,9 @@ def _dvc(subject: Subject, project: Path) -> Iterator[Line]:
 
 def _commit_with(project: Path, digest: str) -> str:
     """Returns the newest commit that added or removed the hash; "" if there is none."""
-    try:
+    with suppress(ProgramError):
         return git(project, "log", "--all", "-1", "--format=%h", f"-S{digest}", "--", "dvc.lock", ":(glob)**/*.dvc")
-    except ProgramError:
-        return ""
+    return ""
 
 
 def _base(facts: Mapping[str, Any], project: Path) -> Line:
@@ -220,21 +198,9 @@ def _base(facts: Mapping[str, Any], project: Path) -> Line:
     return Line("base model", shown, OK, "digest of its files")
 
 
-def _start(facts: Mapping[str, Any]) -> Iterator[Line]:
-    if "start" in facts:
-        named = facts["parameters"]["train"]["start"]
-        yield Line("started from", f"{named} {facts['start'][:12]}", UNKNOWN, "kedro run --pipeline=reproduce finds it")
-
-
-def _contradicts(one: object, other: object) -> bool:
-    return one is not None and other is not None and str(one) != str(other)
-
-
 def main() -> int:
     """Prints the lineage; returns the exit code, 1 where something differs."""
-    parser = argparse.ArgumentParser(
-        prog="python -m visual_grpo.operations.lineage", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m visual_grpo.operations.lineage", description=__doc__)
     parser.add_argument("name", help="NAME@ALIAS, NAME/VERSION, a run's id or name, a folder of adapters, or latest")
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
     arguments, folder = parser.parse_args(), Path.cwd()

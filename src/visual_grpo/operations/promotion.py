@@ -32,10 +32,7 @@ from visual_grpo.operations.candidates import (
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
 
-HELD_OUT = "held_out"
-SPLITS = (HELD_OUT, SEALED)
-"""The gate's stages: sealed prompts, if there are any, are drawn only for what holds on the held-out ones."""
-CHAMPION, BASE_MODEL = "champion", "base model"
+HELD_OUT, CHAMPION, BASE_MODEL = "held_out", "champion", "base model"
 
 
 def find_candidate(parameters: Parameters) -> ComparedModel:
@@ -46,19 +43,12 @@ def find_candidate(parameters: Parameters) -> ComparedModel:
 
 
 def find_references(candidate: ComparedModel, champion: Registered | None) -> dict[str, ComparedModel]:
-    """Returns what the candidate is compared with: first the champion, if there is one.
-
-    Raises:
-        UserError: the champion is of another base model or task.
-    """
+    """Returns what the candidate is compared with, first the champion, which must be of its base model and task."""
     if champion is None:
         return {BASE_MODEL: BASE}
     model = model_in(f"champion {champion.version}", champion.adapters())
     now, before = (
-        {
-            "base model": str(facts.get("model_content") or facts["model_digest"])[:12],
-            "task": facts["parameters"]["data"]["task"],
-        }
+        (str(facts.get("model_content") or facts["model_digest"])[:12], facts["parameters"]["data"]["task"])
         for facts in (candidate.facts, model.facts)
     )
     if now != before:
@@ -96,24 +86,20 @@ def check_number_of_gates(parameters: Parameters, registry: Registry, digest: st
     asked = registry.gates_in_last_year(excluding=(digest, gate_settings(parameters)))
     if asked >= limit:
         raise UserError(
-            f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become"
-            f" {registry.name}@{registry.alias} within the last 365 days. Wait, or raise gates_per_year, which"
-            " asks for a larger gain."
+            f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become {registry.name}@"
+            f"{registry.alias} within the last 365 days. Wait, or raise gates_per_year, which asks for a larger gain."
         )
 
 
 def earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[str, Any]:
     """Returns the decision that made the candidate champion and keeps its report; empty if it is gone."""
     folder = Path(parameters.output) / "08_reporting"
-    try:
-        judgement = json.loads((folder / "judgement.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if judgement["candidate"]["digest"] != digest or not (folder / "promotion").is_dir():
+    file = folder / "judgement.json"
+    judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if judgement is None or judgement["candidate"]["digest"] != digest:
         return {}
     shutil.copytree(folder / "promotion", draft, dirs_exist_ok=True)
-    stages: dict[str, Any] = judgement["stages"]
-    return stages
+    return dict(judgement["stages"])
 
 
 def judge_stages(
@@ -123,14 +109,14 @@ def judge_stages(
     references: Mapping[str, ComparedModel],
     folder: Path,
 ) -> dict[str, Any]:
-    """Returns split -> decision, up to the first that does not hold.
+    """Returns split -> decision, up to the first that does not hold; all models get the same prompts and seeds.
 
-    Every model is drawn on the same prompts and seeds. The sealed records are checked even if they are not drawn.
+    Sealed prompts, if there are any, are drawn only for what holds on the held-out ones, but are checked before.
     """
     models, settings = {"candidate": candidate, **references}, parameters.promotion
     judged = {
         split: distinct_prompts(unseen(records, list(models.values()), "promote", split), settings.max_prompts)
-        for split in SPLITS
+        for split in (HELD_OUT, SEALED)
         if split == HELD_OUT or len(records.split(split))
     }
     scorer = shared_scorer(parameters, candidate.facts, list(itertools.chain(*judged.values())))
@@ -139,9 +125,8 @@ def judge_stages(
         groups = subgroups_of(chosen, settings.subgroups)
         scores = {}
         for name, model in models.items():
-            samples = _samples_folder(folder, split, name)
-            draw_model(parameters, model, model.facts or candidate.facts, chosen, scorer, samples, split=split)
-            scores[name] = read_scores(samples)
+            facts, samples = model.facts or candidate.facts, _samples_folder(folder, split, name)
+            scores[name] = draw_model(parameters, model, facts, chosen, scorer, samples, split=split)
         decision = decide(scores.pop("candidate"), scores, settings, groups)
         stages[split] = decision.as_json()
         if not decision.promoted:

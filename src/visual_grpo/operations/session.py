@@ -86,8 +86,5 @@ def expected_error(error: BaseException) -> BaseException | None:
     if fault:
         return UserError(fault)
     if isinstance(error, ConfigTypeError):
-        return UserError(
-            "--params or a file in conf/ has a list where a section is expected, or a section where a list is:"
-            f" OmegaConf says {str(error).splitlines()[0]!r}. A section has names, as in --params=evaluation.every=10"
-        )
+        return UserError(f"--params or conf/ has a list where a section is expected, or the reverse: {error}")
     return error if isinstance(error, EXPECTED) else None

@@ -18,14 +18,7 @@ from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import Judge, PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import (
-    ADJUSTED,
-    CHANGES,
-    FACTS,
-    HELD_OUT,
-    START_RUN,
-    read_facts,
-)
+from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
 from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.data.manifest import SEALED, RecordTable, read_seen, write_seen
 from visual_grpo.evaluation.alarm import picture_of
@@ -39,10 +32,8 @@ from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
 from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
-READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")
-"""Outputs of other pipelines that the training depends on."""
-_MOST_PICTURES = 8
-"""Pictures of an alarm."""
+READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")  # Of other pipelines.
+_MOST_PICTURES = 8  # Of an alarm.
 _AFTER = {
     "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
     "stop": "The training ends here.",
@@ -77,14 +68,11 @@ class TrainingCommand:
             if run.stopped_by is not None:
                 raise Stopped(run.stopped_by)
         except KeyboardInterrupt:
-            try:
-                self.tracker.end("KILLED")
-            finally:  # Another Ctrl-C ends the wait for MLflow.
-                console.note(_where_it_stopped(run))
+            console.note(_where_it_stopped(run))
             raise
         except Exception:
             if run.checkpoints.newest is not None:
-                console.note(_where_it_stopped(run, "Once the cause of the error is gone, go on with"))
+                console.note(_where_it_stopped(run))
             raise
         return progress
 
@@ -169,11 +157,9 @@ def complete_adapters(
     start: Path | None,
     changes: str,
 ) -> None:
-    """Writes the adapters with their facts, seen and held-out prompts, changes of the code and model card.
+    """Writes the adapters with their facts, seen and held-out prompts, uncommitted changes of the code and model card.
 
-    Args:
-        loading: trained module -> line that loads it without this package.
-        changes: uncommitted changes of the code; "" = none.
+    ``loading`` has for each trained module the line that loads it without this package.
     """
     run.write_adapters(folder)
     if changes:
@@ -198,7 +184,7 @@ def show_training(progress: Progress, steps: int) -> None:
     )
 
 
-def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
+def _where_it_stopped(run: TrainingRun) -> str:
     """Says where the last checkpoint of a stopped run is, and which command goes on from it."""
     command = Command.current()
     newest, folder = run.checkpoints.newest, run.checkpoints.folder
@@ -206,8 +192,8 @@ def _where_it_stopped(run: TrainingRun, and_now: str = "Go on with") -> str:
         return f"Stopped before the first checkpoint. Start again with: {command.for_pipeline('train')}"
     stopped = f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
     if is_stage_of_dvc():
-        return f"{stopped}{and_now} the command that called DVC: the stage goes on from the checkpoint."
-    return f"{stopped}{and_now}: {command.resuming(run.config.resume, folder)}"
+        return f"{stopped}Go on with the command that called DVC: the stage goes on from the checkpoint."
+    return f"{stopped}Go on with: {command.resuming(run.config.resume, folder)}"
 
 
 def _grid(

@@ -16,7 +16,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
 from visual_grpo.operations.preflight.check import _check_only_where, check, check_before_run
-from visual_grpo.operations.preflight.data import Traits
+from visual_grpo.operations.preflight.data import Findings
 
 PLAIN = PromptRecord(id="plain", prompt="a cat")
 QUOTED = PromptRecord(id="quoted", prompt='a sign that says "OPEN"')
@@ -77,10 +77,10 @@ def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used)
     ],
 )
 def test_a_preset_is_chosen_only_if_it_can_judge_every_record(records, preset):
-    traits = Traits("t2i")
+    findings = Findings("t2i")
     for record in records:
-        traits.add(record)
-    assert traits.preset() == preset
+        findings.add(record)
+    assert findings.preset() == preset
 
 
 def test_a_run_of_prepared_records_looks_at_them():
@@ -261,5 +261,5 @@ def test_a_gated_reward_has_weights_of_one_sign():
         if sign >= 0:
             _check_only_where(config, ["ar", "dit"])
             continue
-        with pytest.raises(UserError, match=r"rewards.easy.only_where.*ar 1, dit -0.5. Expected weights of one sign"):
+        with pytest.raises(UserError, match=r"rewards.easy.only_where.*\[1.0, -0.5\]. Expected weights of one sign"):
             _check_only_where(config, ["ar", "dit"])

@@ -10,7 +10,7 @@ import pytest
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.config.adapter_folder import weight_sums
-from visual_grpo.operations.reproduction.repeat import adapter_rows, identity_rows, metric_rows, tolerance_rows
+from visual_grpo.operations.reproduction.repeat import adapter_rows, identity_rows, metric_row, tolerance_rows
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -45,15 +45,13 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "run", tmp_path / "here"
 
 
-def test_adapters_are_compared_bit_for_bit_and_an_edited_one_is_told(folders: tuple[Path, Path]) -> None:
+def test_adapters_are_compared_bit_for_bit(folders: tuple[Path, Path]) -> None:
     run, here = folders
     sums = weight_sums(run)
-    assert [row.result for row in adapter_rows(sums, run, here)] == ["equal"]
     for edited in (here, run):
         (edited / "ar/adapter.safetensors").write_bytes(b"edited!")
         [row] = adapter_rows(sums, run, here)
         assert (row.what, row.result) == ("adapter ar/adapter.safetensors", "differs")
-        assert ("not what the training left" in row.run) is (edited == run)
         (edited / "ar/adapter.safetensors").write_bytes(b"weights")
     (run / "ar/adapter.safetensors").unlink()
     assert [row.result for row in adapter_rows(sums, run, here)] == ["equal"], "the noted sum counts"
@@ -70,20 +68,13 @@ def edit(folder: Path, column: str, step: int, value: float) -> None:
 def test_every_digit_of_every_step_counts_but_those_of_time(folders: tuple[Path, Path]) -> None:
     run, here = folders
     edit(here, "seconds/step", 2, 99.0)
-    assert [row.result for row in metric_rows(run, here)] == ["equal"]
+    assert metric_row(run, here).result == "equal"
     edit(here, "reward/total", 2, 0.20000000000000004)
-    [row] = metric_rows(run, here)
+    row = metric_row(run, here)
     assert (row.what, row.run, row.here) == ("metric reward/total at step 2", "0.2", "0.20000000000000004")
-
-
-def test_another_number_of_steps_or_other_metrics_are_told(folders: tuple[Path, Path]) -> None:
-    run, here = folders
-    pd.read_csv(here / "training.csv").head(1).to_csv(here / "training.csv", index=False)
-    assert [(row.run[:7], row.here[:7], row.result) for row in metric_rows(run, here)] == [
-        ("2 steps", "1 steps", "differs")
-    ]
-    pd.read_csv(run / "training.csv").rename(columns={"reward/total": "x"}).to_csv(here / "training.csv", index=False)
-    assert [row.here for row in metric_rows(run, here)] == ["2 steps of step, x, eval/total"]
+    pd.read_csv(run / "training.csv").head(1).to_csv(here / "training.csv", index=False)
+    row = metric_row(run, here)
+    assert (row.run[:7], row.here[:7], row.result) == ("2 steps", "1 steps", "differs")
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str
 def test_no_run_and_an_unknown_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the training with run=ID"):
         reproduce_training(parameters())
-    with pytest.raises(UserError, match=r"^run: .*has no training\.json"):
+    with pytest.raises(UserError, match=r"has no training\.json"):
         reproduce_training(parameters(run=str(tmp_path)))
 
 
@@ -97,7 +97,7 @@ def test_another_commit_and_changes_that_do_not_apply_are_told_and_leave_nothing
     (project / "src/code.py").write_text("a = 2\n")
     patch = lineage.changes(project).replace("a = 1", "a = 9")
     for commit_of_run, said in (
-        ("0" * 40, r"0000000, is not in the repository of(?s:.)*git fetch --all"),
+        ("0" * 40, r"commit 0000.*cannot be had again.*git fetch --all"),
         (state, r"changes\.diff of its adapters, cannot be had again(?s:.)*src/code\.py"),
     ):
         with pytest.raises(UserError, match=said), checked_out(project, commit_of_run, patch):
@@ -173,21 +173,16 @@ def test_own_data_elsewhere_and_the_adapters_at_the_start_are_read_where_they_ar
 
 
 def test_kedro_reads_the_tree_as_it_is_and_nothing_else(tmp_path: Path) -> None:
-    conf = tmp_path / "code/conf"
-    for environment, text in (("base", "seed: 1\nold: 1\n"), ("mine", "seed: 2\n")):
-        (conf / environment).mkdir(parents=True)
-        (conf / environment / "parameters.yml").write_text(text)
-    (conf / "mine/catalog.yml").write_text("records: {type: MemoryDataset}\n")
+    conf = tmp_path / "code/conf/base"
+    conf.mkdir(parents=True)
+    (conf / "parameters.yml").write_text("seed: 1\nold: 1\n")
+    (conf / "catalog.yml").write_text("records: {type: MemoryDataset}\n")
     own = {"seed": 3, "rewards": {"ours": {"options": {"text": "${oc.env:HOME}, ü"}}}}
-    options = write_configuration(Worktree(tmp_path, tmp_path / "code"), own, "kedro run --env=mine --pipeline=train")
-    assert options == [f"--conf-source={tmp_path / 'conf'}", "--env=mine"]
-    loader = OmegaConfigLoader(str(tmp_path / "conf"), env="mine", base_env="base", default_run_env="local")
+    written = write_configuration(Worktree(tmp_path, tmp_path / "code"), own)
+    loader = OmegaConfigLoader(str(written), base_env="base", default_run_env="local")
     assert loader["parameters"] == own
     assert "records" in loader["catalog"]
-    assert (conf / "base/parameters.yml").read_text() == "seed: 1\nold: 1\n"
-    shutil.rmtree(tmp_path / "conf")
-    options = write_configuration(Worktree(tmp_path, tmp_path / "code"), {}, "kedro run -e gone")
-    assert options == [f"--conf-source={tmp_path / 'conf'}"]
+    assert (conf / "parameters.yml").read_text() == "seed: 1\nold: 1\n"
 
 
 KEDRO = """

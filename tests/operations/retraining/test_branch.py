@@ -10,7 +10,7 @@ from tests.operations.reproduction.repositories import commit as commit_all
 from tests.operations.reproduction.repositories import git
 from visual_grpo.operations.retraining.job import commit
 
-FILES = [Path("dvc.lock"), Path("params.yaml")]
+FILES = [Path("dvc.lock")]
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ stages:
 """
 TRAIN = """
 mkdir -p data/06_models/adapters/ar
-cat prepared.txt > data/06_models/adapters/ar/adapter_model.safetensors
+echo "$(cat prepared.txt) $1" > data/06_models/adapters/ar/adapter_model.safetensors
 echo "{\\"steps\\": 1, \\"started\\": \\"$(date +%N) $1\\"}" > data/06_models/adapters/training.json
 echo trained >> trained
 """
@@ -105,7 +105,6 @@ def test_a_change_that_the_training_does_not_depend_on_asks_for_no_gate(
     assert outcome["sentence"].startswith("nothing to do")
     said = capfd.readouterr().out
     assert "Reason: check: changed deps: settings.yml: modified" in said
-    assert "What has changed decides neither" in said
     assert "Reason" not in (project.retrain(), capfd.readouterr().out)[1]
 
 
@@ -136,8 +135,6 @@ def test_what_cannot_end_well_is_refused_before_anything_runs(project: Trained) 
         project.retrain(retrain={"hours": 1e-9})
     with pytest.raises(UserError, match=r"more than retrain\.max_steps = 1 allows"):
         project.retrain(retrain={"max_steps": 1}, grpo={"steps": 2})
-    with pytest.raises(UserError, match=r"retrain\.commit=re training\.\.x: .*not a valid branch name"):
-        project.retrain(retrain={"commit": "re training..x"})
     assert (project.folder / "prepared.txt").read_text() == "a"
 
 

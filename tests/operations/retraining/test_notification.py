@@ -15,11 +15,14 @@ from visual_grpo.operations.retraining.job import is_due, monitored, notify
 SUMMARY = {"code": 0, "sentence": "promoted", "reason": "data changed"}
 
 
-def test_a_command_gets_the_summary_as_its_input(tmp_path: Path) -> None:
-    assert notify(RetrainConfig(notify="cat > told.json"), SUMMARY, tmp_path) is None
+def test_a_command_gets_the_summary_as_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notify(RetrainConfig(notify="cat > told.json"), SUMMARY)
     assert json.loads((tmp_path / "told.json").read_text()) == SUMMARY
-    problem = notify(RetrainConfig(notify="echo no mail >&2; exit 7"), SUMMARY, tmp_path)
-    assert problem == "The command of retrain.notify failed: no mail"
+    notify(RetrainConfig(notify="echo no mail >&2; exit 7"), SUMMARY)
+    assert capsys.readouterr().out == "Warning: the command of retrain.notify failed: no mail\n"
 
 
 @pytest.mark.parametrize(
@@ -44,9 +47,9 @@ def test_a_score_is_the_last_line_of_a_command(tmp_path: Path, monkeypatch: pyte
     assert monitored(MonitorConfig()) is None
     assert monitored(MonitorConfig(command="printf '\\377\\n0.5\\n'")) == 0.5
     for command, said in {
-        "echo broken >&2; exit 3": "command failed: echo broken >&2; exit 3\nbroken",
-        "echo nan": "must print a number as its last line, but printed 'nan'",
-        "true": "but printed ''",
+        "echo broken >&2; exit 3": "must print a number last: echo broken >&2; exit 3\nbroken",
+        "echo nan": "printed nan, no number: echo nan",
+        "true": "must print a number last: true\n",
     }.items():
         with pytest.raises(UserError) as told:
             monitored(MonitorConfig(command=command))

@@ -30,8 +30,7 @@ DRAWN_WITH_IT = {"generated", "comparison", "promotion", "votes"}
 def check(config: Parameters, *, scores: bool = True) -> None:
     """Raises UserError with all that is missing or does not fit; loads no model.
 
-    Args:
-        scores: anything will be scored, so that what the rewards need must be on this machine.
+    ``scores``: anything will be scored, so that what the rewards need must be on this machine.
     """
     problems = Problems()
     modules: tuple[str, ...] = ()
@@ -68,8 +67,7 @@ def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
     if count > prompts:
         raise UserError(
             f"distributed.processes is {count}, but a step of {module} has {counted(prompts, 'prompt')}"
-            " (grpo.prompts_per_step): the samples of a prompt stay in one process, so that more would have nothing to"
-            f" do. Expected at most {prompts}."
+            f" (grpo.prompts_per_step), and each stays in one process. Expected at most {prompts}."
         )
 
 
@@ -92,13 +90,12 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
 
 def _check_only_where(config: Parameters, modules: Sequence[str]) -> None:
     """A reward of both signs has no worst score for all modules, and both are judged together."""
-    for name in (name for name, reward in config.rewards.items() if reward.only_where):
-        weights = {module: config.weights([module])[name] for module in modules}
-        if min(weights.values(), default=0.0) < 0 < max(weights.values(), default=0.0):
+    for name, reward in config.rewards.items():
+        weights = [config.weights([module])[name] for module in modules]
+        if reward.only_where and min(weights, default=0.0) < 0 < max(weights, default=0.0):
             raise UserError(
-                f"rewards.{name}.only_where: where the others are not satisfied, the reward counts as its worst, which"
-                f" is another one by the weights of each module: {', '.join(f'{m} {w:g}' for m, w in weights.items())}."
-                " Expected weights of one sign; or name the function twice, as two rewards"
+                f"rewards.{name}.only_where: the reward's worst score depends on the sign of its weight, and"
+                f" the modules have both: {weights}. Expected weights of one sign; or name the function twice"
             )
 
 
@@ -120,9 +117,9 @@ def check_before_run(
         findings = _look(config, outputs, prepared, command)
     if findings is not None:
         problems.texts += findings.problems
-        if scores and config.reward == AUTO and findings.traits.records:
+        if scores and config.reward == AUTO and findings.records:
             with problems.collect():
-                preset = findings.traits.require_preset(config.data.path, command)
+                preset = findings.require_preset(config.data.path, command)
                 config = validate({**pinned(config.model_dump()), "reward": preset})
     if OF_THE_MODEL & outputs:
         with problems.collect():

@@ -47,72 +47,6 @@ Only to try the training, many colours, which needs nothing of the records:
 {colours}"""
 
 
-@dataclass
-class Lacking:
-    """Counts records that lack something, and names the first."""
-
-    count: int = 0
-    first: list[str] = field(default_factory=list)
-    """Ids."""
-
-    def add(self, record: PromptRecord) -> None:
-        self.count += 1
-        if len(self.first) < _SHOWN:
-            self.first.append(record.id)
-
-    def __str__(self) -> str:
-        return f"{self.count} ({', '.join(map(repr, self.first))}{', ...' * (self.count > _SHOWN)})"
-
-
-@dataclass
-class Traits:
-    """Properties of a dataset that decide which rewards it allows."""
-
-    task: Task
-    records: int = 0
-    edits: int = 0
-    """Records with source images."""
-    no_target: Lacking = field(default_factory=Lacking)
-    no_text: Lacking = field(default_factory=Lacking)
-    """Records that ask for no text in the image."""
-
-    def add(self, record: PromptRecord) -> None:
-        self.records += 1
-        self.edits += bool(record.source_images)
-        if record.target_image is None:
-            self.no_target.add(record)
-        if not asked_text(record):
-            self.no_text.add(record)
-
-    def preset(self) -> PresetName | None:
-        """Returns the preset that can judge every record; None if none can."""
-        if not self.records:
-            return None
-        if self.task == "segmentation":
-            return "negative_points"
-        if not self.no_target.count:
-            return "edit" if self.edits else "target"
-        return None if self.no_text.count else "text"
-
-    def require_preset(self, path: str, command: Command) -> PresetName:
-        """Returns `preset`. Raises UserError with the possible rewards, what each needs, and the lines to paste."""
-        preset = self.preset()
-        if preset is not None:
-            return preset
-        text = _MESSAGE.format(
-            records=counted(self.records, "record"),
-            path=path,
-            no_target=self.no_target,
-            no_text=self.no_text,
-            function=command.with_parameters({"rewards.my_reward.function": "my_rewards:my_reward"}),
-            conf=f"conf/{command.environment or 'local'}/parameters.yml",
-            target=command.with_parameters({"reward": "edit" if self.edits else "target"}),
-            text=command.with_parameters({"reward": "text"}),
-            colours=command.with_parameters({"rewards.colour_entropy.weight": 1}),
-        )
-        raise UserError(text)
-
-
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
 """The tasks that a single record can be of."""
 _KEPT = 10_000
@@ -124,21 +58,66 @@ that are read of a layout whose images are decoded as they are read."""
 
 @dataclass
 class Findings:
-    """Facts about the records, and problems."""
+    """What the records have, which decides the rewards that they allow, and problems."""
 
-    traits: Traits
+    task: Task
+    records: int = 0
+    edits: int = 0
+    """Records with source images."""
+    no_target: list[str] = field(default_factory=list)
+    """Ids of records without a target image."""
+    no_text: list[str] = field(default_factory=list)
+    """Ids of records that ask for no text in the image."""
     sample: list[PromptRecord] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def add(self, record: PromptRecord) -> None:
-        self.traits.add(record)
+        self.records += 1
+        self.edits += bool(record.source_images)
+        if record.target_image is None:
+            self.no_target.append(record.id)
+        if not asked_text(record):
+            self.no_text.append(record.id)
         if len(self.sample) < _KEPT:
             self.sample.append(record)
+
+    def preset(self) -> PresetName | None:
+        """Returns the preset that can judge every record; None if none can."""
+        if not self.records:
+            return None
+        if self.task == "segmentation":
+            return "negative_points"
+        if not self.no_target:
+            return "edit" if self.edits else "target"
+        return None if self.no_text else "text"
+
+    def require_preset(self, path: str, command: Command) -> PresetName:
+        """Returns `preset`. Raises UserError with the possible rewards, what each needs, and the lines to paste."""
+        preset = self.preset()
+        if preset is not None:
+            return preset
+        text = _MESSAGE.format(
+            records=counted(self.records, "record"),
+            path=path,
+            no_target=_first(self.no_target),
+            no_text=_first(self.no_text),
+            function=command.with_parameters({"rewards.my_reward.function": "my_rewards:my_reward"}),
+            conf=f"conf/{command.environment or 'local'}/parameters.yml",
+            target=command.with_parameters({"reward": "edit" if self.edits else "target"}),
+            text=command.with_parameters({"reward": "text"}),
+            colours=command.with_parameters({"rewards.colour_entropy.weight": 1}),
+        )
+        raise UserError(text)
+
+
+def _first(ids: Sequence[str]) -> str:
+    """Returns how many there are, and the first of them."""
+    return f"{len(ids)} ({', '.join(map(repr, ids[:_SHOWN]))}{', ...' * (len(ids) > _SHOWN)})"
 
 
 def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -> Findings:
     """Looks at prepared records: every one, where a reward has to be chosen, or the first."""
-    findings = Findings(Traits(task))
+    findings = Findings(task)
     for record in records if every else islice(records, _KEPT):
         findings.add(record)
     return findings
@@ -147,14 +126,12 @@ def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -
 def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) -> Findings:
     """Looks at the records at ``data.path``, as the data preparation will read them.
 
-    Args:
-        tasks: those of the model.
-        command: of the run, to print with another task where the records are of that.
+    ``command`` is printed with another task of the model's ``tasks`` where the records are of that.
 
     Raises:
         UserError: there is nothing at the path, or no layout fits.
     """
-    source, findings = find_records(data), Findings(Traits(data.task))
+    source, findings = find_records(data), Findings(data.task)
     first: list[Record] = []
     rejected: list[Rejected] = []
     rejections = 0
@@ -221,9 +198,7 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
 
 def _split_feasibility(records: Sequence[Record], data: DataConfig) -> str:
     """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
-    counts = Counter(
-        assign_split(record, [image_digest(image) for image in record.source_images], data)[0] for record in records
-    )
+    counts = Counter(assign_split(record, list(map(image_digest, record.source_images)), data)[0] for record in records)
     if counts["train"] and counts["eval"] + counts["held_out"]:
         return ""
     each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -33,19 +33,13 @@ from visual_grpo.training.cache_key import cache_key
 from visual_grpo.training.runtime_fingerprint import MEANING, NUMERICS, SOURCES
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
-FINAL = ("reward/total", "eval/total")
-"""Metrics of the last step that has them, compared where bits cannot be."""
+FINAL = ("reward/total", "eval/total")  # Of the last step that has them, compared where bits cannot be.
 _REPORTS = {
     "starter": ("base model", "model_digest", "06_models/starter.json"),
     "data_preparation": ("data", "data", "08_reporting/data_preparation.json"),
 }
 """What a pipeline makes before the training: its name, its fact, and the report with its digest."""
-_FIXED = {
-    "git.commit": "commit",
-    "git.state": "uncommitted changes",
-    "parameters": "parameters",
-    **MEANING,
-}
+_FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", "parameters": "parameters", **MEANING}
 """Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
 _IDENTITY = {
     "data": "data",
@@ -56,20 +50,17 @@ _IDENTITY = {
     "seed": "seed",
 }
 """What is fixed before the first step, by its fact of the training."""
-_PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
-"""Parameters whose content is compared by digests."""
-_PATIENCE = 10.0
+_PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")  # Compared by digests.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The training that is repeated."""
+    """The training that is repeated; ``start`` are the adapters that it started from, None = fresh ones."""
 
     project: Path
     adapters: Path
     facts: Mapping[str, Any]
     start: Path | None = None
-    """The adapters that it started from; None = fresh ones."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +80,7 @@ class Row:
 def repeat(training: Training, settings: ReproduceConfig) -> dict[str, Any]:
     """Trains again; returns what matched (``rows``), whether all did (``matches``), and the first ``difference``.
 
-    Raises:
-        UserError: the code, the environment, the data or the base model of the training cannot be had again, or the
-            training fails.
+    Raises UserError if something of the training cannot be had again, or it fails.
     """
     check_repeatable(training.adapters, training.facts)
     began, commit, patch = time.monotonic(), str(training.facts["git.commit"]), training.adapters / CHANGES
@@ -118,27 +107,19 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
     """Raises UserError if no code is known that made the adapters, or the training was resumed with something else."""
     if "git.commit" not in facts or "parameters" not in facts:
         raise UserError(f"The training of {folder} was started outside of git: its training.json names no commit.")
-    mixed = [
-        f"{meaning} ({', '.join(str(facts[f'resumed.{name}']).splitlines())})"
-        for name, meaning in _FIXED.items()
-        if f"resumed.{name}" in facts
-    ]
+    later = {meaning: facts.get(f"resumed.{name}") for name, meaning in _FIXED.items()}
+    mixed = [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
     if mixed:
         raise UserError(
             f"The training of {folder} was resumed with other {'; '.join(mixed)}, so no single training is the same."
             " Train again from step 1 (resume=never)."
         )
     if facts.get("git.state") == "dirty" and not (folder / CHANGES).is_file():
-        raise UserError(
-            f"The training of {folder} was started with uncommitted changes, and the folder has no {CHANGES} any more."
-        )
+        raise UserError(f"The training of {folder} had uncommitted changes, and the folder has no {CHANGES} any more.")
 
 
 def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
-    """Returns the parameter tree of a training for a worktree: from step 1, into ``data``, with no other tracker.
-
-    ``start`` are the adapters that the training started from, whatever their name means by now.
-    """
+    """Returns the parameter tree of a training for a worktree: from step 1 or ``start``, into ``data``."""
     tree = pinned(parameters)
     drawn = is_drawn(tree["data"]["path"], tree["starter"]["dataset"])
     changed = {
@@ -158,22 +139,16 @@ def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iter
     facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
     python = python_of(worktree, training.project, facts.get("version.python"))
     yield Row(LOCK, "of the commit", f"{'this' if python == Path(sys.executable) else 'a new'} environment", "equal")
-    if "resumed.command" in facts:
-        yield Row("trained in", f"{facts['resumed.command'].count(chr(10)) + 2} parts", "one go", "noted")
     pipelines = bring_inputs(training.project, worktree.code, facts, tree)
-    options = write_configuration(worktree, tree, str(facts.get("command", "")))
-    output = worktree.code / tree["output"]
-    if pipelines:
-        _run(worktree, python, options, pipelines)
-    made = [
-        Row.compare(name, facts.get(fact), json.loads((output / report).read_text(encoding="utf-8"))["digest"])
-        for pipeline, (name, fact, report) in _REPORTS.items()
-        if pipeline in pipelines
-    ]
-    if any(row.result == "differs" for row in made):
-        yield from made
-        return
-    _run(worktree, python, options, ["baseline", "train"])
+    conf, output = write_configuration(worktree, tree), worktree.code / tree["output"]
+    for pipeline in pipelines:
+        _run(worktree, python, conf, pipeline)
+        name, fact, report = _REPORTS[pipeline]
+        row = Row.compare(name, facts.get(fact), json.loads((output / report).read_text(encoding="utf-8"))["digest"])
+        if row.result == "differs":
+            yield row
+            return
+    _run(worktree, python, conf, "baseline,train")
     adapters = output / "06_models/adapters"
     repeated = read_facts(adapters)
     yield from (environment_row(facts, repeated), *identity_rows(facts, repeated))
@@ -182,23 +157,20 @@ def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iter
         yield from tolerance_rows(training.adapters, adapters, tolerance)
     else:
         yield from adapter_rows(facts.get("sums", {}), training.adapters, adapters)
-        yield from metric_rows(training.adapters, adapters)
+        yield metric_row(training.adapters, adapters)
 
 
-def _run(worktree: Worktree, python: Path, options: list[str], pipelines: list[str]) -> None:
+def _run(worktree: Worktree, python: Path, conf: Path, pipelines: str) -> None:
     """Runs pipelines of the worktree's code, which logs to no MLflow of the user's."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
-    path = [str(worktree.code / "src"), *filter(None, [variables.get("PYTHONPATH")])]
-    variables["PYTHONPATH"] = os.pathsep.join(path)
+    variables["PYTHONPATH"] = os.pathsep.join([str(worktree.code / "src"), os.environ.get("PYTHONPATH", "")])
     variables["MLFLOW_TRACKING_URI"] = f"sqlite:///{worktree.code / 'mlflow.db'}"
-    words = ["-m", "kedro", "run", *options, f"--pipelines={','.join(pipelines)}"]
+    words = ["-m", "kedro", "run", f"--conf-source={conf}", f"--pipelines={pipelines}"]
     try:
-        run(python, *words, at=worktree.code, patience=_PATIENCE, environment=variables)
+        run(python, *words, at=worktree.code, patience=10.0, environment=variables)
     except ProgramError as error:
         worktree.kept = True
-        raise UserError(
-            f"The training could not be repeated: {', '.join(pipelines)} failed in {worktree.code}: {error}"
-        ) from error
+        raise UserError(f"The training is not repeated: {pipelines} failed in {worktree.code}: {error}") from error
 
 
 def environment_row(run: Mapping[str, Any], here: Mapping[str, Any]) -> Row:
@@ -206,8 +178,8 @@ def environment_row(run: Mapping[str, Any], here: Mapping[str, Any]) -> Row:
     before, now = (str(facts.get(NUMERICS)).split(", ") for facts in (run, here))
     if before == now:
         return Row("libraries and processor", before[-1], now[-1], "equal")
-    lost, new = (", ".join(part for part in one if part not in other) for one, other in ((before, now), (now, before)))
-    return Row("libraries and processor", lost, new, "noted")
+    lost, new = ([part for part in one if part not in other] for one, other in ((before, now), (now, before)))
+    return Row("libraries and processor", ", ".join(lost), ", ".join(new), "noted")
 
 
 def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Row]:
@@ -227,35 +199,24 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[R
 
 
 def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:
-    """Compares each file of weights by its sha256.
-
-    Args:
-        sums: path -> sha256 when the training ended; a file that is gone since is compared by it.
-        run, here: the folders of the two trainings.
-    """
-    before, now = weight_sums(run), weight_sums(here)
-    for name in sorted(sums.keys() | before.keys() | now.keys()):
-        present = before.get(name, sums.get(name))
-        row = Row.compare(f"adapter {name}", present, now.get(name))
-        if present != sums.get(name, present):
-            row = replace(row, run=f"{row.run} (not what the training left: {_shown(sums[name])})")
-        yield row
+    """Compares each file of weights by its sha256; one that is gone since by what the training noted in ``sums``."""
+    before, now = {**sums, **weight_sums(run)}, weight_sums(here)
+    for name in sorted(before.keys() | now.keys()):
+        yield Row.compare(f"adapter {name}", before.get(name), now.get(name))
 
 
-def metric_rows(run: Path, here: Path) -> Iterator[Row]:
+def metric_row(run: Path, here: Path) -> Row:
     """Compares the metrics of every step in every digit, but those of time and memory; only the first that differs."""
     before, now = (pd.read_csv(folder / HISTORY, dtype=str, keep_default_na=False) for folder in (run, here))
     before, now = (table[[name for name in table if not is_timing(str(name))]] for table in (before, now))
     shown = [f"{len(table)} steps of {', '.join(map(str, table))}" for table in (before, now)]
     if shown[0] != shown[1]:
-        yield Row.compare("metrics", *shown)
-        return
+        return Row.compare("metrics", *shown)
     for step, name in product(before.index, before):
         if before[name][step] != now[name][step]:
-            yield Row.compare(f"metric {name} at step {step + 1}", before[name][step], now[name][step])
-            return
+            return Row.compare(f"metric {name} at step {step + 1}", before[name][step], now[name][step])
     size = f"{len(before.columns)} of {len(before)} steps"
-    yield Row.compare("metrics", size, size)
+    return Row.compare("metrics", size, size)
 
 
 def tolerance_rows(run: Path, here: Path, tolerance: float) -> Iterator[Row]:
@@ -272,9 +233,7 @@ def tolerance_rows(run: Path, here: Path, tolerance: float) -> Iterator[Row]:
 
 def _shown(value: object) -> str:
     """Returns the beginning of a digest, anything else in full."""
-    if value is None:
-        return "-"
-    text = str(value)
+    text = "-" if value is None else str(value)
     return text[:12] if len(text) in (40, 64) and set(text) <= set("0123456789abcdef") else text
 
 

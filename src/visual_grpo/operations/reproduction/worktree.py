@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import shutil
 import sys
 import tempfile
@@ -15,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import yaml
 
 from visual_grpo.common import console
-from visual_grpo.common.digests import content_digest, file_digest, named_paths, option_files
+from visual_grpo.common.digests import content_digest, named_paths, option_files
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
@@ -29,50 +27,37 @@ from visual_grpo.data.tabular import HUB
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
 
 LOCK = "requirements.lock"
-RECORDS, IMAGES = "05_model_input/records.parquet", "05_model_input/images"
-BASELINE = "07_model_output/baseline"
-_ENVIRONMENT = re.compile(r"(?:--env[= ]|-e[= ]?)([\w.-]+)")
+RECORDS, IMAGES, BASELINE = "05_model_input/records.parquet", "05_model_input/images", "07_model_output/baseline"
 
 
 @dataclass
 class Worktree:
-    """The temporary folder of one reproduction; ``kept``: it stays at the end."""
+    """The temporary folder of one reproduction, with the project's ``code`` at the run's commit."""
 
     folder: Path
     code: Path
-    """The project at the run's commit."""
     kept: bool = False
-
-
-def check_commit(project: Path, commit: str) -> None:
-    """Raises UserError if the repository of ``project`` has no such commit, or there is none."""
-    try:
-        git(project, "cat-file", "-e", f"{commit}^{{commit}}")
-    except ProgramError as error:
-        raise UserError(
-            f"The commit of the run, {commit}, is not in the repository of {project}. Get it: git fetch --all"
-        ) from error
 
 
 @contextmanager
 def checked_out(project: Path, commit: str, changes: str) -> Iterator[Worktree]:
     """Checks out ``commit`` with the patch ``changes``; removes the folder at the end unless it is kept.
 
-    Raises:
-        UserError: there is no such commit, or the patch does not apply.
+    Raises UserError if there is no such commit, or the patch does not apply.
     """
-    check_commit(project, commit)
     folder = Path(tempfile.mkdtemp(prefix="visual_grpo_reproduce_"))
     root = folder / "code"
-    worktree = Worktree(folder, root / git(project, "rev-parse", "--show-prefix"))
+    worktree = Worktree(folder, root)
     try:
         git(project, "worktree", "add", "--quiet", "--detach", root, commit)
+        worktree.code = root / git(project, "rev-parse", "--show-prefix")
         if changes.strip():
             git(root, "apply", "--whitespace=nowarn", "-", stdin=changes)
         yield worktree
     except ProgramError as error:
         raise UserError(
-            f"The code of the run, {commit} with {CHANGES} of its adapters, cannot be had again: {error}"
+            f"The code of the run, commit {commit} with {CHANGES} of its adapters, cannot be had again; git fetch --all"
+            f" gets missing commits. {error}"
         ) from error
     finally:
         if worktree.kept:
@@ -83,27 +68,21 @@ def checked_out(project: Path, commit: str, changes: str) -> Iterator[Worktree]:
                 git(project, "worktree", "prune")
 
 
-def write_configuration(worktree: Worktree, tree: Mapping[str, Any], command: str) -> list[str]:
-    """Writes the commit's configuration with the parameters ``tree`` alone; returns the options that name it.
-
-    ``command`` is the training's, which may name an environment with another catalog.
-    """
+def write_configuration(worktree: Worktree, tree: Mapping[str, Any]) -> Path:
+    """Writes the commit's configuration with the parameters ``tree`` alone; returns its folder."""
     conf = worktree.folder / "conf"
     shutil.copytree(worktree.code / "conf", conf, ignore=shutil.ignore_patterns("parameters*"))
     (conf / "local").mkdir(exist_ok=True)
     # OmegaConf would look up what ${...} names.
     text = yaml.safe_dump(dict(tree), allow_unicode=True, sort_keys=False).replace("${", "\\${")
     (conf / "base/parameters.yml").write_text(text, encoding="utf-8")
-    named = _ENVIRONMENT.search(command)
-    environment = [f"--env={named[1]}"] if named and (conf / named[1]).is_dir() else []
-    return [f"--conf-source={conf}", *environment]
+    return conf
 
 
 def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
     """Returns the Python with the packages of the run's lock: the present one, or ``version`` in a new environment.
 
-    Raises:
-        UserError: the run's commit has no lock, or it cannot be installed.
+    Raises UserError if the run's commit has no lock, or it cannot be installed.
     """
     lock = worktree.code / LOCK
     if not lock.is_file():
@@ -120,8 +99,8 @@ def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
         output_of(uv, "pip", "sync", "--quiet", "--require-hashes", "--python", python, LOCK, at=worktree.code)
     except ProgramError as error:
         raise UserError(
-            f"The packages of the run's {LOCK} cannot be installed; a network is needed where uv's cache (`make setup`"
-            f" installs uv) lacks them.\n{error}"
+            f"The packages of the run's {LOCK} cannot be installed; `make setup` installs uv, and a network is needed"
+            f" where its cache lacks them.\n{error}"
         ) from error
     return python
 
@@ -130,26 +109,17 @@ def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapp
     """Brings what the run read into ``code``, and returns the pipelines that make the rest again.
 
     Prepared records and a base model that are still the run's are used as they are: they may have been made with other
-    parameters than the training's, such as another seed.
-
-    Args:
-        facts: of the training.
-        tree: parameters that it is repeated with.
-
-    Raises:
-        UserError: something is nowhere, or is not what it was.
+    parameters than the training's, such as another seed. Raises UserError if something is nowhere, or not what it was.
     """
     before, output, model = facts["parameters"], code / tree["output"], tree["model"]["path"]
     content = facts.get("model_content")  # None: it is on a hub.
     has_base = content_digest(project / Path(facts["model"]).expanduser()) == content
     records, images = (project / before["output"] / name for name in (RECORDS, IMAGES))
-    has_data = _are_prepared(records, images, facts["data"])
-    copies = {f"{before['output']}/{BASELINE}": f"{tree['output']}/{BASELINE}"}
-    if has_base and model is None:
-        copies[before["starter"]["model"]] = tree["starter"]["model"]
-    for path, copy in copies.items():  # Their pipelines keep them where they are what they would make.
-        if (project / path).is_dir():
-            shutil.copytree(project / path, code / copy, dirs_exist_ok=True)
+    has_data = records.is_file() and RecordTable(records).digest == facts["data"]
+    if (project / before["output"] / BASELINE).is_dir():  # Its pipeline keeps it where it would draw the same.
+        shutil.copytree(project / before["output"] / BASELINE, output / BASELINE, dirs_exist_ok=True)
+    if has_base and model is None and content is not None:
+        shutil.copytree(project / before["starter"]["model"], code / tree["starter"]["model"], dirs_exist_ok=True)
     _bring_reward_files(project, code, facts, tree)
     if model is not None and content is not None:
         _bring(project, code, model, facts)
@@ -171,22 +141,6 @@ def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapp
     }
     write_atomically(output / "06_models/starter.json", json.dumps(report))
     return []
-
-
-def _are_prepared(records: Path, images: Path, digest: str) -> bool:
-    """Returns whether these are the prepared records with this digest and their images."""
-    if not records.is_file() or RecordTable(records).digest != digest:
-        return False
-    columns = ["target_image", "target_sha256", "source_images", "source_sha256"]
-    for row in pq.read_table(records, columns=columns).to_pylist():
-        expected = dict(zip(row["source_images"] or [], row["source_sha256"] or [], strict=True))
-        if row["target_image"] is not None:
-            expected[row["target_image"]] = row["target_sha256"]
-        for name, sha256 in expected.items():
-            image = images.parent / name
-            if not image.is_file() or file_digest(image) != sha256:
-                return False
-    return True
 
 
 def _bring(project: Path, code: Path, path: str, facts: Mapping[str, Any]) -> None:
@@ -216,10 +170,8 @@ def _pull(project: Path, target: Path, code: Path, digest: str) -> None:
             dvc("config", *line.split("=", 1), at=code)
         dvc("pull", "--quiet", str(file), at=code)
     except ProgramError as error:
-        raise UserError(
-            f"{target.relative_to(code)} of the run (DVC hash {digest}) is neither in DVC's cache nor in its remote"
-            f" (try `dvc push` in another copy of the project): {error}"
-        ) from error
+        what = f"{target.relative_to(code)} of the run (DVC hash {digest})"
+        raise UserError(f"{what} is neither in DVC's cache nor in its remote: {error}") from error
 
 
 def _bring_reward_files(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]) -> None:

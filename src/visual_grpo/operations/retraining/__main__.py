@@ -1,7 +1,4 @@
-"""Retrains where there is a reason to, and promotes what is better: ``make retrain``.
-
-Exit codes: see `job.Code`.
-"""
+"""Retrains where there is a reason to, and promotes what is better: ``make retrain``; its exit codes are `job.Code`."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console, quiet_libraries
-from visual_grpo.common.errors import UserError, sanitize
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, signal_of, terminate_as_interrupt
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify
-from visual_grpo.operations.retraining.project import read_project
+from visual_grpo.operations.retraining.project import Project, read_project
 
 LOCK, SUMMARY = ".retraining.lock", "08_reporting/retraining.json"
 
@@ -32,17 +29,16 @@ def main(arguments: list[str] | None = None) -> int:
     environment = parser.parse_args(arguments).env
     try:
         with terminate_as_interrupt():
-            return _retrain(environment)
+            return _retrain(read_project(Path.cwd(), environment))
     except UserError as error:
-        console.note(f"Error: {sanitize(str(error))}")
+        console.note(f"Error: {error}")
         return Code.FAILED
     except KeyboardInterrupt as stop:
         console.note("Stopped.")
         return 128 + signal_of(stop)
 
 
-def _retrain(environment: str | None) -> int:
-    project = read_project(Path.cwd(), environment)
+def _retrain(project: Project) -> int:
     output = Path(project.config.output)
     output.mkdir(parents=True, exist_ok=True)
     # Commands inherit the open file: the system releases its lock when the last of them has ended.
@@ -50,17 +46,13 @@ def _retrain(environment: str | None) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        console.note(
-            f"Another retraining is running: {output / LOCK} is locked (`fuser {output / LOCK}` says by whom)."
-        )
+        console.note(f"Another retraining is running: {output / LOCK} is locked (`fuser` says by whom).")
         return Code.BUSY
     summary = _run(Retraining(project, lock))
     write_atomically(output / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False))
     took, code = timedelta(seconds=round(summary["seconds"])), int(summary["code"])
     console.note(f"Retraining of {summary['model']}: {summary['sentence']} ({took}, exit code {code})")
-    problem = notify(project.config.retrain, summary, Path.cwd())
-    if problem is not None:
-        console.note(f"Warning: {problem}")
+    notify(project.config.retrain, summary)
     return code
 
 
@@ -71,14 +63,13 @@ def _run(retraining: Retraining) -> dict[str, Any]:
     except DataRefusedError as error:
         return retraining.summary(Code.DATA_REFUSED, str(error))
     except OutOfTimeError:
-        hours = retraining.config.retrain.hours
-        return retraining.summary(Code.OUT_OF_TIME, f"the {hours:g} h of retrain.hours are over; the next call goes on")
+        return retraining.summary(Code.OUT_OF_TIME, "the time of retrain.hours is over; the next call goes on")
     except KeyboardInterrupt as stop:
         return retraining.summary(128 + signal_of(stop), "stopped by a signal; the next call goes on")
     except (UserError, ProgramError) as error:
-        return retraining.summary(Code.FAILED, sanitize(str(error)))
+        return retraining.summary(Code.FAILED, str(error))
     except Exception as error:
-        print(traceback.format_exc(), file=sys.stderr)  # noqa: T201
+        traceback.print_exc()
         return retraining.summary(Code.FAILED, f"{type(error).__name__}: {error}")
 
 

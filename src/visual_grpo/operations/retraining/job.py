@@ -24,56 +24,45 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
-from visual_grpo.config.presets import AUTO
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
-from visual_grpo.operations.candidates import gate_settings, judge_differences, model_in
+from visual_grpo.operations.candidates import gate_settings
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.lineage import dvc_imports
 from visual_grpo.tracking.registry import Registry
 
-PATIENCE = 600.0
-"""Seconds that a stopped command has for its checkpoint: it finishes the step."""
+PATIENCE = 600.0  # Seconds that a stopped command has for its checkpoint: it finishes the step.
 _MONITOR_SECONDS, _NOTIFY_SECONDS = 600.0, 60.0
 _DVC = (sys.executable, "-m", "dvc")
-_PREPARE, _TRAIN = "data_preparation", "train"
-_ALWAYS = "parameters"
-"""The stage that always runs: `Project.write` has done its work before."""
-_START, _SEED = "train.start", "train.seed"
+_TRAIN, _ALWAYS = "train", "parameters"  # Stages; `Project.write` has done the second's work before.
 
 
 class Code(IntEnum):
     """Exit codes of ``python -m visual_grpo.operations.retraining``; 128 + N where the signal N stopped it."""
 
-    DONE = 0
-    """Promoted, or nothing to do."""
+    DONE = 0  # Promoted, or nothing to do.
     FAILED = 1
-    NOT_PROMOTED = 3
-    """Trained, but not shown to be better than the champion and the base model."""
-    BUSY = 4
-    """Another retraining of the same results is running."""
-    OUT_OF_TIME = 5
-    """``retrain.hours`` are over; the next call goes on from the checkpoint."""
-    DATA_REFUSED = 6
-    """The data are too few, too damaged or too unlike the champion's; nothing was trained."""
+    NOT_PROMOTED = 3  # Trained, but not shown to be better than the champion and the base model.
+    BUSY = 4  # Another retraining of the same results is running.
+    OUT_OF_TIME = 5  # The next call goes on from the checkpoint.
+    DATA_REFUSED = 6  # Too few, too damaged or too unlike the champion's; nothing was trained.
 
 
 class DataRefusedError(Exception):
     """The prepared records did not pass the checks of ``retrain.data``."""
 
 
-def notify(settings: RetrainConfig, summary: Mapping[str, Any], project: Path) -> str | None:
-    """Gives the summary to ``retrain.notify`` if it is due; returns what went wrong, or None."""
+def notify(settings: RetrainConfig, summary: Mapping[str, Any]) -> None:
+    """Gives the summary to ``retrain.notify`` if it is due; warns where that fails."""
     if settings.notify is None or not is_due(settings, summary):
-        return None
+        return
     text = json.dumps(summary, ensure_ascii=False)
     try:
-        output_of("/bin/sh", "-c", settings.notify, at=project, stdin=text, seconds=_NOTIFY_SECONDS)
+        output_of("/bin/sh", "-c", settings.notify, at=Path.cwd(), stdin=text, seconds=_NOTIFY_SECONDS)
     except ProgramError as error:
-        return f"The command of retrain.notify failed: {error}"
-    return None
+        console.note(f"Warning: the command of retrain.notify failed: {error}")
 
 
 def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
@@ -84,11 +73,7 @@ def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
 
 
 class Retraining:
-    """A retraining of one environment; `run` does it.
-
-    Args:
-        lock: an open file that the commands inherit: they hold its lock on if this process is killed.
-    """
+    """A retraining of one environment. Its commands inherit the file ``lock``, and hold its lock if it is killed."""
 
     def __init__(self, project: Project, lock: int | None = None) -> None:
         self.project, self.config = project, project.config
@@ -100,26 +85,24 @@ class Retraining:
     def run(self) -> dict[str, Any]:
         """Retrains if there is a reason to, and judges what was trained; returns the summary.
 
-        Raises:
-            UserError, ProgramError, OutOfTimeError, DataRefusedError: the champion stays what it is.
+        Raises UserError, ProgramError, OutOfTimeError or DataRefusedError; the champion then stays what it is.
         """
-        self._check()
+        settings, steps = self.config.retrain, self.config.grpo.steps
+        if settings.max_steps is not None and steps > settings.max_steps:
+            raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {settings.max_steps} allows.")
+        self._registry.champion()  # MLflow must answer.
         self.project.write()
-        if self.config.retrain.update:
+        if settings.update:
             self.update_imports()
         self.reason = self._reason()
         if self.reason is not None:
+            console.note(f"Reason: {self.reason}")
             self._train()
         if self._is_judged():
-            if self.reason is not None:
-                console.note("What has changed decides neither the adapters nor the gate.")
-            self.reason = self._trigger()
-            if self.reason is None:
-                sentence = "nothing to do: data, code and parameters are those of the last training"
-                return self._clean_up(self.summary(Code.DONE, sentence))
-            self._train()
-        option = [self.project.option] if self.project.option else []
-        self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *option)
+            self.reason = None
+            sentence = "nothing to do: what decides the adapters and the gate is as it was at the last training"
+            return self._clean_up(self.summary(Code.DONE, sentence))
+        self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *filter(None, [self.project.option]))
         decision = json.loads(Path(self.config.output, "08_reporting/promotion.json").read_text(encoding="utf-8"))
         code = Code.DONE if decision["promoted"] else Code.NOT_PROMOTED
         return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
@@ -142,26 +125,15 @@ class Retraining:
         if files := dvc_imports(Path.cwd()):
             self._call(*_DVC, "update", *files)
 
-    def _check(self) -> None:
-        """Refuses at once what would end the retraining after hours."""
-        settings, steps = self.config.retrain, self.config.grpo.steps
-        if settings.max_steps is not None and steps > settings.max_steps:
-            raise UserError(f"grpo.steps is {steps}, more than retrain.max_steps = {settings.max_steps} allows.")
-        if settings.commit is not None:
-            try:
-                git(Path.cwd(), "check-ref-format", "--branch", settings.commit)
-            except ProgramError as error:
-                raise UserError(f"retrain.commit={settings.commit}: {error}") from error
-        self._registry.champion()  # MLflow must answer.
-
     def _reason(self) -> str | None:
         """Returns why to train or judge; None where all is as it was."""
-        changed = self._changed()
+        changed = self._changed(_TRAIN)
         if changed and not self.project.stages.with_name("dvc.lock").is_file():
             return "nothing was trained by DVC here yet"
-        if changed:
-            return textwrap.shorten("; ".join(changed), 200, placeholder=" ...")
-        return None if self._is_judged() else "the last training was not judged by the present settings"
+        if not changed and not self._is_judged():
+            return "the last training was not judged by the present settings"
+        changed = changed or self._trigger() or self._changed()
+        return textwrap.shorten("; ".join(changed), 200, placeholder=" ...") or None
 
     def _changed(self, stage: str | None = None) -> list[str]:
         """Returns what changed since the last time; empty if ``stage`` and all before it need not run."""
@@ -170,7 +142,7 @@ class Retraining:
         changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
         return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
 
-    def _trigger(self) -> str | None:
+    def _trigger(self) -> list[str]:
         """Returns why to train again though nothing has changed; the training then gets the next seed."""
         settings = self.config.retrain
         score = monitored(settings.monitor)
@@ -179,21 +151,19 @@ class Retraining:
         elif settings.when == "always":
             reason = "retrain.when is always"
         else:
-            return None
-        seed = int(self.project.training_params().get(_SEED, self.config.training_seed)) + 1
-        self.project.write(**{_SEED: str(seed)})
-        return f"{reason}; training seed {seed}"
+            return []
+        seed = int(self.project.training_params().get("train.seed", self.config.training_seed)) + 1
+        self.project.write(**{"train.seed": str(seed)})
+        return [reason, f"training seed {seed}"]
 
     def _train(self) -> None:
         """Prepares and checks the data, and runs the other stages that have changed."""
-        console.note(f"Reason: {self.reason}")
-        self._call(*_DVC, "repro", f"{self.project.stages}:{_PREPARE}")
+        self._call(*_DVC, "repro", f"{self.project.stages}:data_preparation")
         champion = self._registry.champion()
         self._check_data(champion)
         if self._changed(_TRAIN):
             start = champion.uri if champion is not None and self.config.retrain.start == "champion" else None
-            self.project.write(**{_START: start})
-        self._warn_of_another_reward(champion)
+            self.project.write(**{"train.start": start})
         self._call(*_DVC, "repro", str(self.project.stages))
 
     def _check_data(self, champion: Registered | None) -> None:
@@ -202,19 +172,8 @@ class Retraining:
         before = None if champion is None else read_profile(champion.adapters())
         problems = drift.check(before, profile_of(records), self.config.retrain.data)
         if problems:
-            listed = "\n".join(f"  {problem}" for problem in problems)
-            raise DataRefusedError(f"the data were refused, and nothing was trained:\n{listed}\nMend data or limit")
-
-    def _warn_of_another_reward(self, champion: Registered | None) -> None:
-        """Says so hours before the gate refuses it."""
-        if champion is None or self.config.promotion.new_reward or self.config.reward == AUTO:
-            return
-        changed = judge_differences(model_in("champion", champion.adapters()), self.config)
-        if changed:
-            console.note(
-                f"Warning: the champion was trained with another reward ({'; '.join(changed)}). What is trained now"
-                " will not be promoted; if the change is intended, set promotion.new_reward: true."
-            )
+            listed = "\n  ".join(["the data were refused, and nothing was trained:", *problems])
+            raise DataRefusedError(f"{listed}\nMend data or limit")
 
     def _is_judged(self) -> bool:
         """Returns whether the gate has decided on the present adapters, by the present settings unless they won."""
@@ -261,41 +220,24 @@ class Retraining:
 
 
 def monitored(monitor: MonitorConfig) -> float | None:
-    """Returns the number that ``retrain.monitor.command`` prints as its last line; None without a command.
-
-    Raises:
-        UserError: the command failed, or its last line is no number.
-    """
+    """Returns the number that ``retrain.monitor.command`` prints as its last line; None without a command."""
     if monitor.command is None:
         return None
     try:
         printed = output_of("/bin/sh", "-c", monitor.command, at=Path.cwd(), seconds=_MONITOR_SECONDS)
-    except ProgramError as error:
-        raise UserError(f"retrain.monitor.command failed: {monitor.command}\n{error}") from None
-    last = printed.strip().rpartition("\n")[2]
-    try:
-        score = float(last)
-    except ValueError:
-        score = math.nan
+        score = float(printed.strip().rpartition("\n")[2])
+    except (ProgramError, ValueError) as error:
+        raise UserError(f"retrain.monitor.command must print a number last: {monitor.command}\n{error}") from None
     if math.isnan(score):
-        raise UserError(
-            f"retrain.monitor.command must print a number as its last line, but printed {last!r}: {monitor.command}"
-        )
+        raise UserError(f"retrain.monitor.command printed nan, no number: {monitor.command}")
     return score
 
 
 def commit(project: Path, branch: str, files: Sequence[Path], message: str) -> str | None:
-    """Commits the present contents of ``files``; a new branch begins at the present commit.
+    """Commits the present contents of ``files``; returns the commit, or None if the branch has them already.
 
-    A branch that is not checked out is checked out elsewhere: the working tree stays as it is.
-
-    Returns:
-        The commit; None if the branch has these contents already.
-
-    Raises:
-        ProgramError: git refuses.
+    A new branch begins at the present commit. One that is not checked out is checked out in a temporary folder.
     """
-    files = [file for file in files if (project / file).is_file()]
     if git(project, "branch", "--show-current") == branch:
         return _commit(project, files, message)
     if not git(project, "branch", "--list", branch):

@@ -30,7 +30,6 @@ from visual_grpo.training.cache_key import NOT_READ, cache_key
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
 TRAIN_PARAMS = "train_params"
-"""In params.yaml: further ``--params`` of the training, such as another seed."""
 HEADER = """\
 # The values of dvc.yaml, written by `make repro` and `make retrain`; train_params is yours too:
 # further parameters of the stage train, as --params has them, such as grpo.steps=100,seed=3
@@ -39,11 +38,10 @@ HEADER = """\
 
 @dataclass(frozen=True)
 class Project:
-    """An environment of the project in the working folder."""
+    """An environment of the project in the working folder; None = the default one."""
 
     config: Parameters
     environment: str | None
-    """None = the default one."""
 
     @property
     def option(self) -> str:
@@ -60,31 +58,25 @@ class Project:
 
     def training_params(self) -> dict[str, str]:
         """Returns ``train_params`` of params.yaml, by name."""
-        pairs = [
-            part.partition("=") for part in str(self._written().get(TRAIN_PARAMS) or "").split(",") if part.strip()
-        ]
+        written = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
+        parts = str(written.get(TRAIN_PARAMS) or "").split(",")
+        pairs = [part.partition("=") for part in parts if part.strip()]
         return {name.strip(): value.strip() for name, _, value in pairs}
 
     def write(self, **training: str | None) -> bool:
         """Brings all three files up to date; returns whether dvc.yaml or params.yaml had to change.
 
-        ``training`` replaces parameters of the training by their names; None removes one.
+        ``training`` replaces parameters of the training; None removes one.
         """
         parameters = self.training_params() | training
         params = ",".join(f"{name}={value}" for name, value in parameters.items() if value is not None)
-        values = {**self._folders(), TRAIN_PARAMS: params}
-        texts = {self.stages: STAGES.read_text(encoding="utf-8")}
-        if values != self._written():
-            texts[self.values] = HEADER + yaml.safe_dump(values, sort_keys=False)
+        values = yaml.safe_dump({**self._folders(), TRAIN_PARAMS: params}, sort_keys=False)
+        texts = {self.stages: STAGES.read_text(encoding="utf-8"), self.values: HEADER + values}
         stale = {path: text for path, text in texts.items() if not path.is_file() or path.read_text("utf-8") != text}
         for path, text in stale.items():
             write_atomically(path, text)
         write_atomically(Path(self.config.output) / PARAMETERS, json.dumps(stage_parameters(self.config), indent=1))
         return bool(stale)
-
-    def _written(self) -> dict[str, Any]:
-        values = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
-        return values if isinstance(values, dict) else {}
 
     def _folders(self) -> dict[str, str]:
         starter, model = self.config.starter, self.config.model.path
@@ -120,11 +112,7 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
 
 
 def read_project(folder: Path, environment: str | None) -> Project:
-    """Reads and checks the parameters as ``kedro run`` does.
-
-    Raises:
-        UserError: this is no folder of a project, or its parameters are wrong.
-    """
+    """Reads the parameters as ``kedro run`` does. Raises UserError without a project, and for wrong parameters."""
     from kedro.framework.startup import bootstrap_project
 
     if not (folder / "pyproject.toml").is_file() or not (folder / "conf").is_dir():
