@@ -37,7 +37,7 @@ class DenoisedPath:
     next_states: Tensor
     """[B, W, C, h, w] float32 after it."""
     means: Tensor
-    """[B, W, C, h, w] float32 of the transitions that they were drawn from."""
+    """[B, W, C, h, w] float32 of the transitions that they were sampled from."""
     stds: list[float]
     """[W] standard deviations of those."""
     stats: Mapping[str, float] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Denoiser(Generic[C]):
         return [image for part in parts for image in part]
 
     def generate(self, conditions: C, seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
-        """Draws an image of each of N entries by the ODE or, if ``sampler.stochastic``, as in training."""
+        """Generates an image of each of N entries by the ODE or, if ``sampler.stochastic``, as in training."""
         steps, _ = sampler.denoising()
         entries = torch.arange(len(seeds))
         if not sampler.stochastic:
@@ -77,7 +77,7 @@ class Denoiser(Generic[C]):
         return self.pixels(self.sample_path(conditions, entries, seeds, seeds, steps=steps, window=window).latents)
 
     def window(self, steps: int, generator: torch.Generator) -> Sequence[int]:
-        """Returns the stochastic steps among ``steps`` denoising steps; draws the start of a window without one."""
+        """Returns the stochastic steps among ``steps`` denoising steps; a window without a start gets a random one."""
         flow = self.flow
         count = flow.window_steps or steps - 1 - (flow.window_start or 0)
         start, latest = flow.window_start, steps - 1 - count
@@ -91,7 +91,7 @@ class Denoiser(Generic[C]):
         return range(start, start + count)
 
     def trained_columns(self, window: int, generator: torch.Generator) -> list[int]:
-        """Draws the trained steps among the ``window`` stochastic ones, the same for all rows."""
+        """Picks the trained steps at random among the ``window`` stochastic ones, the same for all rows."""
         count = max(1, round(self.flow.train_share * window))
         if count == window:
             return list(range(window))
@@ -122,7 +122,7 @@ class Denoiser(Generic[C]):
         """
         schedule, transformer = self.model.schedule(steps), self.model.transformer
         start = self.start_noise(noise_seeds)[::shared_prefix]
-        drawn = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
+        noise = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
         before, after, means, stds = [], [], [], []
         with on_device(transformer):
             with fast_lora(transformer):
@@ -133,7 +133,7 @@ class Denoiser(Generic[C]):
                 if not column:
                     state, mean = state.repeat_interleave(shared_prefix, 0), mean.repeat_interleave(shared_prefix, 0)
                 before.append(state)
-                state = mean + std * drawn[:, column].to(mean.device)
+                state = mean + std * noise[:, column].to(mean.device)
                 after.append(state)
                 means.append(mean)
                 stds.append(std)

@@ -117,7 +117,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         *,
         kl_reference: bool = False,
     ) -> None:
-        """``sampler`` draws training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
+        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
         super().__init__(adapter)
         self.model, self.config = model, config
         self.kl_reference = kl_reference or config.flow.norm_penalty > 0
@@ -130,7 +130,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
     ) -> Rollout[FlowTrajectory[C]]:
-        """Draws G images of each prompt. All randomness comes from seeds drawn from ``generator``."""
+        """Generates G images of each prompt. All randomness comes from seeds, and those from ``generator``."""
         started = time.perf_counter()
         seeds = random_seeds(len(prompts), generator)
         conditions = self.model.conditions(prompts, seeds, self.guidance_scale)
@@ -147,7 +147,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         group_size: int,
         generator: torch.Generator,
     ) -> Rollout[FlowTrajectory[C]]:
-        """Draws G images of each of N entries of ``conditions``: rows n * G + g.
+        """Generates G images of each of N entries of ``conditions``: rows n * G + g.
 
         ``noise_seeds``: [N], seeds of the start noise that the images of an entry share.
         """

@@ -1,12 +1,12 @@
 """Forward-process training: how well the model matches a sample stands for the sample's log-probability.
 
-The ODE draws a sample x0. A draw of noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
+The ODE generates a sample x0. Noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
 is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2), where v is the model's velocity of x:
-``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the draws, so ratio, KL
+``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise, so ratio, KL
 and divergence are those of a stochastic step with the mean v, and `flow.FlowPolicy` trains it as one.
 
 Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; the penalty
-on the velocity's norm, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K draws for each row.
+on the velocity's norm, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ STD = math.sqrt(0.5)
 
 
 def denoiser_of(model: FlowModel[C], config: PolicyConfig) -> Denoiser[C]:
-    """Returns what draws and replays training samples under the likelihood ``policy.flow.likelihood``."""
+    """Returns what generates and replays training samples under the likelihood ``policy.flow.likelihood``."""
     return MatchingDenoiser(model, config) if config.flow.likelihood == "matching" else Denoiser(model, config)
 
 
 class MatchingDenoiser(Denoiser[C]):
-    """Draws samples by the ODE, and noise at the levels of the window."""
+    """Generates samples by the ODE, and noise at the levels of the window."""
 
     def window(self, steps: int, generator: torch.Generator) -> Sequence[int]:
-        """Returns the step whose noise level each of the K draws has."""
+        """Returns the step whose level each of the K noises has."""
         return [step for step in super().window(steps, generator) for _ in range(self.flow.draws)]
 
     @torch.no_grad()

@@ -65,7 +65,7 @@ def transition_kl(mean: Tensor, reference_mean: Tensor, std: float) -> Tensor:
 
 @torch.no_grad()
 def moved_by(mean: Tensor, old_means: Tensor, index: tuple[Tensor, int], std: float) -> Tensor:
-    """[b, 1] on the CPU: `transition_kl` to the transitions that b rows were drawn from, ``old_means[index]``."""
+    """[b, 1] on the CPU: `transition_kl` to the transitions that b rows were sampled from, ``old_means[index]``."""
     return transition_kl(mean, old_means[index], std)[:, None].cpu()
 
 

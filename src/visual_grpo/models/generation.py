@@ -260,7 +260,7 @@ def _rotary(model: Any, prefix: Prefix) -> tuple[Tensor, Tensor]:
 def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
     """[b, 1, 1, P + T - 1], which attention adds to its scores, with all generated tokens hidden.
 
-    The last token is drawn and not read again.
+    The last token is sampled and not read again.
     """
     rows, before = prefix.mask.shape
     # transformers hides by -inf for sdpa, and by the smallest number in its eager attention.

@@ -48,12 +48,12 @@ class Model:
         return {name: self.model.transformer if module.kind == "flow" else self.model.network}
 
     def part(self, module: str, sampler: SamplerConfig) -> Any:
-        """Returns the `FlowModel` or `TokenModel` of a module; ``sampler`` draws what another module makes for it."""
+        """Returns the `FlowModel` or `TokenModel` of a module; ``sampler`` samples what another module makes for it."""
         return self.model
 
     @torch.no_grad()
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
-        """Draws one sample per record; each depends only on its record, its seed and the weights."""
+        """Generates one sample per record; each depends only on its record, its seed and the weights."""
         name, module = list(self.modules.items())[-1]
         model = self.part(name, sampler)
         if module.kind == "tokens":
@@ -72,7 +72,7 @@ class Model:
     ) -> Policy[Any]:
         """Returns the policy of a module that has an adapter.
 
-        ``rollout`` draws its training samples; ``evaluation`` draws what an earlier, fixed module makes for it
+        ``rollout`` is for its training samples; ``evaluation`` for what an earlier, fixed module makes for it
         (GLM-Image's tokens for its decoder).
         """
         adapter = self.adapters[module]

@@ -1,4 +1,4 @@
-"""Rows of a batch: repeated prompts, distinct records, numbers of sources, and the seeds of their draws."""
+"""Rows of a batch: repeated prompts, distinct records, numbers of sources, and random seeds."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ independent. Below 2^32, since torch's CPU generator reads no higher bit of its 
 
 
 def random_seeds(count: int, generator: torch.Generator) -> list[int]:
-    """Draws ``count`` seeds from ``generator``, which thereby decides everything random in a rollout.
+    """Makes ``count`` seeds by ``generator``, which thereby decides everything random in a rollout.
 
-    Of a rollout that several ranks share, all seeds are drawn, and this rank's are returned.
+    Of a rollout that several ranks share, all seeds are made, and this rank's are returned.
     """
     start, size, total = (part * count // ranks.share[1] for part in ranks.share) if ranks.share else (0, count, count)
     seeds: list[int] = torch.randint(SEED_RANGE, (total,), generator=generator).tolist()

@@ -98,7 +98,7 @@ def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
 
 
 def _judged_samplers(family: Family, config: Parameters, rollout: SamplerConfig) -> dict[str, SamplerConfig]:
-    """``rollout`` draws tokens as in training, ``sde`` denoises as in training, ``eval`` is the plain pipeline."""
+    """``rollout`` samples tokens as in training, ``sde`` denoises as in training, ``eval`` is the plain pipeline."""
     samplers = {}
     if "tokens" in family.kinds():
         samplers["rollout"] = rollout

@@ -27,7 +27,7 @@ whole sequences. It grows with the root of the layers and with the deviation (`b
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSampler:
-    """The distribution that tokens are drawn from."""
+    """The distribution that tokens are sampled from."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -115,7 +115,7 @@ def chosen_log_probs(
 
 
 def deviation(log_probs: Tensor) -> Tensor:
-    """Standard deviation of [B, V] log-probs over the ids that may be drawn, which is that of their logits, [B]."""
+    """Standard deviation of [B, V] log-probs over the ids that may be sampled, which is that of their logits, [B]."""
     allowed = log_probs.isfinite()
     count = allowed.sum(-1, keepdim=True)
     values = log_probs.masked_fill(~allowed, 0.0)
@@ -131,7 +131,7 @@ def entropy(log_probs: Tensor, probabilities: Tensor) -> Tensor:
 def expected_gap(network: Any, dtype: torch.dtype, deviation: float) -> float:
     """Mean |log ratio| in nats that rounding alone makes between sampler and replay of a transformers model.
 
-    ``deviation``: standard deviation of its logits over the ids that may be drawn.
+    ``deviation``: standard deviation of its logits over the ids that may be sampled.
     """
     layers: int = network.config.get_text_config().num_hidden_layers
     return ROUNDING[dtype] * math.sqrt(layers) * deviation

@@ -91,7 +91,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
         *,
         kl_reference: bool = False,
     ) -> None:
-        """``sampler`` (without top-p or top-k) draws training samples; ``kl_reference`` stores log-probs for a KL."""
+        """``sampler`` (without top-p or top-k) is for training samples; ``kl_reference`` stores log-probs for a KL."""
         super().__init__(adapter)
         self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
         self.temperature = model.sampler(sampler).temperature
@@ -100,7 +100,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
     ) -> Rollout[TokenTrajectory[E]]:
-        """Draws G samples of each prompt. All randomness comes from seeds drawn from ``generator``."""
+        """Generates G samples of each prompt. All randomness comes from seeds, and those from ``generator``."""
         started = time.perf_counter()
         groups = self.sample(prompts, group_size, generator)
         seconds = time.perf_counter() - started
@@ -110,7 +110,7 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     @torch.no_grad()
     def sample(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> SampledGroups[E]:
-        """Draws the tokens of a rollout, with the reference's log-probs if there is a KL penalty."""
+        """Samples the tokens of a rollout, with the reference's log-probs if there is a KL penalty."""
         records = repeated(prompts, group_size)
         seeds = random_seeds(len(records), generator)
         decode_seeds = seeds

@@ -153,7 +153,7 @@ class AnswerModel:
     def _bias(self) -> Tensor:
         """[V] float32: -inf for ids that no answer may have.
 
-        A sampled image placeholder would ask for pixels that are not there, so none can be drawn and none counts in
+        A sampled image placeholder would ask for pixels that are not there, so none can be sampled and none counts in
         the softmax, while sampling and while scoring; nor does the padding at the end of a larger head.
         """
         tokenizer, head = self.processor.tokenizer, self.head

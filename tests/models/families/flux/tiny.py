@@ -27,14 +27,14 @@ def pipeline(*, schnell: bool = False) -> Any:
         guidance_embeds=not schnell,
         axes_dims_rope=(4, 6, 6),
     )
-    pipeline = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0 if schnell else 3.0, use_dynamic_shifting=not schnell),
-        vae=sd3.vae().eval(),
-        text_encoder=text_encoder.eval(),
-        tokenizer=sd3.clip_tokenizer(),
-        text_encoder_2=sd3.t5_encoder().eval(),
-        tokenizer_2=sd3.t5_tokenizer(),
-        transformer=transformer.eval(),
+    return sd3.frozen(
+        FluxPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0 if schnell else 3.0, use_dynamic_shifting=not schnell),
+            vae=sd3.vae(),
+            text_encoder=text_encoder,
+            tokenizer=sd3.clip_tokenizer(),
+            text_encoder_2=sd3.t5_encoder(),
+            tokenizer_2=sd3.t5_tokenizer(),
+            transformer=transformer,
+        )
     )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline

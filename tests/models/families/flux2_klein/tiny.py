@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.z_image import tiny as z_image
 
 
@@ -26,16 +27,16 @@ def pipeline(*, distilled: bool = False) -> Any:
         axes_dims_rope=(4, 4, 4, 4),
         guidance_embeds=False,
     )
-    pipeline = Flux2KleinPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
-        vae=vae().eval(),
-        text_encoder=encoder.eval(),
-        tokenizer=words,
-        transformer=transformer.eval(),
-        is_distilled=distilled,
+    return sd3.frozen(
+        Flux2KleinPipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
+            vae=vae(),
+            text_encoder=encoder,
+            tokenizer=words,
+            transformer=transformer,
+            is_distilled=distilled,
+        )
     )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
 def vae() -> Any:

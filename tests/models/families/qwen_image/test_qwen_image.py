@@ -16,6 +16,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig
 from visual_grpo.models.families.qwen_image import FAMILY, QwenImage, QwenImageOptions
+from visual_grpo.models.family import find_family
 
 CPU = ModelConfig(device="cpu")
 
@@ -118,6 +119,7 @@ def test_the_gradient_goes_through_both_branches_and_the_scale(pipeline: Any) ->
 
 def test_an_edit_pipeline_loads_as_one_and_needs_its_processor(edit_pipeline: Any, tmp_path: Path) -> None:
     edit_pipeline.save_pretrained(tmp_path)
+    assert find_family("auto", str(tmp_path)) is FAMILY
     assert type(FAMILY.load(str(tmp_path), CPU)).__name__ == "QwenImageEditPipeline"
     shutil.rmtree(tmp_path / "processor")
     with pytest.raises(UserError, match=r"lacks processor\."):

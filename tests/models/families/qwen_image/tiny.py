@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from tests.models.families.sd3.tiny import frozen
+
 SIZE = (64, 96)
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
@@ -23,15 +25,9 @@ def pipeline(*, edit: bool = False) -> Any:
         "text_encoder": text_encoder(words),
         "transformer": transformer(),
     }
-    for part in parts.values():
-        if isinstance(part, torch.nn.Module):
-            part.eval().requires_grad_(False)
     if edit:
-        pipeline = QwenImageEditPipeline(**parts, tokenizer=words, processor=processor(words))
-    else:
-        pipeline = QwenImagePipeline(**parts, tokenizer=words)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+        return frozen(QwenImageEditPipeline(**parts, tokenizer=words, processor=processor(words)))
+    return frozen(QwenImagePipeline(**parts, tokenizer=words))
 
 
 def tokenizer() -> Any:

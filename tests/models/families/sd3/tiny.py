@@ -38,12 +38,19 @@ def pipeline(*, t5: bool = True) -> Any:
         "text_encoder_2": clip(2, 16),
         "text_encoder_3": t5_encoder() if t5 else None,
     }
-    for part in parts.values():
+    tokenizers = {
+        "tokenizer": clip_tokenizer(),
+        "tokenizer_2": clip_tokenizer(),
+        "tokenizer_3": t5_tokenizer() if t5 else None,
+    }
+    return frozen(StableDiffusion3Pipeline(**parts, **tokenizers))
+
+
+def frozen(pipeline: Any) -> Any:
+    """In evaluation mode, as a family loads it."""
+    for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
             part.eval().requires_grad_(False)
-    pipeline = StableDiffusion3Pipeline(
-        **parts, tokenizer=clip_tokenizer(), tokenizer_2=clip_tokenizer(), tokenizer_3=t5_tokenizer() if t5 else None
-    )
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

@@ -28,15 +28,15 @@ def pipeline(*, turbo: bool = False) -> Any:
         axes_dims=[4, 6, 6],
         axes_lens=[1024, 64, 64],
     )
-    pipeline = ZImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if turbo else 6.0),
-        vae=sd3.vae().eval(),
-        text_encoder=encoder.eval(),
-        tokenizer=words,
-        transformer=transformer.eval(),
+    return sd3.frozen(
+        ZImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0 if turbo else 6.0),
+            vae=sd3.vae(),
+            text_encoder=encoder,
+            tokenizer=words,
+            transformer=transformer,
+        )
     )
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
 
 
 def tokenizer() -> Any:

@@ -88,7 +88,7 @@ class GlmImageDecoder:
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
-        """Returns conditions with the tokens that the AR module draws with ``seeds``."""
+        """Returns conditions with the tokens that the AR module samples with ``seeds``."""
         return self.conditions_of(records, self.sample_tokens(records, seeds), guidance_scale)
 
     @torch.no_grad()

@@ -85,13 +85,13 @@ class GlmImage(Model):
         return self._stage_one(decode)
 
     def decoder(self, tokens_by: SamplerConfig) -> GlmImageDecoder:
-        """The second stage, which gets tokens that are drawn as ``tokens_by`` says."""
+        """The second stage, whose tokens are sampled as ``tokens_by`` says."""
 
-        def draw(records: Sequence[PromptRecord], seeds: Sequence[int]) -> Tensor:
+        def sample(records: Sequence[PromptRecord], seeds: Sequence[int]) -> Tensor:
             tokens = self.sample_tokens(records, seeds, tokens_by).trajectory.tokens
             return self._stage_one().image_tokens(tokens, records)
 
-        return GlmImageDecoder(self.pipeline, self.size, self.sources, draw)
+        return GlmImageDecoder(self.pipeline, self.size, self.sources, sample)
 
     def sample_tokens(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
