@@ -95,6 +95,8 @@ class ServerReward:
         stop_after: requests in a row that may fail for good before the run stops; 0 = any number.
         headers: of every request.
         api_key: sent as ``Authorization: Bearer``.
+        image_format: ``png`` (exact) or ``jpeg`` (quality 95, no colour subsampling): smaller and sooner encoded.
+        image_size: pixels of the longer side, to which larger images are scaled down (Lanczos); null = as they are.
     """
 
     waits: ClassVar[bool] = True
@@ -112,6 +114,8 @@ class ServerReward:
     stop_after: int = 5
     headers: Mapping[str, str] | None = None
     api_key: str | None = None
+    image_format: str = "png"
+    image_size: int | None = None
     failed: int = field(init=False, default=0)
     """Requests that failed for good since the last answer, over all calls."""
 
@@ -124,6 +128,10 @@ class ServerReward:
                 raise UserError(f"{name} must be a number of seconds above 0, got {seconds!r}")
         for name, least in (("retries", 0), ("concurrency", 1), ("stop_after", 0)):
             check_whole_number(name, getattr(self, name), least)
+        if self.image_format not in ("png", "jpeg"):
+            raise UserError(f"image_format must be png or jpeg, got {self.image_format!r}")
+        if self.image_size is not None:
+            check_whole_number("image_size", self.image_size, 1)
         self.url = self.url.rstrip("/")
         self._is_local = parts.hostname in ("localhost", "::1") or parts.hostname.startswith("127.")
         key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
@@ -196,6 +204,19 @@ class ServerReward:
                 f"{self.failed} requests in a row failed for good (stop_after: {self.stop_after}), so that no more are"
                 f" sent. The last error: {reason}"
             )
+
+    def base64(self, image: Image.Image) -> str:
+        """Encodes an RGB image as base64 of a file in ``image_format``."""
+        if self.image_size is not None and max(image.size) > self.image_size:
+            scale = self.image_size / max(image.size)
+            width, height = (max(1, round(side * scale)) for side in image.size)
+            image = image.resize((width, height), Image.Resampling.LANCZOS)
+        buffer = io.BytesIO()
+        if self.image_format == "jpeg":
+            image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        else:
+            image.save(buffer, "PNG", compress_level=1)
+        return base64.b64encode(buffer.getvalue()).decode("ascii")
 
     def get(self, path: str, remedy: str) -> Any:
         """Returns the JSON at ``path``, asked once and for a few seconds.
@@ -304,39 +325,6 @@ def _check_status(response: ClientResponse, url: str, excerpt: str) -> None:
             by_sample=status <= 500 and status not in (408, 429),
             after=float(after) if after.isdecimal() else None,
         )
-
-
-class ImageEncoder:
-    """Encodes images as base64 of PNG or JPEG files.
-
-    Args:
-        image_format: ``png`` (exact) or ``jpeg`` (quality 95, no colour subsampling): smaller and sooner encoded.
-        image_size: pixels of the longer side, to which larger images are scaled down (Lanczos); None = as they are.
-    """
-
-    def __init__(self, image_format: str, image_size: int | None) -> None:
-        if image_format not in ("png", "jpeg"):
-            raise UserError(f"image_format must be png or jpeg, got {image_format!r}")
-        if image_size is not None and (not isinstance(image_size, int) or image_size < 1):
-            raise UserError(f"image_size must be a number of pixels of at least 1, or null, got {image_size!r}")
-        self.image_format = image_format
-        self.image_size = image_size
-
-    def base64(self, image: Image.Image) -> str:
-        """Encodes an RGB image."""
-        if self.image_size is not None and max(image.size) > self.image_size:
-            scale = self.image_size / max(image.size)
-            width, height = (max(1, round(side * scale)) for side in image.size)
-            image = image.resize((width, height), Image.Resampling.LANCZOS)
-        buffer = io.BytesIO()
-        if self.image_format == "jpeg":
-            image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-        else:
-            image.save(buffer, "PNG", compress_level=1)
-        return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-    def data_url(self, image: Image.Image) -> str:
-        return f"data:image/{self.image_format};base64,{self.base64(image)}"
 
 
 @dataclass(frozen=True)

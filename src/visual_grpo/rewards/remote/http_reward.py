@@ -16,7 +16,6 @@ from visual_grpo.common.errors import UserError, nearest_hint, sanitize
 from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.client import (
-    ImageEncoder,
     Lost,
     RefusedError,
     RequestError,
@@ -184,8 +183,6 @@ class HttpReward(ServerReward):
         model: the weights that the worker must say it has; null = any. With ``unirl``: the reward of the service.
         protocol: ``worker`` (docs/reward_workers.md), ``flow_factory`` or ``unirl``.
         batch_size: images in a request.
-        image_format: ``png`` or ``jpeg``.
-        image_size: pixels of the longer side, to which larger images are scaled down; null = as they are.
         sources: send the images that were edited too; every record must have one.
         parts: the components of the worker's scores that are reported; null = all.
     """
@@ -193,8 +190,6 @@ class HttpReward(ServerReward):
     model: str | None = None
     protocol: str = "worker"
     batch_size: int = 16
-    image_format: str = "png"
-    image_size: int | None = None
     sources: bool = False
     parts: Sequence[str] | None = None
 
@@ -207,7 +202,6 @@ class HttpReward(ServerReward):
             raise UserError("http: with protocol unirl, model must name the reward of the service")
         check_whole_number("http: batch_size", self.batch_size, 1)
         self._protocol = PROTOCOLS[self.protocol]
-        self.encoder = ImageEncoder(self.image_format, self.image_size)
         self.needs = Needs(source=self.sources)
 
     def check_machine(self) -> None:
@@ -225,8 +219,8 @@ class HttpReward(ServerReward):
         if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
             raise UserError(f"http: a worker scores images, got {wrong[0]}")
         # Retries, halves, and several samples of one source encode no image twice.
-        encoded = cache(lambda row: self.encoder.base64(to_pil(samples[row])))
-        source = cache(lambda path: self.encoder.base64(read_image(path)))
+        encoded = cache(lambda row: self.base64(to_pil(samples[row])))
+        source = cache(lambda path: self.base64(read_image(path)))
 
         def batch(rows: Sequence[int]) -> Batch:
             edited = [[source(path) for path in prompts[row].source_images] for row in rows] if self.sources else None

@@ -21,7 +21,6 @@ from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.ocr import asked_text
 from visual_grpo.rewards.remote.client import (
-    ImageEncoder,
     Lost,
     RefusedError,
     Scored,
@@ -121,8 +120,6 @@ class VlmJudge(ServerReward):
         pattern: a regular expression whose group is the score in a reply; null = the number after "Score".
         source: send the image that was edited before the result; null = as the rubric needs it.
         system: a system message; null = none.
-        image_size: pixels of the longer side, to which larger images are scaled down; null = as they are.
-        image_format: ``jpeg`` or ``png``.
         cache: a folder in which answers are kept, found by image, question, model and settings; null = none is kept.
         max_tokens: of a reply; null = 1 for yes_probability, 512 for a score.
         temperature: 0 = the most likely words.
@@ -155,7 +152,6 @@ class VlmJudge(ServerReward):
         self._rubric = find_rubric(self.rubric, self.source)
         self.low, self.high = _range(self.score_range)
         self._pattern = None if self.pattern is None else _compiled(self.pattern)
-        self.encoder = ImageEncoder(self.image_format, self.image_size)
         self.needs = Needs(source=self._rubric.source)
         settings: dict[str, Any] = {"temperature": self.temperature, "seed": self.seed}
         if self.mode == "yes_probability":
@@ -244,7 +240,7 @@ class VlmJudge(ServerReward):
 
     def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
         images = [read_image(path) for path in record.source_images] if self._rubric.source else []
-        urls = [self.encoder.data_url(image) for image in [*images, to_pil(sample)]]
+        urls = [f"data:image/{self.image_format};base64,{self.base64(image)}" for image in [*images, to_pil(sample)]]
         hint = YES_OR_NO if self.mode == "yes_probability" else _score_hint(self.low, self.high)
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
