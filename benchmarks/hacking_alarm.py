@@ -164,7 +164,7 @@ class _Scorer:
             rang, low, away = False, 0.0, 0.0
             for images, total in run.values():
                 look = monitor.look(self.records, list(images), total, self._guards(images))
-                changes = {signal.name: signal.change for signal in look.signals}
+                changes = {one.name: one.change for one in look.watched}
                 rang |= look.alarm is not None
                 low, away = min(low, *(changes[guard] for guard in watched)), max(away, changes["distance"])
         return rang, low, away

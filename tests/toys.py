@@ -132,7 +132,12 @@ class CountingScorer:
         else:
             total = (stacked == self.target).float().mean(1)
         total[list(self.unscored)] = torch.nan
-        return Scores(total=total, rewards={"count": total}, parts={}, weights={"count": 1.0})
+        return one_reward(total)
+
+
+def one_reward(total: Tensor) -> Scores:
+    """Scores of the only reward, ``count``."""
+    return Scores(total=total, rewards={"count": total}, parts={}, weights={"count": 1.0})
 
 
 def _gather(log_probs: Tensor, tokens: Tensor) -> Tensor:

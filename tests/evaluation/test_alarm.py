@@ -14,7 +14,7 @@ from scipy import stats
 
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, HackingMonitor, InterimAnalysis, Signal
+from visual_grpo.evaluation.alarm import DISTANCE, UNSCORED, HackingMonitor, InterimAnalysis, Watched
 
 COUNT = 24
 RECORDS = [PromptRecord(id=f"p{i:02d}", prompt=f"prompt {i}") for i in range(COUNT)]
@@ -44,8 +44,8 @@ def look(monitor: HackingMonitor, guard: Any = BASE, total: Any = 2.0, pixel: in
     return monitor.look(RECORDS, images, totals, {"guard": torch.as_tensor(np.asarray(guard), dtype=torch.float32)})
 
 
-def signal(found: InterimAnalysis, name: str) -> Signal:
-    return next(signal for signal in found.signals if signal.name == name)
+def watched(found: InterimAnalysis, name: str) -> Watched:
+    return next(one for one in found.watched if one.name == name)
 
 
 @pytest.mark.parametrize(("max_distance", "signals"), [(None, 2), (0.5, 3)])
@@ -54,7 +54,7 @@ def test_the_bounds_are_of_the_paired_changes_at_the_level_of_all_looks_and_sign
 ) -> None:
     monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(error=0.06, max_distance=max_distance), looks=4)
     now = BASE * 0.7 + 0.02 * np.sin(np.arange(COUNT))
-    guard = signal(look(monitor, guard=now), "guard")
+    guard = watched(look(monitor, guard=now), "guard")
     change = now - BASE
     half = stats.t.ppf(1 - 0.06 / (4 * signals), COUNT - 1) * change.std(ddof=1) / COUNT**0.5
     expected = [value / BASE.mean() for value in (change.mean(), change.mean() - half, change.mean() + half)]
@@ -81,7 +81,7 @@ def test_a_fall_that_chance_explains_is_no_alarm(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).normal(0, 0.5, COUNT)
     noise += BASE.mean() * -0.4 - noise.mean()
     found = look(HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4), guard=BASE + noise)
-    assert signal(found, "guard").change == pytest.approx(-0.4, abs=1e-5)
+    assert watched(found, "guard").change == pytest.approx(-0.4, abs=1e-5)
     assert found.alarm is None
 
 
@@ -99,11 +99,11 @@ def test_samples_that_can_no_longer_be_scored_are_an_alarm_without_a_rise(tmp_pa
 def test_the_distance_is_that_of_the_pictures(tmp_path: Path) -> None:
     folder = baseline(tmp_path)
     found = look(HackingMonitor(folder, AlarmConfig(), looks=4), pixel=151)
-    assert signal(found, DISTANCE).change == pytest.approx(0.2)
+    assert watched(found, DISTANCE).change == pytest.approx(0.2)
     assert found.alarm is None, "it is only followed"
     alarm = look(HackingMonitor(folder, AlarmConfig(max_distance=0.1), looks=4), pixel=151).alarm
     assert alarm == "the reward rose by 1, and the pictures are 0.20 away from the base model's (at least 0.20)"
-    assert signal(look(HackingMonitor(folder, AlarmConfig(), looks=4)), DISTANCE).change == pytest.approx(0)
+    assert watched(look(HackingMonitor(folder, AlarmConfig(), looks=4)), DISTANCE).change == pytest.approx(0)
 
 
 def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(
     records = [*RECORDS[:5], PromptRecord(id="new", prompt="new")]
     texts = [TextSample(text="", finished=True, frame=(8, 8))] * 6
     found = monitor.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
-    assert {own.name for own in found.signals} == {"guard", UNSCORED}
+    assert {own.name for own in found.watched} == {"guard", UNSCORED}
     assert found.rise == 1.0
     assert monitor.files(records)[4:] == [tmp_path / "eval/p04.png", None]
     nothing = monitor.look(records[5:], texts[5:], torch.ones(1), {"guard": torch.ones(1)})

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records, reproducible
+from tests.toys import (
+    CountingScorer,
+    ToyGaussianPolicy,
+    ToyTokenPolicy,
+    given_gradients,
+    one_reward,
+    records,
+    reproducible,
+)
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
@@ -100,37 +108,24 @@ def test_unscored_rows_neither_teach_nor_count() -> None:
         trained(ToyTokenPolicy(), CountingScorer(unscored=tuple(range(24))), steps=1)
 
 
-class Counted(CountingScorer):
-    """With a ratio whose denominators differ, the first row's unscored, and one of nothing over nothing."""
-
-    def __call__(self, prompts: Any, samples: Any) -> Scores:
-        scores = super().__call__(prompts, samples)
-        above, below = scores.total.clone(), 1 + torch.arange(len(samples), dtype=torch.float32)
-        above[0] = below[0] = torch.nan
-        return replace(scores, ratios={"count/share": (above, below), "count/none": (above * 0, below * 0)})
-
-
 def test_a_ratio_is_reported_as_the_sum_over_the_sum() -> None:
-    policy = ToyTokenPolicy()
-    rollout = policy.rollout(records(4), 6, torch.Generator().manual_seed(0))
-    scores = Counted()(rollout.prompts, rollout.samples)
+    above, below = torch.rand(24), 1 + torch.arange(24.0)
+    above[0] = below[0] = torch.nan
+    scores = replace(one_reward(above), ratios={"count/share": (above, below), "count/none": (above * 0, below * 0)})
     values = _reward_metrics([scores, scores], config())
-    above, below = scores.ratios["count/share"]
     assert values["part/count/share"] == pytest.approx(float(above.nansum() / below.nansum()))
     assert values["part/count/none"] == 0  # A metric must be a number.
 
 
-class TwoRewards(CountingScorer):
+def two_rewards(prompts: Any, samples: Any) -> Scores:
     """The second is the first with the opposite sign and half the weight."""
-
-    def __call__(self, prompts: Any, samples: Any) -> Scores:
-        scores = super().__call__(prompts, samples)
-        rewards = {"up": scores.total, "down": -scores.total, "told": scores.total}
-        return replace(scores, rewards=rewards, weights={"up": 1.0, "down": 0.5, "told": 0.0}, total=scores.total / 2)
+    scores = CountingScorer()(prompts, samples)
+    rewards = {"up": scores.total, "down": -scores.total, "told": scores.total}
+    return replace(scores, rewards=rewards, weights={"up": 1.0, "down": 0.5, "told": 0.0}, total=scores.total / 2)
 
 
 def test_each_rewards_share_of_the_variance_is_reported() -> None:
-    _, (first, *_) = trained(ToyTokenPolicy(), TwoRewards())
+    _, (first, *_) = trained(ToyTokenPolicy(), two_rewards)
     shares = {name: value for name, value in first.values.items() if name.startswith("advantage_share/")}
     assert shares == pytest.approx({"advantage_share/up": 2.0, "advantage_share/down": -1.0})
     assert not any(name.startswith("advantage_share/") for name in trained(ToyTokenPolicy())[1][0].values)
@@ -186,7 +181,7 @@ class EveryThirdGroupVaries(CountingScorer):
             if (self.groups + group) % 3 == 0:
                 total[group * 6] = 1.0
         self.groups += len(samples) // 6
-        return Scores(total=total, rewards={"r": total}, parts={}, weights={"r": 1.0})
+        return one_reward(total)
 
 
 def test_refill_replaces_groups_without_variance() -> None:
@@ -198,13 +193,11 @@ def test_refill_replaces_groups_without_variance() -> None:
     assert refilled[0].values["zero_variance_share"] == pytest.approx(0.6)
 
 
-class SomePromptsVary(CountingScorer):
+def some_prompts_vary(prompts: Any, samples: Any) -> Scores:
     """Only the groups of some prompts have different rewards, so that what is refilled depends on what was drawn."""
-
-    def __call__(self, prompts: Any, samples: Any) -> Scores:
-        total = super().__call__(prompts, samples).total
-        total[[int(record.id[1:]) % 3 > 0 for record in prompts]] = 0.5
-        return Scores(total=total, rewards={"r": total}, parts={}, weights={"r": 1.0})
+    total = CountingScorer()(prompts, samples).total
+    total[[int(record.id[1:]) % 3 > 0 for record in prompts]] = 0.5
+    return one_reward(total)
 
 
 RESUMED: list[dict[str, Any]] = [
@@ -216,7 +209,7 @@ RESUMED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", RESUMED)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(options: dict[str, Any]) -> None:
     def make() -> GRPOTrainer[Any]:
-        return GRPOTrainer(ToyTokenPolicy(), SomePromptsVary(), config(**options), seed=1)
+        return GRPOTrainer(ToyTokenPolicy(), some_prompts_vary, config(**options), seed=1)
 
     def shown(metrics: list[Any]) -> list[Any]:
         return [(m.step, [record.id for record in m.prompts], reproducible(m.values)) for m in metrics]

@@ -191,19 +191,26 @@ def test_a_short_training_has_a_short_signal_check(rollouts: int | None, steps: 
     assert SignalCheckConfig(rollouts=rollouts).most(steps) == most
 
 
-class Cheated(CountingScorer):
-    """Rises with every evaluation (of three samples), while the guard falls from the third on."""
+SAME, FALLEN = (1.0, 1.0, 1.0), (0.1, 0.1, 0.1)
+SLOWLY = ((0.95, 0.95, 0.95), (0.1, 0.6, 1.0), (0.1, 0.6, 1.0), FALLEN)
+"""The guard falls by little, by more than its limit without proof of it, and then for all to see."""
 
-    evaluations = 0
+
+class Cheated(CountingScorer):
+    """Rises with every evaluation (of three samples), at which the guard has these values, at last the last ones."""
+
+    def __init__(self, *guards: tuple[float, float, float], evaluations: int = 0) -> None:
+        super().__init__()
+        self.guards, self.evaluations = guards or (SAME, FALLEN), evaluations
 
     def __call__(self, prompts: Any, samples: Any) -> Scores:
         scores = super().__call__(prompts, samples)
         if len(samples) != 3:
             return replace(scores, rewards={**scores.rewards, "guard": scores.total})
+        guard = self.guards[min(self.evaluations, len(self.guards) - 1)]
         self.evaluations += 1
-        guard = 1.0 if self.evaluations < 2 else 0.1
         total = torch.arange(3) * 1e-3 + self.evaluations
-        return replace(scores, total=total, rewards={"guard": torch.full((3,), guard)})
+        return replace(scores, total=total, rewards={"guard": torch.tensor(guard)})
 
 
 def watched_run(
@@ -254,22 +261,10 @@ def test_an_alarm_warns_stops_or_rolls_back(tmp_path: Path, action: str, steps: 
     assert run.progress.history[1]["watch/guard"] == pytest.approx(-0.9, abs=1e-2)
 
 
-class CheatedSlowly(Cheated):
-    """The guard falls by little, by more than its limit without proof of it, and then for all to see."""
-
-    guards = ((0.95, 0.95, 0.95), (0.1, 0.6, 1.0), (0.1, 0.6, 1.0), (0.1, 0.1, 0.1))
-
-    def __call__(self, prompts: Any, samples: Any) -> Scores:
-        scores = super().__call__(prompts, samples)
-        if len(samples) != 3:
-            return scores
-        return replace(scores, rewards={"guard": torch.tensor(self.guards[self.evaluations - 1])})
-
-
 @pytest.mark.parametrize("action", ["stop", "rollback"])
 @pytest.mark.parametrize("resumed_after", [None, 2])
 def test_a_rollback_goes_back_to_before_the_cheating(tmp_path: Path, action: str, resumed_after: int | None) -> None:
-    run = watched_run(tmp_path, action, scorer=CheatedSlowly())
+    run = watched_run(tmp_path, action, scorer=Cheated(*SLOWLY))
     tables: dict[int, torch.Tensor] = {}
 
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
@@ -279,8 +274,7 @@ def test_a_rollback_goes_back_to_before_the_cheating(tmp_path: Path, action: str
 
     run.run(Callbacks(on_step=on_step, note=lambda text: None))
     if resumed_after is not None:
-        scorer = CheatedSlowly()
-        scorer.evaluations = resumed_after
+        scorer = Cheated(*SLOWLY, evaluations=resumed_after)
         run = watched_run(tmp_path, action, resume="auto", scorer=scorer)
         run.run(Callbacks(on_step=on_step, note=lambda text: None))
     run.write_adapters(tmp_path / "out")
@@ -291,10 +285,8 @@ def test_a_rollback_goes_back_to_before_the_cheating(tmp_path: Path, action: str
 
 
 def test_a_rollback_with_nothing_but_doubtful_evaluations_goes_back_to_the_least_doubtful(tmp_path: Path) -> None:
-    class Doubtful(CheatedSlowly):
-        guards = ((0.1, 0.5, 1.0), (0.1, 0.6, 1.0), (0.1, 0.4, 1.0), (0.1, 0.1, 0.1))
-
-    run = watched_run(tmp_path, "rollback", scorer=Doubtful())
+    doubtful = Cheated((0.1, 0.5, 1.0), (0.1, 0.6, 1.0), (0.1, 0.4, 1.0), FALLEN)
+    run = watched_run(tmp_path, "rollback", scorer=doubtful)
     execute(run, tmp_path / "out")
     assert ([alarm["step"] for alarm in run.progress.alarms], run.progress.best_step) == ([4], 2)
 
@@ -312,9 +304,7 @@ def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tm
 
 
 def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
-    run = watched_run(tmp_path, "rollback")
-    assert isinstance(run.scorer, Cheated)
-    run.scorer.evaluations = 1
+    run = watched_run(tmp_path, "rollback", scorer=Cheated(FALLEN))
     with pytest.raises(UserError, match=r"at the first evaluation, after step 1: the reward rose.*Evaluate earlier"):
         execute(run, tmp_path / "out")
 

@@ -1,11 +1,11 @@
 """Notices a reward that is cheated: it rises, and what it does not judge gets worse, by more than chance explains.
 
-At every evaluation of a training the same eval prompts are drawn with the same seeds as for the baseline. Each *signal*
-(a guard's fall, the rise of the unscored share, the distance to the base model's pictures) has a one-sided t-bound of
-the paired differences. The looks at one training are dependent, and there are several signals: all bounds have the
-level ``error / (looks * signals)``, so that by Bonferroni's inequality a training in which nothing exceeds its limit
-raises an alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending:
-Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
+At every evaluation of a training the same eval prompts are drawn with the same seeds as for the baseline. Each *watched
+score* (a guard, the unscored share, the distance to the base model's pictures) has a one-sided t-bound of the paired
+differences. The looks at one training are dependent, and there are several scores: all bounds have the level
+``error / (looks * scores)``, so that by Bonferroni's inequality a training in which nothing exceeds its limit raises an
+alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending: Jennison &
+Turnbull, Group Sequential Methods, 2000, chapter 2.)
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SIDE = 64
 """Pixels to which pictures are reduced before their distance is measured."""
 _SHOWN_SIDE = 1600
 _RISE = 0.9
-"""Confidence of the total's two-sided interval: an error of 5% at its lower end. The signals limit false alarms."""
+"""Confidence of the total's two-sided interval: an error of 5% at its lower end. The others limit false alarms."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signal:
+class Watched:
     """The change of one score against the base model on the same prompts and seeds."""
 
     name: str
@@ -83,7 +83,7 @@ class Signal:
 class InterimAnalysis:
     """One evaluation of a training (an interim look, in group-sequential terms)."""
 
-    signals: tuple[Signal, ...]
+    watched: tuple[Watched, ...]
     rise: float
     """Change of the total on the prompts that both could score."""
     has_risen: bool
@@ -92,23 +92,23 @@ class InterimAnalysis:
     def alarm(self) -> str | None:
         """States why the reward seems to be hacked; None if nothing shows it."""
         # Unscored samples drop out of the total, so their share may rise without a rise of the total.
-        worse = [signal for signal in self.signals if signal.is_worse and (self.has_risen or signal.name == UNSCORED)]
+        worse = [one for one in self.watched if one.is_worse and (self.has_risen or one.name == UNSCORED)]
         if not worse:
             return None
         risen = f"the reward rose by {self.rise:.3g}, and " if self.has_risen else ""
-        return f"{risen}{', '.join(signal.sentence for signal in worse)}"
+        return f"{risen}{', '.join(one.sentence for one in worse)}"
 
     @property
     def suspicion(self) -> float:
-        """Largest distance of a signal beyond its limit, possibly by chance; 0 = none."""
-        return max((s.beyond for s in self.signals if self.rise > 0 or s.name == UNSCORED), default=0.0)
+        """Largest distance of a watched score beyond its limit, possibly by chance; 0 = none."""
+        return max((one.beyond for one in self.watched if self.rise > 0 or one.name == UNSCORED), default=0.0)
 
     def metrics(self) -> dict[str, float]:
         """Returns ``watch/NAME`` with its bounds, without undefined ones."""
         metrics: dict[str, float] = {}
-        for signal in self.signals:
-            values = {"watch": signal.change, "watch_low": signal.low, "watch_high": signal.high}
-            metrics |= {f"{what}/{signal.name}": value for what, value in values.items() if not math.isnan(value)}
+        for one in self.watched:
+            values = {"watch": one.change, "watch_low": one.low, "watch_high": one.high}
+            metrics |= {f"{what}/{one.name}": value for what, value in values.items() if not math.isnan(value)}
         return metrics
 
 
@@ -145,17 +145,17 @@ class HackingMonitor:
         # Each one-sided bound has an equal part of the error.
         level = 1 - 2 * self.rule.error / (self.looks * (len(self.guards) + 1 + (self.rule.max_distance is not None)))
         compare = partial(paired_difference, clusters=list(before["unit"]), confidence=level)
-        signals = []
+        watched = []
         for name in self.guards:
             measured = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows])
-            signals.append(_signal(name, measured, -self.rule.max_guard_fall, abs(measured.baseline_mean) or math.nan))
+            watched.append(_watched(name, measured, -self.rule.max_guard_fall, abs(measured.baseline_mean) or math.nan))
         measured = compare(before["total"].isna(), total.isnan().cpu()[rows])
-        signals.append(_signal(UNSCORED, measured, self.rule.max_unscored_rise))
+        watched.append(_watched(UNSCORED, measured, self.rule.max_unscored_rise))
         if rows and all(is_image(samples[row]) for row in rows):
             away = [self._distance(str(file), samples[row]) for file, row in zip(before["file"], rows, strict=True)]
-            signals.append(_signal(DISTANCE, compare(np.zeros(len(away)), away), self.rule.max_distance))
+            watched.append(_watched(DISTANCE, compare(np.zeros(len(away)), away), self.rule.max_distance))
         risen = compare(before["total"], total.double().cpu()[rows], confidence=_RISE)
-        return InterimAnalysis(signals=tuple(signals), rise=risen.difference, has_risen=risen.ci_low > 0)
+        return InterimAnalysis(watched=tuple(watched), rise=risen.difference, has_risen=risen.ci_low > 0)
 
     def files(self, records: Sequence[PromptRecord]) -> list[Path | None]:
         """Returns the base model's picture of each record."""
@@ -167,9 +167,9 @@ class HackingMonitor:
         return float((self._reduced(file) - _reduced(sample)).square().mean().sqrt())
 
 
-def _signal(name: str, measured: PairedDifference, limit: float | None, scale: float = 1.0) -> Signal:
+def _watched(name: str, measured: PairedDifference, limit: float | None, scale: float = 1.0) -> Watched:
     change, low, high = (value / scale for value in (measured.difference, measured.ci_low, measured.ci_high))
-    return Signal(name=name, change=change, low=low, high=high, limit=limit)
+    return Watched(name=name, change=change, low=low, high=high, limit=limit)
 
 
 def _reduced(image: Tensor) -> Tensor:

@@ -99,12 +99,12 @@ class GRPOTrainer(Generic[T]):
             advantages = group_advantages(total, size, scale=scale, **limits)
         batches = []
         parts = advantages.split([len(chosen) for chosen in rows])
-        for (rollout, own, _), chosen, part in zip(scored, rows, parts, strict=True):
+        for (rollout, part_scores, _), chosen, part in zip(scored, rows, parts, strict=True):
             batch = TrainBatch(
                 rollout=rollout,
-                scores=own,
-                rows=chosen[~own.total[chosen].isnan()],
-                advantages=torch.zeros(len(own.total)).index_put((chosen,), part),
+                scores=part_scores,
+                rows=chosen[~part_scores.total[chosen].isnan()],
+                advantages=torch.zeros(len(part_scores.total)).index_put((chosen,), part),
                 replayed_log_probs=rollout.log_probs.clone() if config.replays(self.dtype) else None,
             )
             if len(batch.rows):

@@ -52,7 +52,7 @@ def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
 
 
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:
-    """Raises UserError if the base model's files are not those that the starter pipeline found or made."""
+    """Raises UserError if the base model's files are not those that the starter pipeline model_family or made."""
     model = starter_report["model"]
     before = starter_report["content"]
     if before is not None and content_digest(model) != before:
@@ -176,10 +176,10 @@ def load_model(
         adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
     """
     config = policy or PolicyConfig()
-    found = find_family(family, model)
-    settings = ModelSettings(size=size, policy=config, options=options_of(found, options or {}))
+    model_family = find_family(family, model)
+    settings = ModelSettings(size=size, policy=config, options=options_of(model_family, options or {}))
     model_config = ModelConfig(path=model, dtype=dtype, base_weights=base_weights, device=device)
-    built = found.build(found.load(model, model_config), settings)
+    built = model_family.build(model_family.load(model, model_config), settings)
     require_quantized(built.adapters.networks, base_weights)
     if adapters is not None:
         built.adapters.load(adapters, train)
@@ -211,10 +211,10 @@ def load_policy(
         rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
-    found = find_family(family, model)
-    name = module or next(iter(found.modules))
-    if name not in found.modules:
-        raise UserError(f"{found.name} has no module {name!r}; it has {', '.join(found.modules)}")
+    model_family = find_family(family, model)
+    name = module or next(iter(model_family.modules))
+    if name not in model_family.modules:
+        raise UserError(f"{model_family.name} has no module {name!r}; it has {', '.join(model_family.modules)}")
     built = load_model(
         model,
         size=size,
@@ -227,8 +227,8 @@ def load_policy(
     )
     return built.policy(
         name,
-        rollout=rollout or _sampler(found, ROLLOUT),
-        evaluation=_sampler(found, EVAL_SAMPLER),
+        rollout=rollout or _sampler(model_family, ROLLOUT),
+        evaluation=_sampler(model_family, EVAL_SAMPLER),
         kl_reference=kl_reference,
     )
 

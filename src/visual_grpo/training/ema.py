@@ -31,10 +31,10 @@ class AdapterAverage:
             return
         from diffusers.training_utils import EMAModel  # Two seconds, which a training without it should not pay.
 
-        for module, own in trainer.modules.items():
-            average = EMAModel(own.parameters, decay=decay, foreach=True)
-            self._averages[module] = average, own.parameters
-            own.optimizer.adamw.register_step_post_hook(partial(_follow, average, own.parameters))
+        for module, module_trainer in trainer.modules.items():
+            average = EMAModel(module_trainer.parameters, decay=decay, foreach=True)
+            self._averages[module] = average, module_trainer.parameters
+            module_trainer.optimizer.adamw.register_step_post_hook(partial(_follow, average, module_trainer.parameters))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -56,9 +56,9 @@ class AdapterAverage:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         for module, (average, parameters) in self._averages.items():
-            own = tensors_under(module, state)
-            updates = int(own.pop("updates"))
-            values = [own[str(number)] for number in range(len(own))]
+            tensors = tensors_under(module, state)
+            updates = int(tensors.pop("updates"))
+            values = [tensors[str(number)] for number in range(len(tensors))]
             average.load_state_dict({"optimization_step": updates, "shadow_params": values})
             average.to(device=parameters[0].device)
 
