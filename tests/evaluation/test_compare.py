@@ -14,16 +14,22 @@ SETTINGS = {"bootstrap_samples": 200, "seed": 0}
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
 
 
-def scores(total: Sequence[float] | np.ndarray, sampler: str = "eval", split: str = "eval") -> pd.DataFrame:
-    """Two images of each prompt; the reward is the total, its part ten times that, the guard constant."""
+def scores(
+    total: Sequence[float] | np.ndarray,
+    guard: Sequence[float] | float = 1.0,
+    sampler: str = "eval",
+    split: str = "eval",
+    images: int = 2,
+) -> pd.DataFrame:
+    """``images`` of each prompt p0, p1, ...; the reward is the total, its part ten times that."""
     rows = [
-        (sampler, split, f"p{i // 2}", f"prompt {i // 2}", i % 2, 100 + i, f"{sampler}/p{i // 2}_{i % 2}.png")
+        (sampler, split, f"p{i // images}", f"prompt {i // images}", i % images, 100 + i, f"{sampler}/{i}.png")
         for i in range(len(total))
     ]
     frame = pd.DataFrame(rows, columns=COLUMNS)
     frame["total"] = frame["reward/a"] = np.asarray(total, dtype=float)
-    frame["reward/guard"] = 1.0
-    frame["part/a/fine"] = np.asarray(total) * 10
+    frame["reward/guard"] = guard
+    frame["part/a/fine"] = np.asarray(total, dtype=float) * 10
     frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}}
     return frame
 

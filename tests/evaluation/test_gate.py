@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from scipy.stats import nct, t
 
+from tests.evaluation.test_compare import scores as table
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
@@ -22,18 +23,7 @@ GAINS = [0.3, 0.3, 0.4, 0.3, 0.2, 0.4]
 
 
 def scores(total: Sequence[float] | np.ndarray, guard: Sequence[float] | float = 1.0, images: int = 1) -> pd.DataFrame:
-    """``images`` of each prompt p0, p1, ...; the total is the reward ``a``."""
-    frame = pd.DataFrame(
-        [
-            ("eval", "held_out", f"p{i // images}", f"prompt {i // images}", i % images, 100 + i)
-            for i in range(len(total))
-        ],
-        columns=["sampler", "split", "id", "prompt", "index", "seed"],
-    )
-    frame["total"] = frame["reward/a"] = np.asarray(total, dtype=float)
-    frame["reward/guard"] = guard
-    frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}}
-    return frame
+    return table(total, guard, split="held_out", images=images)
 
 
 def lower(differences: Sequence[float], alpha: float) -> float:

@@ -1,4 +1,4 @@
-"""Group-relative advantages, the clipped surrogate with its KL penalty, and the four losses made of them.
+"""Group-relative advantages, the clipped surrogate with its KL penalty, and the losses made of them.
 
 Shapes: B rows in group-major order (N prompts x G samples), S decision steps; log-probs, ratios, losses and weights are
 [B, S] float32, rewards and advantages [B] float32, masks [B, S] bool with True = counted. A reward of NaN marks an
