@@ -56,7 +56,7 @@ def save_model(folder: Path) -> None:
     from visual_grpo.starter.glm_image.modules import build_vae
     from visual_grpo.starter.sd3 import build_pipeline
 
-    pipeline = build_pipeline(build_vae(SIDE, SIDE, 0), SIDE, SIDE, 0)
+    pipeline = build_pipeline(build_vae(SIDE, SIDE, 0), SIDE, 0)
     pipeline.vae.register_to_config(shift_factor=0.0)  # flow_grpo adds it.
     generator = torch.Generator().manual_seed(0)
     for module in pipeline.transformer.modules():

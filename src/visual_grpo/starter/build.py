@@ -36,6 +36,8 @@ _PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
         f"{_GLM}.pretrain_ar:pretrain_language_half",
     ),
     ("shapes", "sd3"): ("visual_grpo.starter.sd3:pretrain_sd3",),
+    ("shapes", "flux"): ("visual_grpo.starter.flux:pretrain_flux",),
+    ("shapes", "z_image"): ("visual_grpo.starter.z_image:pretrain_z_image",),
     ("words", "glm_image"): (
         f"{_GLM}.pretrain_on_words:pretrain_decoder_half",
         f"{_GLM}.pretrain_on_words:pretrain_language_half",
@@ -109,7 +111,7 @@ def _steps(config: StarterConfig, data: DataConfig, family: str) -> dict[str, in
         return {"vl": config.vl_steps}
     steps = {"vae": config.vae_steps, "dit": config.dit_steps}
     kinds = 2 if data.task == "mixed" else 1
-    return steps if family == "sd3" else {**steps, "ar": config.ar_steps * kinds}
+    return {**steps, "ar": config.ar_steps * kinds} if family == "glm_image" else steps
 
 
 def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, seed: int, family: str) -> None:

@@ -1,19 +1,24 @@
-"""The small Stable Diffusion 3 and its pretraining."""
+"""The small flow models and their pretraining."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline
+from diffusers import DiffusionPipeline
 from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as glm_modules
+from visual_grpo.starter.flow import normalise_latents, pretrain_dit
+from visual_grpo.starter.flux import pretrain_flux
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
-from visual_grpo.starter.pretraining import Job
-from visual_grpo.starter.sd3 import PROMPT_TOKENS, build_transformer, normalise_latents, pretrain_dit, pretrain_sd3
+from visual_grpo.starter.pretraining import Advance, Job
+from visual_grpo.starter.sd3 import SMALL_SD3, build_transformer, pretrain_sd3
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
+from visual_grpo.starter.text_encoders import PROMPT_TOKENS
+from visual_grpo.starter.z_image import pretrain_z_image
 
 SIDE = 64
 
@@ -37,11 +42,12 @@ def test_normalised_latents_are_the_vaes_own_and_decode_as_before() -> None:
 def trained(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     dit = build_transformer(SIDE, seed=2)
+    embeds = torch.randn(len(COMBINATIONS) + 1, PROMPT_TOKENS, 64, generator=generator)
     pretrain_dit(
+        SMALL_SD3,
         dit,
         latents=torch.randn(len(COMBINATIONS), 2, 4, 8, 8, generator=generator),
-        embeds=torch.randn(len(COMBINATIONS) + 1, PROMPT_TOKENS, 64, generator=generator),
-        pooled=torch.randn(len(COMBINATIONS) + 1, 64, generator=generator),
+        texts=(embeds, embeds[:, 0]),
         job=Job(folder=Path("unused"), height=SIDE, width=SIDE, seed=seed, steps={"dit": 3}),
         advance=lambda module, done: None,
     )
@@ -54,17 +60,40 @@ def test_pretraining_is_a_function_of_its_arguments() -> None:
     assert not torch.equal(trained(0), trained(1))
 
 
-def test_a_whole_pipeline_is_saved_that_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visual_grpo.starter.sd3._COPIES", 1)
+@pytest.mark.parametrize(
+    ("pretrain", "absent", "tokens"),
+    [
+        (pretrain_sd3, ("text_encoder_3", "tokenizer_3"), 0),
+        (pretrain_flux, (), PROMPT_TOKENS),
+        (pretrain_z_image, (), PROMPT_TOKENS),
+    ],
+)
+def test_a_whole_pipeline_is_saved_that_draws(
+    pretrain: Callable[[Job, Advance], None],
+    absent: tuple[str, ...],
+    tokens: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("visual_grpo.starter.flow._COPIES", 1)
     reached: list[tuple[str, int]] = []
     job = Job(folder=tmp_path / "base", height=SIDE, width=SIDE, seed=0, steps={"vae": 2, "dit": 2})
-    pretrain_sd3(job, lambda module, done: reached.append((module, done)))
+    pretrain(job, lambda module, done: reached.append((module, done)))
     assert ("vae", 2) in reached
     assert reached[-2:] == [("dit", 1), ("dit", 2)]
-    pipeline = StableDiffusion3Pipeline.from_pretrained(job.folder, text_encoder_3=None, tokenizer_3=None)
+    pipeline = DiffusionPipeline.from_pretrained(job.folder, **dict.fromkeys(absent))
     pipeline.set_progress_bar_config(disable=True)
+    prompts = [COMBINATIONS[0].prompt, COMBINATIONS[-1].prompt]
     images = pipeline(
-        COMBINATIONS[0].prompt, num_inference_steps=2, max_sequence_length=0, guidance_scale=1.0, output_type="pt"
+        prompts,
+        height=SIDE,
+        width=SIDE,
+        num_inference_steps=2,
+        guidance_scale=1.0,
+        output_type="pt",
+        generator=[torch.Generator().manual_seed(0) for _ in prompts],
+        max_sequence_length=tokens,
     ).images
-    assert images.shape == (1, 3, SIDE, SIDE)
+    assert images.shape == (2, 3, SIDE, SIDE)
     assert images.isfinite().all()
+    assert not torch.equal(images[0], images[1])  # the text reaches the transformer
