@@ -89,6 +89,7 @@ def test_rejections_name_the_key(tmp_path):
         "no query": ({"query": None}, "empty_prompt"),
         "bbox the wrong way round": ({"bbox": [5, 2, 4, 5]}, "wrong_box"),
         "point outside": ({"points": [[48, 5]]}, "wrong_points"),
+        "box in the metadata": ({"metadata": {"box": [1, 2, 3, 4]}}, "ambiguous_key"),
         "damaged": ({"mask": "damaged.png"}, "corrupt_image"),
         "empty": ({"mask": "empty.png"}, "empty_mask"),
         "too small": ({"mask": "speck.png"}, "empty_mask"),

@@ -133,7 +133,11 @@ class ImageStore:
             "box": box_of(mask) if box is None else rescale_box(box, size, to),
             "points": inner_points(mask, _POINTS) if points is None else rescale_points(points, size, to),
         }
-        metadata = json.dumps({**json.loads(record.metadata), **prompts}, ensure_ascii=False, sort_keys=True)
+        metadata = json.loads(record.metadata)
+        if any(metadata.get(key) != extra.get(key) for key in prompts):
+            message = "the metadata have a box or points, which the prepared ones would replace"
+            raise Rejected("ambiguous_key", message, "Move them to the record's top level, or rename them")
+        metadata = json.dumps({**metadata, **prompts}, ensure_ascii=False, sort_keys=True)
         return replace(record, metadata=metadata), image, prepared_mask
 
 
