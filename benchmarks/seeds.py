@@ -147,6 +147,8 @@ def controls(clones: dict[int, Path], choices: list[str]) -> str:
         for seed, clone in clones.items():
             found = json.loads((clone / "results" / choice / "evaluation.json").read_text())["headline"]
             best, missed = found["control"], found["unscored"]
+            if best is None:  # evaluation.controls is empty.
+                continue
             means = f"{best['baseline']:.3f} | {best['trained']:.3f} | {_interval(best)}"
             unscored = f"{missed['baseline']} / {missed['trained']} of {missed['of']}"
             lines.append(f"| {trained(clones, choice)} | {seed} | {best['sampler']} | {means} | {unscored} |")

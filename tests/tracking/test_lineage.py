@@ -65,6 +65,8 @@ def test_only_what_is_read_and_is_as_recorded_has_a_dvc_hash(project: Path) -> N
     assert lineage.dvc_tags(project, ["data/a", "data/c", "photos"]).keys() == {"dvc.data/a", "dvc.photos"}
     (project / "data/a/file").write_text("changed")
     assert lineage.dvc_tags(project, ["data/a", "data/b"]) == {"dvc.data/b": tags["dvc.data/b"]}
+    (project / ".git").rename(project / "no-git")
+    assert lineage.dvc_tags(project, ["data"]) == {}
 
 
 @pytest.mark.parametrize("damaged", ["- 1\n", "<<<<<<< HEAD\nschema: '2.0'\n=======\n"])

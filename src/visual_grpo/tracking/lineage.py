@@ -102,15 +102,16 @@ def _outputs(project: Path) -> dict[Path, Any]:
 
 
 def _dvc_stages(project: Path) -> Sequence[Any]:
-    """The stages and ``*.dvc`` files of all folders; empty where DVC is not used or not installed."""
+    """The stages and ``*.dvc`` files of all folders; empty where DVC is not used or not installed, or without git."""
     try:
         from dvc.exceptions import DvcException, NotDvcRepoError
         from dvc.repo import Repo
+        from dvc.scm import SCMError
     except ImportError:
         return ()
     try:
         stages: Sequence[Any] = Repo(project).index.stages
-    except NotDvcRepoError:
+    except (NotDvcRepoError, SCMError):
         return ()
     except DvcException as error:  # For example, a merge has damaged a file.
         raise UserError(f"DVC: {error}. Put the file back as git has it: git checkout FILE") from error
