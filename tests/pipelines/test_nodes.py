@@ -48,7 +48,7 @@ FUNCTIONS = {name: function for nodes in PIPELINES.values() for name, (function,
 
 
 def function(node: Node) -> Any:
-    return pkgutil.resolve_name(f"visual_grpo.pipelines.{FUNCTIONS[node.name]}")
+    return pkgutil.resolve_name(f"visual_grpo.pipelines.{FUNCTIONS[node.short_name]}")
 
 
 def arguments(node: Node) -> dict[str, Any]:

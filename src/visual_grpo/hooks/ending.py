@@ -60,7 +60,7 @@ class EndingHooks:
     @hook_impl
     def before_node_run(self, node: Node) -> None:
         self._step += 1
-        console.heading(f"{self._step} of {self._steps}: {node.name}")
+        console.heading(f"{self._step} of {self._steps}: {node.short_name}")
 
     @hook_impl
     def after_node_run(self) -> None:

@@ -91,7 +91,7 @@ class TrackingHooks:
     @hook_impl
     def on_node_error(self, error: Exception, node: Node) -> None:
         tracker = Tracker.active()
-        tracker.tags({"evaluate.error.node" if tracker.evaluates else "error.node": node.name})
+        tracker.tags({"evaluate.error.node" if tracker.evaluates else "error.node": node.short_name})
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
