@@ -52,7 +52,7 @@ def test_a_model_that_cannot_be_loaded_is_told(painted: Project, monkeypatch: py
     failed: list[str] = []
     with pytest.raises(UserError, match=r"^the weights are damaged$") as error:
         painted.run(create_pipeline("baseline"), failed=failed)
-    assert failed == ["draw_baseline"]
+    assert failed == ["baseline.draw_baseline"]
     assert not isinstance(error.value, DatasetError), "nothing was being saved"
     pd.testing.assert_frame_equal(read_scores(painted.folder / "baseline"), before)
 
