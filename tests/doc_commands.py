@@ -81,7 +81,7 @@ def _kedro(words: list[str], project: Path) -> None:
 
 def _torchrun(words: list[str], project: Path) -> None:
     args = get_args_parser().parse_args(words[1:])
-    assert (args.module, args.training_script) == (True, "visual_grpo.grpo.distributed"), words
+    assert (args.module, args.training_script) == (True, "kedro"), words
     _kedro(["kedro", *args.training_script_args], project)
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ _OPTIONS = {
 """Kedro's run parameter -> its option."""
 _DEFAULT = "local"
 """The environment of a run that names none."""
-_launcher: list[str] = []
 _current: list[Command] = []
 _source: list[str | None] = [None]
 
@@ -34,14 +33,14 @@ def use_source(source: str | None) -> None:
     _source[:] = [source]
 
 
-def use_launcher(words: Sequence[str]) -> None:
-    """Sets what starts this process's commands in place of ``kedro``: torchrun, for several machines."""
-    _launcher[:] = words
+def under_torchrun() -> bool:
+    """Returns whether torchrun has started this process, as one of several ranks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def launcher() -> list[str]:
-    """Returns the words set by `use_launcher`; empty for ``kedro``."""
-    return list(_launcher)
+def program() -> list[str]:
+    """Returns the words that start this process's commands, before ``run``."""
+    return ["torchrun", "OPTIONS", "-m", "kedro"] if under_torchrun() else [_kedro()]
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Command:
         return self.for_pipeline("train").with_parameters({"resume": checkpoint})
 
     def __str__(self) -> str:
-        words = [*(_launcher or [_kedro()]), "run"]
+        words = [*program(), "run"]
         if self.source is not None:
             words.append(f"--conf-source={self.source}")
         if self.environment is not None:

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo.common.errors import nearest_hint
+from visual_grpo.config.command import under_torchrun
 
 _NEXT = re.compile(r",(?=\s*[^\s,=]+\s*=)")
 """A comma that separates two parameters: another NAME= follows."""
@@ -74,10 +75,24 @@ def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
     return checked
 
 
+def _on_all_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Under torchrun, runs the command on rank 0, which the other ranks follow."""
+
+    @wraps(command)
+    def followed(*args: Any, **kwargs: Any) -> Any:
+        if not under_torchrun():
+            return command(*args, **kwargs)
+        from visual_grpo.grpo.distributed.launch import run_under_torchrun
+
+        return run_under_torchrun(lambda: command(*args, **kwargs))
+
+    return followed
+
+
 run = copy.copy(run_of_kedro)
 run.params = [copy.copy(option) for option in run_of_kedro.params]
 for _option in run.params:
     if _option.name == "params":
         _option.callback = _callback
-run.callback = _checked(run_of_kedro.callback)
+run.callback = _on_all_ranks(_checked(run_of_kedro.callback))
 cli.add_command(run)

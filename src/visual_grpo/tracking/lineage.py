@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.command import launcher
+from visual_grpo.config.command import program, under_torchrun
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
 """What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
@@ -23,10 +23,10 @@ _DVC = "dvc."
 
 def command() -> str:
     """The command line of this process, as it can be pasted into a terminal in the project's folder."""
-    program = Path(sys.argv[0])
-    is_kedro = "kedro" in (program.name, program.parent.name)
-    words = launcher() or ([".venv/bin/kedro"] if is_kedro else [])
-    return shlex.join([*words, *sys.argv[1:]] if words else ["python", *sys.orig_argv[1:]])
+    called = Path(sys.argv[0])
+    if "kedro" not in (called.name, called.parent.name):
+        return shlex.join(["python", *sys.orig_argv[1:]])
+    return shlex.join([*(program() if under_torchrun() else [".venv/bin/kedro"]), *sys.argv[1:]])
 
 
 def tags(project: Path) -> dict[str, str]:

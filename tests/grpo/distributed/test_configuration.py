@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,34 +49,21 @@ def test_torchruns_number_of_processes_counts(monkeypatch: pytest.MonkeyPatch) -
     assert DistributedConfig().processes == DistributedConfig(processes=2).processes == 4
 
 
-def test_the_line_that_goes_on_is_torchruns() -> None:
-    command.use_launcher(["torchrun", "--nnodes=2", "-m", "visual_grpo.grpo.distributed"])
-    try:
-        shown = str(command.Command(None, ("--pipeline=train",), {"seed": 3}))
-    finally:
-        command.use_launcher([])
-    assert shown == "torchrun --nnodes=2 -m visual_grpo.grpo.distributed run --pipeline=train --params=seed=3"
-
-
-def test_without_torchrun_one_line_says_how(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "visual_grpo.grpo.distributed", "run"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: expected, on each host, torchrun --nnodes=2")
+def test_the_line_that_goes_on_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
+    shown = str(command.Command(None, ("--pipeline=train",), {"seed": 3}))
+    assert shown == "torchrun OPTIONS -m kedro run --pipeline=train --params=seed=3"
 
 
 def test_hosts_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("1")
 
     def gathered(compute: Any) -> list[Any]:
-        host, (versions, code, files) = compute()
-        return [(host, (versions, code, files)), ("other", (versions, code, ["another"]))]
+        host, (code, packages, files) = compute()
+        return [(host, (code, packages, files)), ("other", (code, packages, ["another"]))]
 
     monkeypatch.setattr(ranks, "all_gather", gathered)
-    with pytest.raises(UserError, match=rf"^other and .* differ in Python, torch.* of {tmp_path}. Expected the same"):
-        launch._require_same_hosts([tmp_path, None])
+    with pytest.raises(
+        UserError, match=rf"^other and .* differ in packages, code or .* of {tmp_path}. Expected the same"
+    ):
+        launch._require_same_hosts([tmp_path])

@@ -19,7 +19,7 @@ from tests.small_project import paste
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
 TORCHRUN = (
     ".venv/bin/torchrun --nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=10.231.7.1:29400"
-    " --local-addr={address} --rdzv-conf=is_host={first} -m visual_grpo.grpo.distributed"
+    " --local-addr={address} --rdzv-conf=is_host={first} -m kedro"
 )
 
 

@@ -69,6 +69,7 @@ class LayeredTokens(SeededTokens):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
         self.network = nn.ModuleDict({"layers": self.layers})
+        self.network._no_split_modules = ["Linear"]  # type: ignore[assignment]
         given = torch.Generator().manual_seed(2)
         for parameter in self.network.requires_grad_(False).parameters():
             parameter.data = 0.3 * torch.randn(parameter.shape, generator=given)

@@ -47,7 +47,7 @@ def test_the_pods_find_the_first_one_and_run_the_command() -> None:
     assert int(given.nnodes) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert given.shutdown_timeout < pod["terminationGracePeriodSeconds"]
-    assert (given.module, given.training_script) == (True, "visual_grpo.grpo.distributed")
+    assert (given.module, given.training_script) == (True, "kedro")
     word, *options = given.training_script_args
     assert word == "run"
     processes = int(given.nnodes) * int(given.nproc_per_node)

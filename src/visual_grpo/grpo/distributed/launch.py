@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing.connection
 import os
-import platform
 import signal
 import socket
 import sys
@@ -31,7 +30,6 @@ from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import ranks, sharding
 
 _RANK_0_DECIDES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LIBRARIES = ("torch", "transformers", "diffusers", "peft", "tokenizers", "safetensors")
 _KEEPALIVE = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 12_000}
 """A connection to another host is lost after 12 silent seconds; gloo itself would wait for `ranks.TIMEOUT`."""
 
@@ -63,13 +61,13 @@ def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any
             share_cores(1)
 
 
-def launched_by_torchrun(command: Callable[[], object]) -> None:
+def run_under_torchrun(command: Callable[[], object]) -> None:
     """Called on all ranks of a torchrun: rank 0 runs ``command``, the others its jobs."""
-    if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
+    one_host = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
+    if one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        _join()
-    else:
-        _join()
+    _join()
+    if not one_host:
         _notice_lost_hosts()
     if ranks.rank():
         _follow_rank_0()
@@ -77,12 +75,10 @@ def launched_by_torchrun(command: Callable[[], object]) -> None:
     end_with_parent(signal.SIGTERM)
     try:
         command()
-    except SystemExit as end:
-        if end.code in (0, None):  # Else torchrun ends the others, and may start all again.
-            _announce(None)
-        else:
-            _end_lost_torchrun()
+    except BaseException:  # torchrun ends the others, and may start all again.
+        _end_lost_torchrun()
         raise
+    _announce(None)
 
 
 @contextmanager
@@ -183,7 +179,7 @@ def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
     here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count()))
     share_cores(here, sharded=config.distributed.sharded)
     if here < ranks.count():
-        _require_same_hosts([arguments.get(name) for name in ("model", "adapters", "start")])
+        _require_same_hosts([path for name in ("model", "adapters", "start") if (path := arguments.get(name))])
     device = resolve_device(config.model.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", ranks.rank())))
@@ -193,18 +189,16 @@ def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
     return config.model_copy(update={"model": config.model.model_copy(update={"device": str(device)})})
 
 
-def _require_same_hosts(folders: list[Path | str | None]) -> None:
-    """Raises UserError where code, versions or files differ: then a sample would depend on who draws it."""
-    package = Path(__file__).parents[2]
-    versions = {name: metadata.version(name) for name in _LIBRARIES} | {"python": platform.python_version()}
-    local = versions, tree_digest(package, package.rglob("*.py")), [content_digest(own) for own in folders if own]
+def _require_same_hosts(folders: list[Path | str]) -> None:
+    """Raises UserError where packages, code or files differ: then a sample would depend on who draws it."""
+    code, packages = Path(__file__).parents[2], {own.name: own.version for own in metadata.distributions()}
+    local = tree_digest(code, code.rglob("*.py")), packages, [content_digest(own) for own in folders]
     (first, expected), *others = ranks.all_gather(lambda: (socket.gethostname(), local))
     for host, found in others:
         if found != expected:
             raise UserError(
-                f"{host} and {first} differ in Python, {', '.join(_LIBRARIES)}, the code of visual_grpo, or the files"
-                f" of {', '.join(str(own) for own in folders if own)}. Expected the same commit, packages and files, at"
-                " the same path on every host, best on a shared file system."
+                f"{host} and {first} differ in packages, code or the files of {', '.join(map(str, folders))}. Expected"
+                " the same at the same path on every host, best on a shared file system."
             )
 
 

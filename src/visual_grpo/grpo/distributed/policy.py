@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from visual_grpo.common.types import AdaptedModel, Adapters, PromptRecord, Rollout, Sample, Scores, begin_scoring
@@ -103,13 +104,11 @@ def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollou
 
 def _joined_stats(stats: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
     """Seconds of the slowest, the sum of speeds, means over rows of the rest."""
-    joined = {}
-    for name in stats[0]:
+
+    def joined(name: str) -> float:
         values = [part[name] for part in stats]
         if name.startswith("seconds/"):
-            joined[name] = max(values)
-        elif name.startswith("speed/"):
-            joined[name] = sum(values)
-        else:
-            joined[name] = sum(value * size for value, size in zip(values, rows, strict=True)) / sum(rows)
-    return joined
+            return max(values)
+        return sum(values) if name.startswith("speed/") else float(np.average(values, weights=rows))
+
+    return {name: joined(name) for name in stats[0]}

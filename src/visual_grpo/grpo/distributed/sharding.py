@@ -99,17 +99,7 @@ def _is_whole(layer: nn.Module) -> bool:
 
 
 def layers_of(network: nn.Module) -> list[nn.Module]:
-    """Returns the members of every outermost row of like layers; leaves out convolutions, as a VAE is small."""
-    found = []
-    for part in network.children():
-        found += list(part) if isinstance(part, nn.ModuleList) and _is_row(part) else layers_of(part)
-    return found
-
-
-def _is_row(part: nn.ModuleList) -> bool:
-    return (
-        len(part) > 1
-        and len({type(layer) for layer in part}) == 1
-        and all(any(True for _ in layer.parameters()) for layer in part)
-        and all(parameter.dim() <= 2 for parameter in part.parameters())
-    )
+    """Returns the layers that diffusers and transformers keep in one piece; leaves out convolutions: a VAE is small."""
+    names = getattr(network, "_no_split_modules", None) or ()
+    layers = [layer for layer in network.modules() if type(layer).__name__ in names]
+    return [layer for layer in layers if all(parameter.dim() <= 2 for parameter in layer.parameters())]
