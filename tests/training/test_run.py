@@ -158,6 +158,14 @@ def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> 
     assert not (tmp_path / "checkpoints").exists()
 
 
+def test_pictures_show_two_training_prompts_where_there_are_no_more(pipeline_folder: Path, tmp_path: Path) -> None:
+    run = make_run(parameters(tmp_path), pipeline_folder)
+    run.train_prompts, run.eval_prompts = RECORDS[:2], []
+    records, samples, _ = run.shown_samples()
+    assert [record.id for record in records] == ["r0"] * 4 + ["r1"] * 4
+    assert len(samples) == 8
+
+
 def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.path is other/model.*--pipeline=starter"):
         components.build_model(parameters(tmp_path, model={"path": "other/model"}), str(pipeline_folder))

@@ -271,7 +271,7 @@ class TrainingRun:
 
         `SHOWN_PROMPTS` eval prompts (training prompts, if there are none) x `SHOWN_EACH` samples, at the eval sampler.
         """
-        prompts = self.eval_prompts[:SHOWN_PROMPTS] or [self.train_prompts[i] for i in range(SHOWN_PROMPTS)]
+        prompts = self.eval_prompts[:SHOWN_PROMPTS] or list(self.train_prompts[:SHOWN_PROMPTS])
         records, samples = self._generate(prompts, SHOWN_EACH)
         return records, samples, self.scorer(records, samples).total
 
