@@ -99,7 +99,7 @@ def _methods(policy: object) -> list[tuple[object, str, str]]:
         ]
     assert isinstance(policy, FlowPolicy)
     return [
-        (policy.model, "draw_tokens", "tokens"),
+        (policy.model, "sample_tokens", "tokens"),
         (policy.model, "conditions_of", "denoising"),
         (policy.denoiser, "sample_path", "denoising"),
         (policy, "reference_means", "reference"),
