@@ -1,14 +1,15 @@
-"""Trains the small Stable Diffusion 3 by several algorithms at equal CPU time, and compares them on held-out prompts.
+"""Trains a flow module by several algorithms at equal CPU time, and compares them on held-out prompts.
 
-Each seed needs a clone in FOLDER/seed-SEED in which starter and data_preparation have run with ``--env=sd3_small
---params=seed=SEED,output=data`` (`seeds.py` makes such clones). ``--cost`` prints the CPU seconds of a step of every
-variant, measured in turns in one process; ``--steps`` then gives each variant those that cost the same. Rollouts are
-drawn with the trained weights, whatever is saved, so that one training gives both rows of a variant: its last weights,
-and their average (``train.ema_decay``). Evaluation is not counted. What is done is not done again.
+Each seed needs a clone in FOLDER/seed-SEED in which starter and data_preparation have run with
+``--params=seed=SEED,output=data`` and the same ``--env``, if any (`seeds.py` makes such clones). ``--cost`` prints the
+CPU seconds of a step of every variant, measured in turns in one process; ``--steps`` then gives each variant those that
+cost the same. Rollouts are drawn with the trained weights, whatever is saved, so that one training gives both rows of a
+variant: its last weights, and their average (``train.ema_decay``). Evaluation is not counted. What is done is not done
+again.
 
-    python benchmarks/algorithms.py 0 --folder FOLDER --cost
-    python benchmarks/algorithms.py 3 4 5 --folder FOLDER --steps default=50 dppo=50 matching=46
-    python benchmarks/algorithms.py 0 --folder FOLDER --steps matching=40 --name tried --params policy.flow.draws=2
+    python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --cost
+    python benchmarks/algorithms.py 3 4 5 --env sd3_small --folder FOLDER --steps default=50 dppo=50 matching=39
+    python benchmarks/algorithms.py 3 4 5 --folder FOLDER --params policy.train=dit --steps default=40 dppo=40
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ GUARDS = ("reward/edge_density", "reward/colour_entropy")
 class Training:
     """One training of a clone."""
 
-    def __init__(self, folder: Path, seed: int, params: str) -> None:
+    def __init__(self, folder: Path, env: str | None, seed: int, params: str) -> None:
         given = ",".join(filter(None, [SHARED, f"seed={seed}", params]))
-        arguments = argparse.Namespace(folder=folder, params=given, env="sd3_small")
+        arguments = argparse.Namespace(folder=folder, params=given, env=env)
         self.config: Parameters
         self.records: RecordTable
         self.config, self.records = project.load(arguments)
@@ -114,9 +115,9 @@ class Training:
         return float(torch.stack(ratios).mean())
 
 
-def cost(folder: Path, seed: int, params: str) -> None:
+def cost(folder: Path, env: str | None, seed: int, params: str) -> None:
     """Prints CPU seconds of a step, the mean of four after the first of each."""
-    trainings = {name: Training(folder, seed, f"{own},{params}") for name, own in VARIANTS.items()}
+    trainings = {name: Training(folder, env, seed, f"{own},{params}") for name, own in VARIANTS.items()}
     for _ in range(5):
         for training in trainings.values():
             training.step()
@@ -124,11 +125,11 @@ def cost(folder: Path, seed: int, params: str) -> None:
         print(name, f"{sum(row['seconds/cpu'] for row in training.history[1:]) / 4:.2f} CPU s a step")
 
 
-def train(folder: Path, seed: int, name: str, params: str) -> None:
+def train(folder: Path, env: str | None, seed: int, name: str, params: str) -> None:
     found = folder / RESULTS
     if (found / f"{name} ema").exists():
         return
-    training = Training(folder, seed, params)
+    training = Training(folder, env, seed, params)
     if not (found / BASE).exists():
         training.keep(found / BASE, base=True)
     while training.step():
@@ -182,6 +183,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seeds", type=int, nargs="+")
     parser.add_argument("--folder", type=Path, required=True, help="where the clones are")
+    parser.add_argument("--env", help="the Kedro environment, as for kedro run")
     parser.add_argument("--steps", nargs="+", default=[], help="VARIANT=STEPS of each variant to train")
     parser.add_argument("--name", help="of the results, where it is not the variant's")
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
@@ -195,10 +197,10 @@ def main() -> None:
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     for seed, clone in clones.items():
         if arguments.cost:
-            cost(clone, seed, arguments.params)
+            cost(clone, arguments.env, seed, arguments.params)
         for variant, steps in (given.split("=") for given in arguments.steps):
             params = ",".join(filter(None, [VARIANTS[variant], f"grpo.steps={steps}", arguments.params]))
-            train(clone, seed, arguments.name or variant, params)
+            train(clone, arguments.env, seed, arguments.name or variant, params)
     first = next(iter(clones.values())) / RESULTS
     found = sorted(folder.name for folder in first.glob("[!.]*") if folder.name != BASE)
     if "default" in found:
