@@ -102,7 +102,8 @@ class Training:
         """Mean of |v| with the adapter over |v| without it, at the states of the base model's ODE."""
         records = list(self.records.split("held_out"))[:32]
         steps, guidance = self.config.sampling.eval.denoising()
-        flow, schedule = self.model.model, self.model.model.schedule(steps)
+        flow = self.model.part("dit", self.config.sampling.eval)
+        schedule = flow.schedule(steps)
         velocity = flow.velocity(flow.conditions(records, range(32), guidance), torch.arange(len(records)))
         state = Denoiser(flow, self.config.policy).start_noise(range(len(records)))
         ratios = []
