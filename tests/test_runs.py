@@ -22,16 +22,17 @@ REGISTRY = """
 from kedro.pipeline import node, pipeline
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import new_folder
 
 def make(parameters: Parameters, grpo: GRPOConfig, rewards):
     return {"kinds": [type(value).__name__ for value in (parameters, grpo, rewards["palette"])]}
 
-def prepare(data: DataConfig, draft):
+def prepare(data: DataConfig, output):
     from visual_grpo.pipelines.data_preparation import prepare_records
-    return prepare_records(data, {}, draft)
+    return prepare_records(data, output, {})
 
-def prepare_only(data: DataConfig, starter_report, draft):
-    return prepare(data, draft)
+def prepare_only(data: DataConfig, output, starter_report):
+    return prepare(data, output)
 
 def score(records, parameters: Parameters, rewards):
     return {"reward": parameters.reward, "rewards": list(rewards)}
@@ -53,18 +54,21 @@ def terminate(report):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(5)
 
-def judge(adapters, draft, parameters):
-    (draft / "seed").write_text(f"{parameters.seed} {parameters.grpo.loss}")
+def judge(adapters, parameters):
+    folder = new_folder(parameters.output, "trained")
+    (folder / "seed").write_text(f"{parameters.seed} {parameters.grpo.loss}")
     if parameters.evaluation.every == 77:
         raise UserError("no room left")
-    return draft
+    return folder
 
-def fill(draft):
-    (draft / "file").write_text("whole")
-    return draft
+def fill(output):
+    folder = new_folder(output, "adapters")
+    (folder / "file").write_text("whole")
+    return folder
 
-def half(draft):
-    (draft / "file").write_text("half")
+def half(output):
+    folder = new_folder(output, "folder")
+    (folder / "file").write_text("half")
     raise OSError("an error of a library") from UserError("the model cannot load")
 
 def register_pipelines():
@@ -72,15 +76,15 @@ def register_pipelines():
     nodes = {
         "make": node(make, typed, "report", name="make"),
         "images": node(make, typed, "baseline", name="images"),
-        "half": node(half, "folder_draft", "folder", name="node_half"),
-        "evaluate": node(judge, ["adapters", "trained_draft", "parameters"], "trained", name="judge"),
-        "prepared": node(prepare_only, ["params:data", "starter_report", "records_draft"], "records", name="prepared"),
-        "untrained": node(half, "adapters_draft", "adapters", name="node_untrained"),
-        "trained": node(fill, "adapters_draft", "adapters", name="node_trained"),
+        "half": node(half, "params:output", "folder", name="node_half"),
+        "evaluate": node(judge, ["adapters", "parameters"], "trained", name="judge"),
+        "prepared": node(prepare_only, ["params:data", "params:output", "starter_report"], "records", name="prepared"),
+        "untrained": node(half, "params:output", "adapters", name="node_untrained"),
+        "trained": node(fill, "params:output", "adapters", name="node_trained"),
         **{f.__name__: node(f, "report", None, name=f.__name__)
            for f in (interrupt, crash, mistake, terminate, greedy)},
     }
-    own = pipeline([node(prepare, ["params:data", "records_draft"], "records", name="prepare"),
+    own = pipeline([node(prepare, ["params:data", "params:output"], "records", name="prepare"),
                     node(score, ["records", "parameters", "params:rewards"], "baseline", name="score")])
     return {**{name: pipeline([n]) for name, n in nodes.items()}, "own": own, "__default__": pipeline([nodes["make"]])}
 """
@@ -177,15 +181,11 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 CATALOG = """
 report: {type: json.JSONDataset, filepath: data/report.json}
 starter_report: {type: json.JSONDataset, filepath: data/starter.json}
-records: {type: visual_grpo.data.datasets.RecordsDataset, filepath: data/records.parquet}
-records_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/records.parquet, kind: file}
+records: {type: visual_grpo.data.datasets.RecordsDataset, filepath: "${output:}/05_model_input/records.parquet"}
 baseline: {type: json.JSONDataset, filepath: data/baseline.json}
 folder: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/folder, made_by: half}
-folder_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/folder}
 adapters: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/06_models/adapters, made_by: train}
-adapters_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/06_models/adapters}
 trained: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/trained, made_by: evaluate}
-trained_draft: {type: visual_grpo.data.datasets.DraftDataset, filepath: data/trained}
 """
 
 

@@ -27,7 +27,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     "data_preparation": {
         "prepare_records": (
             "data_preparation:prepare_records",
-            ["params:data", "starter_report", "records_draft"],
+            ["params:data", "params:output", "starter_report"],
             "records",
         ),
         "report_records": ("data_preparation:report_records", "records", "data_report"),
@@ -35,14 +35,14 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     "baseline": {
         "draw_baseline": (
             "baseline:draw_baseline",
-            ["parameters", "starter_report", "records", "baseline_draft"],
+            ["parameters", "starter_report", "records"],
             "baseline",
         ),
     },
     "train": {
         "train": (
             "train:train",
-            ["parameters", "starter_report", "records", "baseline", "adapters_draft"],
+            ["parameters", "starter_report", "records", "baseline"],
             ["adapters", "training_history"],
         ),
     },
@@ -50,7 +50,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
         "choose_adapters": ("evaluate:choose_adapters", ["parameters", "adapters"], "judged_adapters"),
         "draw_trained": (
             "evaluate:draw_trained",
-            ["parameters", "starter_report", "records", "baseline", "judged_adapters", "trained_draft"],
+            ["parameters", "starter_report", "records", "baseline", "judged_adapters"],
             "trained",
         ),
         "compare_with_baseline": (
@@ -60,15 +60,15 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
         ),
         "write_report": (
             "evaluate:write_report",
-            ["evaluation", "baseline", "trained", "judged_adapters", "evaluation_report_draft"],
+            ["params:output", "evaluation", "baseline", "trained", "judged_adapters"],
             "evaluation_report",
         ),
         "show_evaluation": ("evaluate:show", ["evaluation", "evaluation_report"], None),
     },
     "compare": {
-        "compare_adapters": ("compare:compare_adapters", ["parameters", "records", "comparison_draft"], "comparison"),
+        "compare_adapters": ("compare:compare_adapters", ["parameters", "records"], "comparison"),
     },
-    "generate": {"draw_prompts": ("generate:draw_prompts", ["parameters", "generated_draft"], "generated")},
+    "generate": {"draw_prompts": ("generate:draw_prompts", ["parameters"], "generated")},
     # Two nodes, so that the report is kept before an error ends the command; so in plan and reproduce.
     "gpu_check": {
         "check_gpu": ("gpu_check:check", "parameters", "gpu_check"),
@@ -81,7 +81,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     "labels": {
         "label_records": (
             "labels:label_records",
-            ["params:seed", "params:data", "params:rewards", "records", "negative_labels_draft"],
+            ["params:seed", "params:data", "params:rewards", "params:output", "records"],
             "negative_labels",
         ),
     },
@@ -92,7 +92,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     "promote": {
         "judge_candidate": (
             "promote:judge",
-            ["parameters", "records", "promotion_draft"],
+            ["parameters", "records"],
             ["promotion", "judgement"],
         ),
         "promote_candidate": (
@@ -108,13 +108,13 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     "reward_report": {
         "report_rewards": (
             "reward_report:report_rewards",
-            ["parameters", "starter_report", "records", "reward_report_draft"],
+            ["parameters", "starter_report", "records"],
             "reward_report",
         ),
     },
     "rollback": {"roll_back": ("promote:roll_back", "parameters", "rollback_result")},
-    "score": {"score_folder": ("score:score_folder", ["parameters", "scores_draft"], "scores")},
-    "vote": {"collect_votes": ("vote:collect_votes", ["parameters", "records", "votes_draft"], "votes")},
+    "score": {"score_folder": ("score:score_folder", ["parameters"], "scores")},
+    "vote": {"collect_votes": ("vote:collect_votes", ["parameters", "records"], "votes")},
 }
 """Pipeline -> node -> (function in `visual_grpo.pipelines`, inputs, outputs)."""
 

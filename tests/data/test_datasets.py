@@ -17,20 +17,22 @@ from kedro.runner import SequentialRunner
 from PIL import Image
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.data.datasets import DraftDataset, FolderDataset, RecordsDataset
+from visual_grpo.common.files import new_folder
+from visual_grpo.data.datasets import FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
 
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
 from pathlib import Path
-from visual_grpo.data.datasets import DraftDataset, FolderDataset
+from visual_grpo.common.files import new_folder
+from visual_grpo.data.datasets import FolderDataset
 
 def rename(self, target, real=Path.rename):
     if self.name.startswith(".out.draft"):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(self, target)
 
-draft = DraftDataset(filepath=sys.argv[1]).load()
+draft = new_folder(Path(sys.argv[1]).parent, "out")
 (draft / "b").write_text("2")
 Path.rename = rename
 FolderDataset(filepath=sys.argv[1], made_by="baseline").save(draft)
@@ -43,14 +45,14 @@ def dataset(tmp_path):
 
 
 @pytest.fixture
-def draft(tmp_path):
-    return DraftDataset(filepath=str(tmp_path / "data" / "out"))
+def new(tmp_path):
+    return lambda: new_folder(tmp_path / "data", "out")
 
 
 @pytest.fixture
-def save(dataset, draft):
+def save(dataset, new):
     def save(**files: str) -> None:
-        folder = draft.load()
+        folder = new()
         for name, text in files.items():
             (folder / name).write_text(text)
         dataset.save(folder)
@@ -77,17 +79,18 @@ def test_what_was_written_replaces_the_old_folder_whole(dataset, save):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, UserError])
-def test_a_node_that_fails_halfway_leaves_the_old_folder(dataset, draft, save, error):
-    def fill(folder: Path) -> Path:
+def test_a_node_that_fails_halfway_leaves_the_old_folder(dataset, new, save, error):
+    def fill() -> Path:
+        folder = new()
         (folder / "a").write_text("half")
         raise error
 
     save(a="1")
-    catalog = DataCatalog({"out_draft": draft, "out": dataset})
+    catalog = DataCatalog({"out": dataset})
     with pytest.raises(error):
-        SequentialRunner().run(pipeline([node(fill, "out_draft", "out", name="fill")]), catalog)
+        SequentialRunner().run(pipeline([node(fill, None, "out", name="fill")]), catalog)
     assert content(dataset.load()) == {"a": "1"}
-    assert content(draft.load()) == {}, "the next draft does not begin with the half-written one"
+    assert content(new()) == {}, "the next folder does not begin with the half-written one"
 
 
 def test_a_rename_that_fails_puts_the_old_folder_back(dataset, save, monkeypatch):
@@ -105,7 +108,7 @@ def test_a_rename_that_fails_puts_the_old_folder_back(dataset, save, monkeypatch
     assert content(dataset.load()) == {"a": "1"}
 
 
-def test_a_kill_between_the_two_renames_is_healed(dataset, draft, save):
+def test_a_kill_between_the_two_renames_is_healed(dataset, new, save):
     save(a="1")
     folder = dataset.load()
     command = [sys.executable, "-c", KILLED_BETWEEN_THE_RENAMES, str(folder)]
@@ -114,8 +117,8 @@ def test_a_kill_between_the_two_renames_is_healed(dataset, draft, save):
     assert dataset.exists()
     assert content(dataset.load()) == {"a": "1"}
     (left,) = folder.parent.glob(".out.*")
-    draft.load()
-    assert not left.exists(), "the draft of a process that was killed is removed by the next one"
+    new()
+    assert not left.exists(), "the folder of a process that was killed is removed by the next one"
 
 
 def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
@@ -126,20 +129,17 @@ def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
     assert not previous.exists()
 
 
-def test_the_draft_of_a_running_process_is_left_alone(draft):
-    other = draft.load().with_name(f".out.draft-{os.getppid()}")
+def test_the_new_folder_of_a_running_process_is_left_alone(new):
+    other = new().with_name(f".out.draft-{os.getppid()}")
     other.mkdir()
-    draft.load()
+    new()
     assert other.exists()
 
 
-def test_an_unsaved_draft_goes_when_the_process_ends(tmp_path):
-    code = (
-        "import sys; from visual_grpo.data.datasets import DraftDataset;"
-        " print(DraftDataset(filepath=sys.argv[1]).load())"
-    )
-    draft = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "out")], text=True)
-    assert Path(draft.strip()).parent == tmp_path
+def test_an_unsaved_folder_goes_when_the_process_ends(tmp_path):
+    code = "import sys; from visual_grpo.common.files import new_folder; print(new_folder(sys.argv[1], 'out'))"
+    folder = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True)
+    assert Path(folder.strip()).parent == tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
@@ -161,13 +161,8 @@ def test_anything_but_a_folder_is_refused(dataset, save, data, got):
     assert content(dataset.load()) == {"a": "1"}, "a folder may be saved in its own place"
 
 
-def test_a_draft_is_no_output(draft):
-    with pytest.raises(UserError, match="a draft is an input of the node that fills it"):
-        draft.save("x")
-
-
-def test_the_preview_is_the_first_picture_that_matches(dataset, draft):
-    folder = draft.load()
+def test_the_preview_is_the_first_picture_that_matches(dataset, new):
+    folder = new()
     for name, colour in (("b", "blue"), ("a", "red")):
         Image.new("RGB", (4, 4), colour).save(folder / f"{name}.png")
     first = (folder / "a.png").read_bytes()

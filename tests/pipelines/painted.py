@@ -19,7 +19,7 @@ from kedro.runner import SequentialRunner
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.config import Parameters
-from visual_grpo.data.datasets import DraftDataset, FolderDataset, RecordsDataset
+from visual_grpo.data.datasets import FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.training import components
@@ -37,12 +37,20 @@ MADE_BY = {
     "reward_report": "reward_report",
     "votes": "vote",
 }
+PLACES = {
+    "baseline": "07_model_output/baseline",
+    "trained": "07_model_output/trained",
+    "votes": "08_reporting/votes",
+}
+"""Of folders that nodes look for in the output folder."""
 
 
 def folders(parent: Path, made_by: Mapping[str, str]) -> dict[str, AbstractDataset[Any, Any]]:
-    """Catalog entries of folders and their drafts, as conf/base/catalog.yml has them."""
-    saved = {name: FolderDataset(filepath=str(parent / name), made_by=maker) for name, maker in made_by.items()}
-    return saved | {f"{name}_draft": DraftDataset(filepath=str(parent / name)) for name in made_by}
+    """Catalog entries of folders, as conf/base/catalog.yml has them."""
+    return {
+        name: FolderDataset(filepath=str(parent / PLACES.get(name, name)), made_by=maker)
+        for name, maker in made_by.items()
+    }
 
 
 class Failures:
@@ -93,6 +101,7 @@ class Project:
             "reward": None,
             "rewards": rewards_used,
             "modules": {},
+            "output": str(self.folder),
             "model": tree["model"] | {"family": "glm_image"},
         }
         memory = parameter_entries(Parameters.model_validate(tree)) | {

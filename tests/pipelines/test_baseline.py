@@ -16,7 +16,7 @@ from visual_grpo.training import components
 
 def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Project) -> None:
     painted.run(create_pipeline("baseline"))
-    scores = read_scores(painted.folder / "baseline")
+    scores = read_scores(painted.folder / "07_model_output/baseline")
     assert painted.policies == [("the model", None)]
     drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
     everywhere = {
@@ -28,7 +28,7 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
     held_out_only = {(control, "held_out"): {"nunique": 3, "size": 6} for control in controls}
     assert drawn.to_dict("index") == everywhere | held_out_only
     assert list(scores.attrs["facts"]["controls"]) == controls
-    assert all((painted.folder / "baseline" / file).is_file() for file in scores["file"])
+    assert all((painted.folder / "07_model_output/baseline" / file).is_file() for file in scores["file"])
 
 
 def test_same_parameters_same_images_and_scores(painted: Project) -> None:
@@ -54,7 +54,7 @@ def test_a_model_that_cannot_be_loaded_is_told(painted: Project, monkeypatch: py
         painted.run(create_pipeline("baseline"), failed=failed)
     assert failed == ["baseline.draw_baseline"]
     assert not isinstance(error.value, DatasetError), "nothing was being saved"
-    pd.testing.assert_frame_equal(read_scores(painted.folder / "baseline"), before)
+    pd.testing.assert_frame_equal(read_scores(painted.folder / "07_model_output/baseline"), before)
 
 
 LANGUAGE: dict[str, Any] = {

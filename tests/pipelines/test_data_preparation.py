@@ -12,7 +12,7 @@ from kedro.runner import SequentialRunner
 from tests.data.making import jsonl, picture
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.data.datasets import DraftDataset, RecordsDataset
+from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
@@ -27,6 +27,9 @@ def parameters(tmp_path):
     return Parameters.model_validate(parameters)
 
 
+FOLDER = "05_model_input"
+
+
 @pytest.fixture
 def data(tmp_path):
     picture(tmp_path / "data/a.png")
@@ -35,9 +38,7 @@ def data(tmp_path):
 
 
 def test_nodes_as_functions(parameters, data, tmp_path, capsys):
-    draft = tmp_path / "out/.records"
-    assert prepare_records(parameters.data, {}, draft) == draft
-    table = RecordTable(draft)
+    table = RecordTable(prepare_records(parameters.data, str(tmp_path), {}))
     assert len(table) == 30
     report = report_records(table)
     assert report["digest"] == table.digest
@@ -51,7 +52,7 @@ def test_nodes_as_functions(parameters, data, tmp_path, capsys):
 
 def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path, capsys):
     config = parameters.data.model_copy(update={"sealed_share": 0.3})
-    table = RecordTable(prepare_records(config, {}, tmp_path / "out/.records"))
+    table = RecordTable(prepare_records(config, str(tmp_path), {}))
     sealed = len(table.split("sealed"))
     assert sealed > 3
     assert report_records(table)["splits"]["sealed"] == {"records": sealed, "prompts": sealed}
@@ -61,17 +62,16 @@ def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path
 def test_the_pipeline_end_to_end(parameters, data, tmp_path):
     outputs = run(parameters, tmp_path)
     assert outputs["data_report"].load()["accepted"] == 30
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["images", "records.parquet"]
+    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["images", "records.parquet"]
 
 
 def run(parameters, folder):
-    manifest = str(folder / "out/records.parquet")
+    changed = parameters.model_copy(update={"output": str(folder)})
     catalog = DataCatalog(
-        {name: MemoryDataset(value) for name, value in parameter_entries(parameters).items()}
+        {name: MemoryDataset(value) for name, value in parameter_entries(changed).items()}
         | {
             "starter_report": MemoryDataset({}),
-            "records": RecordsDataset(filepath=manifest),
-            "records_draft": DraftDataset(filepath=manifest, kind="file"),
+            "records": RecordsDataset(filepath=str(folder / FOLDER / "records.parquet")),
         }
     )
     return SequentialRunner().run(create_pipeline("data_preparation"), catalog)
@@ -79,11 +79,10 @@ def run(parameters, folder):
 
 def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(parameters, data, tmp_path):
     run(parameters, tmp_path)
-    images, manifest = tmp_path / "out/images", tmp_path / "out/records.parquet"
+    images, manifest = tmp_path / FOLDER / "images", tmp_path / FOLDER / "records.parquet"
     before, old = {path.name for path in images.iterdir()}, manifest.read_bytes()
     picture(tmp_path / "data/a.png", colour="blue")
-    draft = tmp_path / "out/.records"
-    prepare_records(parameters.data, {}, draft)
+    draft = prepare_records(parameters.data, str(tmp_path), {})
     assert manifest.read_bytes() == old
     assert before < {path.name for path in images.iterdir()}, "a crash now leaves the old records with their images"
     RecordsDataset(filepath=str(manifest)).save(draft)
@@ -94,5 +93,5 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
 
 def test_missing_data_are_refused_before_anything_is_done(parameters, tmp_path):
     with pytest.raises(UserError, match="kedro run --pipeline=starter"):
-        prepare_records(parameters.data, {}, tmp_path / "out/.records")
-    assert not (tmp_path / "out").exists()
+        prepare_records(parameters.data, str(tmp_path), {})
+    assert not (tmp_path / FOLDER).exists()

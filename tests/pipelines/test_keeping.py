@@ -24,10 +24,11 @@ def draw(project: Project, **changes: Any) -> bool:
 
 def test_an_unchanged_baseline_is_kept(painted: Project, capsys: pytest.CaptureFixture[str]) -> None:
     assert draw(painted)
-    before = {file: file.stat().st_mtime_ns for file in (painted.folder / "baseline").rglob("*")}
+    baseline = painted.folder / "07_model_output/baseline"
+    before = {file: file.stat().st_mtime_ns for file in baseline.rglob("*")}
     capsys.readouterr()
     assert not draw(painted)
-    assert {file: file.stat().st_mtime_ns for file in (painted.folder / "baseline").rglob("*")} == before
+    assert {file: file.stat().st_mtime_ns for file in baseline.rglob("*")} == before
     said = " ".join(capsys.readouterr().out.split())
     assert "Kept the baseline in" in said
     assert "nothing that it depends on has changed (evaluation.redraw)" in said
@@ -81,8 +82,8 @@ def spoil(folder: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["changed", "gone", "added", "[]"])
 def test_a_baseline_that_is_not_whole_is_drawn_again(painted: Project, how: str) -> None:
     assert draw(painted)
-    whole = read_scores(painted.folder / "baseline")
-    spoil(painted.folder / "baseline", how)
+    whole = read_scores(painted.folder / "07_model_output/baseline")
+    spoil(painted.folder / "07_model_output/baseline", how)
     assert draw(painted)
-    assert read_scores(painted.folder / "baseline").equals(whole)
+    assert read_scores(painted.folder / "07_model_output/baseline").equals(whole)
     assert not draw(painted)

@@ -27,7 +27,7 @@ from visual_grpo.common.types import PromptRecord, StepMetrics, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.schema import validate
-from visual_grpo.data.datasets import DraftDataset, RecordsDataset
+from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.settings import CONFIG_LOADER_ARGS
@@ -55,12 +55,11 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
         "tracking": {"images_every": 1},
         "data": {"held_out_share": 0.3, "eval_share": 0.2},
     }
-    typed = parameter_entries(loaded("negative_points", **changes))
+    typed = parameter_entries(loaded("negative_points", output=str(tmp_path), **changes))
     reports = ("starter_report", "data_report", "evaluation")
     entries: dict[str, AbstractDataset[Any, Any]] = {
         **{name: MemoryDataset(value) for name, value in typed.items()},
-        "records": RecordsDataset(filepath=str(tmp_path / "records.parquet")),
-        "records_draft": DraftDataset(filepath=str(tmp_path / "records.parquet"), kind="file"),
+        "records": RecordsDataset(filepath=str(tmp_path / "05_model_input/records.parquet")),
         "training_history": MemoryDataset(),
         **{name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in reports},
         **folders(tmp_path, MADE_BY),
@@ -79,7 +78,7 @@ def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> N
         for name in ("gIoU", "gIoU_without", "cIoU", "cIoU_without", "contrast", "malformed"):
             assert (sampler, "held_out", f"negative_points/{name}") in entries
     assert not any(sampler == "sde" for sampler, _, _ in entries)
-    (picture, *_) = sorted((tmp_path / "trained" / "eval").glob("*.png"))
+    (picture, *_) = sorted((tmp_path / "07_model_output/trained/eval").glob("*.png"))
     assert read_size(picture) == (192, 3 * 192 + 2 * 4)
     assert (tmp_path / "evaluation_report" / "evaluation.html").is_file()
 

@@ -75,28 +75,13 @@ def test_parameters_are_typed_as_in_the_schema(everything: Pipeline) -> None:
                 assert kind == expected[dataset], (node.name, dataset)
 
 
-def test_who_returns_a_path_gets_its_draft(everything: Pipeline, entries: dict[str, Any]) -> None:
-    for node in everything.nodes:
-        filled = {
-            name for name in node.outputs if RETURNED[entries[name]["type"]] is Path and "filepath" in entries[name]
-        }
-        drafts = {name for name in node.inputs if name.endswith("_draft")}
-        assert drafts == {f"{name}_draft" for name in filled}, node.name
-        for name in filled:
-            assert entries[f"{name}_draft"]["filepath"] == entries[name]["filepath"]
-            kind = "file" if Path(entries[name]["filepath"]).suffix else "folder"
-            assert entries[f"{name}_draft"].get("kind", "folder") == kind
-
-
 def test_every_dataset_is_in_the_catalog(everything: Pipeline, entries: dict[str, Any]) -> None:
     assert {name for name in everything.datasets() if not name.startswith("param")} == set(entries)
 
 
 def test_kedro_viz_can_order_the_layers(everything: Pipeline, entries: dict[str, Any]) -> None:
     """Kedro-Viz hides all layers as soon as two of them depend on each other."""
-    layers = {
-        name: entry["metadata"]["kedro-viz"]["layer"] for name, entry in entries.items() if not name.endswith("_draft")
-    }
+    layers = {name: entry["metadata"]["kedro-viz"]["layer"] for name, entry in entries.items()}
     before: dict[str, set[str]] = defaultdict(set)
     for name, layer in layers.items():
         later = everything.from_inputs(name).all_outputs() if name in everything.all_inputs() else set()

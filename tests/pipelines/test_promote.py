@@ -67,10 +67,9 @@ class Gate:
     def ask(self, candidate: str, *, judged_by: dict[str, Any] | None = None, **promotion: Any) -> dict[str, Any]:
         """What the pipeline leaves; the parameters are those of the candidate's training, as the hook makes them."""
         config = self._config(promotion={"candidate": candidate, **promotion}, **(judged_by or {}))
-        out = self.folder / f"out{len(list(self.folder.glob('out*')))}"
-        out.mkdir()
         self.drawn.clear()
-        folder, judgement = judge(config, self.records, out)
+        filled, judgement = judge(config, self.records)
+        folder = filled.rename(self.folder / f"out{len(list(self.folder.glob('out*')))}")
         return promote(config, folder, judgement) | {"report": folder}
 
     def _write_report(self, folder: Path, *arguments: Any) -> None:
@@ -163,10 +162,8 @@ def test_a_champion_whose_gate_a_kill_left_unnoted_is_noted_by_the_next_call(gat
 
 def test_a_decision_promotes_only_what_was_judged_against_the_champion_that_is_there(gate: Gate) -> None:
     first, second = gate.train("first", 0.1), gate.train("second", 0.2)
-    out = gate.folder / "out"
-    out.mkdir()
     of_first = gate._config(promotion={"candidate": first})
-    judgement = judge(of_first, gate.records, out)[1]
+    out, judgement = judge(of_first, gate.records)
     with pytest.raises(UserError, match="is not the one that was judged"):
         promote(gate._config(promotion={"candidate": second}), out, judgement)
     gate.ask(second)

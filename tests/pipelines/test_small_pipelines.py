@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 
 
 def draw(folder: Path, model: Path, **settings: Any) -> list[dict[str, Any]]:
-    """What the list of pictures says; the pictures are in ``folder``."""
+    """What the list of pictures says; the pictures are in ``folder/drawn``."""
     folder.mkdir()
     config = parameters(
         data=SIZE, model={"path": str(model)}, adapter="none", generate=settings, rewards=BRIGHTNESS, output=str(folder)
     )
-    assert draw_prompts(config, folder) == folder
-    return [json.loads(line) for line in (folder / "metadata.jsonl").read_text().splitlines()]
+    drawn = draw_prompts(config).rename(folder / "drawn")
+    return [json.loads(line) for line in (drawn / "metadata.jsonl").read_text().splitlines()]
 
 
 def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pipeline_folder: Path) -> None:
@@ -46,12 +47,14 @@ def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pip
     other = draw(tmp_path / "three", pipeline_folder, prompts=file, samples=2, seed=1)
     assert rows == again
     for row, differing in zip(rows, other, strict=True):
-        pictures = [np.asarray(Image.open(tmp_path / name / row["file_name"])) for name in ("one", "two", "three")]
+        pictures = [
+            np.asarray(Image.open(tmp_path / name / "drawn" / row["file_name"])) for name in ("one", "two", "three")
+        ]
         assert pictures[0].shape == (64, 96, 3)
         assert (pictures[0] == pictures[1]).all()
         assert (pictures[0] != pictures[2]).any()
         assert row["seed"] != differing["seed"]
-    assert (tmp_path / "one" / "contact_sheet.png").is_file()
+    assert (tmp_path / "one/drawn/contact_sheet.png").is_file()
 
 
 def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeline_folder: Path) -> None:
@@ -59,11 +62,11 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
     assert row["text"] == "a red circle"
     for given in ({}, {"prompt": "a", "prompts": "b.txt"}):
         with pytest.raises(UserError, match=r"(?s)either one prompt or a file.*generate\.prompts=prompts\.txt"):
-            draw_prompts(parameters(generate=given), tmp_path)
+            draw_prompts(parameters(generate=given))
     with pytest.raises(UserError, match=r"^generate\.prompts: there is no "):
-        draw_prompts(parameters(generate={"prompts": str(tmp_path / "none.txt")}), tmp_path)
+        draw_prompts(parameters(generate={"prompts": str(tmp_path / "none.txt")}))
     with pytest.raises(UserError, match="is not the folder of a training"):
-        draw_prompts(parameters(generate={"prompt": "a"}, output=str(tmp_path)), tmp_path)
+        draw_prompts(parameters(generate={"prompt": "a"}, output=str(tmp_path)))
 
 
 def pictures(folder: Path, levels: dict[str, int]) -> str:
@@ -77,10 +80,8 @@ def pictures(folder: Path, levels: dict[str, int]) -> str:
 
 def test_pictures_are_scored_by_any_rewards(tmp_path: Path) -> None:
     path = pictures(tmp_path / "in", {"a": 0, "b": 51, "c": 255})
-    out = tmp_path / "out"
-    out.mkdir()
     rewards = {"brightness": {**BRIGHTNESS["brightness"], "weight": 2.0}}
-    score_folder(parameters(data=SIZE, score={"path": path}, rewards=rewards), out)
+    out = score_folder(parameters(data=SIZE, score={"path": path}, rewards=rewards, output=str(tmp_path)))
     table = pd.read_csv(out / "scores.csv").set_index("prompt")
     assert table["file"].tolist() == ["a.png", "b.png", "c.png"]
     assert table.index.tolist() == ["a picture of a", "a picture of b", "a picture of c"]
@@ -94,16 +95,16 @@ def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: py
     for number in range(5):
         (tmp_path / f"in/x{number}.png").write_bytes(b"no picture")
     (tmp_path / "in/x5.txt").unlink()
-    (tmp_path / "out").mkdir()
-    score_folder(parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS), tmp_path / "out")
+    config = parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS, output=str(tmp_path))
+    out = score_folder(config)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "Left out 6 of 9 records:"
     assert said[1].startswith(f"  {path}/x0.png: cannot be read as an image")
     assert said[6] == "  and 1 more"
-    assert len(pd.read_csv(tmp_path / "out/scores.csv")) == 3
+    assert len(pd.read_csv(out / "scores.csv")) == 3
     (tmp_path / "in/x4.png").unlink()
     (tmp_path / "in/x3.png").unlink()
-    score_folder(parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS), tmp_path / "out")
+    score_folder(config)
     assert "  x5.png: the image has no caption" in capsys.readouterr().out.splitlines()
 
 
@@ -121,14 +122,14 @@ def test_the_share_of_variance_shows_a_drowned_reward() -> None:
 
 def test_score_needs_a_folder_with_pictures(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"score needs a folder of pictures.*\n.*score\.path=FOLDER"):
-        score_folder(parameters(), tmp_path)
+        score_folder(parameters())
     with pytest.raises(UserError, match=r"^score\.path: there is no .*none\..* --params=score\.path=FOLDER\.$"):
-        score_folder(parameters(score={"path": str(tmp_path / "none")}), tmp_path)
+        score_folder(parameters(score={"path": str(tmp_path / "none")}))
     with pytest.raises(UserError, match=r"^score\.path: no records found in "):
-        score_folder(parameters(score={"path": str(tmp_path)}), tmp_path)
+        score_folder(parameters(score={"path": str(tmp_path)}))
     (tmp_path / "prompts.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match=r"2 records of .* without a picture"):
-        score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS), tmp_path)
+        score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS))
 
 
 class Trainings:
@@ -168,8 +169,6 @@ class Trainings:
         return str(folder)
 
     def compare(self, first: str, second: str, **own: Any) -> dict[str, Any]:
-        out = self.folder / "out"
-        out.mkdir(exist_ok=True)
         small = {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []}
         config = parameters(
             rewards=BRIGHTNESS,
@@ -180,7 +179,9 @@ class Trainings:
             output=str(self.folder),
             **own,
         )
-        compare_adapters(config, self.records, out)
+        out = self.folder / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        compare_adapters(config, self.records).rename(out)
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
         return found
 

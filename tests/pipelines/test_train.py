@@ -49,7 +49,7 @@ class Project:
             for i in range(2)
         ]
         write_manifest(folder / "records.parquet", rows)
-        (folder / "baseline").mkdir()
+        (folder / "07_model_output/baseline").mkdir(parents=True)
 
     def run(self, **changes: Any) -> DataCatalog:
         typed = parameter_entries(parameters(self.folder, **({"policy": {"train": ["ar"]}} | changes)))
@@ -69,11 +69,11 @@ class Project:
     def _draw_baseline(self, catalog: DataCatalog) -> None:
         """One black picture of each eval prompt with the total -10, made under the conditions of this run."""
         config, starter = catalog.load("parameters"), catalog.load("starter_report")
-        (self.folder / "baseline/eval").mkdir(exist_ok=True)
+        (self.folder / "07_model_output/baseline/eval").mkdir(exist_ok=True)
         rows = []
         for record in catalog.load("records").split("eval"):
             file = f"eval/{record.id}.png"
-            Image.new("RGB", SIZE[::-1]).save(self.folder / "baseline" / file)
+            Image.new("RGB", SIZE[::-1]).save(self.folder / "07_model_output/baseline" / file)
             row = {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": file}
             rows.append(row | {"total": -10.0, "reward/brightness": -10.0})
         scores = pd.DataFrame(rows)
@@ -81,7 +81,7 @@ class Project:
         scores.attrs["facts"] = self.conditions or conditions(
             config, make_run_spec(config, starter["model"]), starter, catalog.load("records")
         )
-        scores.to_parquet(self.folder / "baseline" / "scores.parquet")
+        scores.to_parquet(self.folder / "07_model_output/baseline/scores.parquet")
 
 
 @pytest.fixture

@@ -91,7 +91,6 @@ def vote(
         catalog = project.run(
             create_pipeline("vote"),
             vote=settings,
-            output=str(project.folder),
             starter_report=STARTER_REPORT,
             model={"device": "cpu", "path": str(project.folder / "model")},
         )
@@ -164,7 +163,7 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
     with pytest.raises(UserError, match="must be draw, ab, or a folder that generate wrote"):
         vote(painted, monkeypatch, source=str(painted.folder / "none"))
     with pytest.raises(UserError, match="keep choices with the data"):
-        vote(painted, monkeypatch, choices=str(painted.folder / "votes/choices.jsonl"))
+        vote(painted, monkeypatch, choices=str(painted.folder / "08_reporting/votes/choices.jsonl"))
     (folder / "metadata.jsonl").write_text('{"file_name": "0.png", "text": "cat"}\n')
     with pytest.raises(UserError, match="no prompt with two pictures"):
         vote(painted, monkeypatch, source=str(folder))
@@ -176,9 +175,6 @@ def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest
     painted.run(create_pipeline("baseline"))
     painted.train()
     painted.run(create_pipeline("evaluate"))
-    for name in ("baseline", "trained"):
-        (painted.folder / "07_model_output").mkdir(exist_ok=True)
-        (painted.folder / name).rename(painted.folder / "07_model_output" / name)
     folder, said = vote(painted, monkeypatch, Voter(6), source="ab")
     found = json.loads((folder / "ab.json").read_text())
     # The trained painter's pictures are the brighter ones, of three held-out prompts with two samples each.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any
 
 from kedro.io import AbstractDataset, DatasetError
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import heal, new_draft, replace_folder
+from visual_grpo.common.files import heal, replace_folder
 from visual_grpo.config.command import rerun_command
 
 if TYPE_CHECKING:
@@ -38,33 +38,6 @@ class _PathDataset(AbstractDataset[Any, Any]):
         if not self._exists():
             raise DataError(f"{self._path} does not exist yet. Make it with: {rerun_command(made_by)}")
         return self._path
-
-
-class DraftDataset(_PathDataset):
-    """Loads as a path beside ``filepath``, which a node fills and returns; the dataset of ``filepath`` saves it.
-
-    The old content stays until the new one is complete. An unsaved draft is removed when the process ends.
-
-    Args:
-        filepath: the file or folder that the draft, its hidden sibling, will replace.
-        kind: ``folder``: an empty folder is made; ``file``: nothing is there yet.
-    """
-
-    def __init__(self, *, filepath: str, kind: Literal["folder", "file"] = "folder") -> None:
-        super().__init__(filepath=filepath)
-        self._kind = kind
-
-    def load(self) -> Path:
-        draft = new_draft(self._path)
-        if self._kind == "folder":
-            draft.mkdir()
-        return draft
-
-    def save(self, data: Never) -> None:
-        raise DataError(f"{self._path}: a draft is an input of the node that fills it; return its path instead")
-
-    def _exists(self) -> bool:
-        return True
 
 
 class FolderDataset(_PathDataset):

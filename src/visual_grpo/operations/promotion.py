@@ -91,14 +91,14 @@ def check_number_of_gates(parameters: Parameters, registry: Registry, digest: st
         )
 
 
-def earlier_stages(parameters: Parameters, digest: str, draft: Path) -> dict[str, Any]:
+def earlier_stages(parameters: Parameters, digest: str, kept: Path) -> dict[str, Any]:
     """Returns the decision that made the candidate champion and keeps its report; empty if it is gone."""
     folder = Path(parameters.output) / "08_reporting"
     file = folder / "judgement.json"
     judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     if judgement is None or judgement["candidate"]["digest"] != digest:
         return {}
-    shutil.copytree(folder / "promotion", draft, dirs_exist_ok=True)
+    shutil.copytree(folder / "promotion", kept, dirs_exist_ok=True)
     return dict(judgement["stages"])
 
 

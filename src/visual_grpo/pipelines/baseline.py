@@ -10,7 +10,7 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.common.digests import tree_digest
-from visual_grpo.common.files import final_of
+from visual_grpo.common.files import heal, new_folder
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.data.manifest import RecordTable
@@ -24,9 +24,7 @@ STAMP = "made_with.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def draw_baseline(
-    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline_draft: Path
-) -> Path:
+def draw_baseline(parameters: Parameters, starter_report: dict[str, Any], records: RecordTable) -> Path:
     """Draws and scores the policy without an adapter, also at each control's settings.
 
     An existing baseline is kept if the same one would be drawn.
@@ -34,17 +32,19 @@ def draw_baseline(
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(parameters, starter_report["model"])
     made = _made_with(parameters, starter_report, conditions(parameters, spec, starter_report, records))
-    present = final_of(baseline_draft)
+    present = Path(parameters.output) / "07_model_output/baseline"
+    heal(present)
     why = "evaluation.redraw is true" if parameters.evaluation.redraw else _redraw_reason(present, made)
     if why is None:
         console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
         return present
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
-    generate_samples(baseline_draft, parameters, starter_report, records, adapters=None, title="baseline")
-    stamp = {"made": made, "digest": _digest(baseline_draft)}
-    (baseline_draft / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
-    return baseline_draft
+    folder = new_folder(parameters.output, "baseline")
+    generate_samples(folder, parameters, starter_report, records, adapters=None, title="baseline")
+    stamp = {"made": made, "digest": _digest(folder)}
+    (folder / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
+    return folder
 
 
 def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import new_folder
 from visual_grpo.common.importing import code_digests
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
@@ -23,14 +24,15 @@ _UNCOMPARED = (
 """Beginnings of the names of parameters that change nothing in a training."""
 
 
-def compare_adapters(parameters: Parameters, records: RecordTable, comparison_draft: Path) -> Path:
+def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     """Draws both models and reports the differences, with the parameters of the second's training."""
     first, second = (find_model(named, parameters) for named in (parameters.compare.first, parameters.compare.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
-    before, after = comparison_draft / "first", comparison_draft / "second"
+    folder = new_folder(parameters.output, "comparison")
+    before, after = folder / "first", folder / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
     scores = {
         folder: draw_model(parameters, side, side.facts or other.facts, shared, scorer, folder)
@@ -55,11 +57,11 @@ def compare_adapters(parameters: Parameters, records: RecordTable, comparison_dr
         "controls": [],
     }
     history = report.read_history(second.folder or first.folder or Path())
-    report.write_report(comparison_draft, evaluation, before, after, history)
+    report.write_report(folder, evaluation, before, after, history)
     if evaluation["differences"]:
         rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]
         console.table("What differs between the trainings", ["", "first", "second"], rows)
-    return comparison_draft
+    return folder
 
 
 def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:

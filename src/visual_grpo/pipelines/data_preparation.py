@@ -8,21 +8,23 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
+from visual_grpo.common.files import new_draft
 from visual_grpo.config import DataConfig
 from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.data.preparation import Preparation
 
 
-def prepare_records(data: DataConfig, starter_report: dict[str, Any], records_draft: Path) -> Path:
+def prepare_records(data: DataConfig, output: str, starter_report: dict[str, Any]) -> Path:
     """Writes the manifest of the records at ``data.path``, with their prepared images beside it.
 
     ``starter_report`` is not used: as an input it makes Kedro run the starter first.
     """
     preparation = Preparation(data)
+    manifest = new_draft(Path(output) / "05_model_input/records.parquet")
     with console.progress("Preparing records", preparation.count()) as bar:
-        preparation.write(records_draft, bar.advance)
+        preparation.write(manifest, bar.advance)
         bar.complete()  # Blank lines were counted, too.
-    return records_draft
+    return manifest
 
 
 def report_records(records: RecordTable) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
+from visual_grpo.common.files import new_folder
 from visual_grpo.config import EvaluationConfig, Parameters
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of, read_facts
 from visual_grpo.data.manifest import RecordTable
@@ -31,7 +32,6 @@ def draw_trained(
     records: RecordTable,
     baseline: Path,
     adapters: Path,
-    trained_draft: Path,
 ) -> Path:
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(starter_report)
@@ -40,8 +40,9 @@ def draw_trained(
     training = read_facts(adapters)
     compare.check_conditions(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
     compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
-    generate_samples(trained_draft, parameters, starter_report, records, adapters=adapters, title="evaluate")
-    return trained_draft
+    folder = new_folder(parameters.output, "trained")
+    generate_samples(folder, parameters, starter_report, records, adapters=adapters, title="evaluate")
+    return folder
 
 
 def compare_with_baseline(
@@ -70,16 +71,11 @@ def compare_with_baseline(
     return evaluation, result(headline)
 
 
-def write_report(
-    evaluation: dict[str, Any],
-    baseline: Path,
-    trained: Path,
-    adapters: Path,
-    evaluation_report_draft: Path,
-) -> Path:
+def write_report(output: str, evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> Path:
     """Writes the report."""
-    report.write_report(evaluation_report_draft, evaluation, baseline, trained, report.read_history(adapters), adapters)
-    return evaluation_report_draft
+    folder = new_folder(output, "evaluation_report")
+    report.write_report(folder, evaluation, baseline, trained, report.read_history(adapters), adapters)
+    return folder
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:

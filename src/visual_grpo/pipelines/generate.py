@@ -9,6 +9,7 @@ from pathlib import Path
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import Judge, PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.data.preparation import ad_hoc_records
@@ -22,7 +23,7 @@ LISTED = "metadata.jsonl"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 
 
-def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
+def draw_prompts(parameters: Parameters) -> Path:
     """Writes a picture of each sample, a list of them, and a contact sheet."""
     settings = parameters.generate
     with _prompts(parameters) as records:
@@ -37,10 +38,11 @@ def draw_prompts(parameters: Parameters, generated_draft: Path) -> Path:
             for batch, samples in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
                 drawn += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
-        _write(generated_draft, drawn, scorer, settings.samples)
+        folder = new_folder(parameters.output, "generated")
+        _write(folder, drawn, scorer, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
     console.note(f"Drew {counted(len(drawn), 'picture')} of {counted(len(records), 'prompt')} {with_what}.")
-    return generated_draft
+    return folder
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import new_folder
 from visual_grpo.common.geometry import Box, Pixel, Point, edge, multimask, ring
 from visual_grpo.common.images import read_image, read_mask, to_pil, to_tensor
 from visual_grpo.common.types import PromptRecord
@@ -42,7 +43,7 @@ DOT = 5
 
 
 def label_records(
-    seed: int, data: DataConfig, rewards: dict[str, RewardConfig], records: RecordTable, negative_labels_draft: Path
+    seed: int, data: DataConfig, rewards: dict[str, RewardConfig], output: str, records: RecordTable
 ) -> Path:
     """Writes ``labels.jsonl`` (id, kind, points: a line for each record and kind) and ``labels.png``, made
     with the segmenter of the reward ``negative_points``."""
@@ -64,10 +65,11 @@ def label_records(
                 shown.append(labelled)
             bar.advance()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    (negative_labels_draft / "labels.jsonl").write_text(text, encoding="utf-8")
+    folder = new_folder(output, "negative_labels")
+    (folder / "labels.jsonl").write_text(text, encoding="utf-8")
     if shown:
-        draw(shown).save(negative_labels_draft / "labels.png")
-    return negative_labels_draft
+        draw(shown).save(folder / "labels.png")
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)

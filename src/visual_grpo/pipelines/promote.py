@@ -7,6 +7,7 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.command import Command
@@ -27,7 +28,7 @@ from visual_grpo.operations.promotion import (
 from visual_grpo.tracking.registry import Registry
 
 
-def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -> tuple[Path, dict[str, Any]]:
+def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str, Any]]:
     """Draws all models and returns their folder with the report, and the gate's decision.
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
@@ -47,18 +48,19 @@ def judge(parameters: Parameters, records: RecordTable, promotion_draft: Path) -
         "already": False,
         "stages": {},
     }
+    folder = new_folder(parameters.output, "promotion")
     if champion is not None and champion.digest == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
-        stages = earlier_stages(parameters, digest, promotion_draft)
-        return promotion_draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
+        stages = earlier_stages(parameters, digest, folder)
+        return folder, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
     references = find_references(candidate, champion)
     if reason := refusal(parameters, registry, candidate, references):
-        return promotion_draft, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
+        return folder, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
     check_number_of_gates(parameters, registry, digest)
-    stages = judge_stages(parameters, records, candidate, references, promotion_draft)
-    write_report(parameters, candidate, stages, promotion_draft, next(iter(references)))
+    stages = judge_stages(parameters, records, candidate, references, folder)
+    write_report(parameters, candidate, stages, folder, next(iter(references)))
     last = list(stages.values())[-1]  # It is reached only if the others hold.
-    return promotion_draft, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
+    return folder, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
 
 
 def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:

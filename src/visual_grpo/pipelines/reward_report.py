@@ -15,6 +15,7 @@ from PIL.Image import Image
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import PromptRecord, Sample, Scores
 from visual_grpo.config import GRPOConfig, Parameters
 from visual_grpo.data.manifest import RecordTable
@@ -45,9 +46,7 @@ _COLUMNS = {
 }
 
 
-def report_rewards(
-    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, reward_report_draft: Path
-) -> Path:
+def report_rewards(parameters: Parameters, starter_report: dict[str, Any], records: RecordTable) -> Path:
     """Writes tables of the rewards and of the samples, and a picture of what each reward prefers."""
     components.check_unchanged(starter_report)
     spec = components.make_run_spec(parameters, starter_report["model"])
@@ -69,10 +68,11 @@ def report_rewards(
             bar.advance(len(batch))
     scored = score_twice(scorer, [request.record for request in asked], samples)
     table, related = reward_table(scored, parameters.grpo), correlations(scored)
-    table.to_csv(reward_report_draft / "rewards.csv", index=False)
-    related.to_csv(reward_report_draft / "correlations.csv")
-    sample_rows(scored).to_csv(reward_report_draft / "samples.csv", index=False)
-    _sheet(scored, scorer).save(reward_report_draft / "sheet.png")
+    folder = new_folder(parameters.output, "reward_report")
+    table.to_csv(folder / "rewards.csv", index=False)
+    related.to_csv(folder / "correlations.csv")
+    sample_rows(scored).to_csv(folder / "samples.csv", index=False)
+    _sheet(scored, scorer).save(folder / "sheet.png")
     title = f"{counted(len(samples), 'sample')} of {counted(len(prompts), 'training prompt')}"
     cells = [[_cell(row[name], form) for name, form in _COLUMNS.items()] for row in table.to_dict("records")]
     console.table(f"{title}, {settings.sampler} sampler", list(_COLUMNS), cells)
@@ -81,7 +81,7 @@ def report_rewards(
         console.table("Correlation within groups", ["", *related], rows)
     for sentence in findings(table, related, parameters.grpo):
         console.note(sentence)
-    return reward_report_draft
+    return folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from PIL.Image import Image
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import new_folder
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
@@ -25,7 +26,7 @@ _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _BATCH = 32
 
 
-def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
+def score_folder(parameters: Parameters) -> Path:
     """Writes a table of every picture's scores and a sheet of the pictures, best first."""
     if parameters.score.path is None:
         raise UserError(
@@ -42,14 +43,15 @@ def score_folder(parameters: Parameters, scores_draft: Path) -> Path:
                 f" {', '.join(without[:3])}"
             )
         table = _score(records, scorer)
-        table.to_csv(scores_draft / TABLE, index=False)
-        _sheet(records, table).save(scores_draft / "sheet.png")
+        folder = new_folder(parameters.output, "scores")
+        table.to_csv(folder / TABLE, index=False)
+        _sheet(records, table).save(folder / "sheet.png")
     console.table(
         f"{counted(len(table), 'picture')} of {parameters.score.path}",
         ["reward", "weight", "mean", "deviation", "lowest", "highest", "share of the total's variance", "unscored"],
         summary(table, scorer.weights),
     )
-    return scores_draft
+    return folder
 
 
 def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]]:

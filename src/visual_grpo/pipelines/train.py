@@ -11,6 +11,7 @@ import pandas as pd
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import check_base, check_weights, modules_of, read_facts
@@ -35,7 +36,7 @@ from visual_grpo.training.run import Callbacks, TrainingRun
 
 
 def train(
-    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline: Path, adapters_draft: Path
+    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline: Path
 ) -> tuple[Path, pd.DataFrame]:
     """Trains the adapters; returns their folder, and one row of metrics a step.
 
@@ -79,10 +80,11 @@ def train(
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as loggers:
             progress = TrainingCommand(run, scorer, tracker, loggers, tuple(spec.modules)).execute()
     loading = {module: spec.family.modules[module].adapter.plain for module in spec.modules}
-    complete_adapters(adapters_draft, run, loading, tracker.run_name, records, start, changes)
-    write_profile(profile, adapters_draft)
+    adapters = new_folder(parameters.output, "adapters")
+    complete_adapters(adapters, run, loading, tracker.run_name, records, start, changes)
+    write_profile(profile, adapters)
     show_training(progress, run.trainer.step)
-    return adapters_draft, pd.DataFrame(progress.history)
+    return adapters, pd.DataFrame(progress.history)
 
 
 def _check_start(config: Parameters, modules: Sequence[str], start: Path, model: str) -> None:

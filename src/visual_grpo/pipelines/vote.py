@@ -26,7 +26,7 @@ from PIL.Image import Image
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import final_of, write_atomically
+from visual_grpo.common.files import new_folder, write_atomically
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
@@ -56,10 +56,10 @@ LISTED = "metadata.jsonl"
 """File that ``generate`` writes beside its pictures."""
 
 
-def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Path) -> Path:
+def collect_votes(parameters: Parameters, records: RecordTable) -> Path:
     """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
-    if final_of(votes_draft).resolve() in file.resolve().parents:
+    if Path(parameters.output, "08_reporting/votes").resolve() in file.resolve().parents:
         raise UserError(
             f"vote.choices is {file}, in a folder that each run of this pipeline replaces; keep choices with the data"
         )
@@ -67,14 +67,15 @@ def collect_votes(parameters: Parameters, records: RecordTable, votes_draft: Pat
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
     ballot = Ballot(find_pairs(parameters, records, file), file, parameters.vote.seed)
     _vote(parameters, ballot)
+    folder = new_folder(parameters.output, "votes")
     if parameters.vote.source == AB:
-        _report_blind(ballot.standing(), votes_draft)
+        _report_blind(ballot.standing(), folder)
     else:
         _report_head(file)
     standing = read_choices(file).standing
-    _table(standing).to_csv(votes_draft / "choices.csv", index=False)
-    family_scores(standing).to_csv(votes_draft / "scores.csv", index=False)
-    return votes_draft
+    _table(standing).to_csv(folder / "choices.csv", index=False)
+    family_scores(standing).to_csv(folder / "scores.csv", index=False)
+    return folder
 
 
 def _vote(parameters: Parameters, ballot: Ballot) -> None:
