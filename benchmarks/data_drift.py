@@ -64,7 +64,7 @@ CHINESE = {
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        columns = ["the data now", "prompt text", "prompt length", "kinds", "images", "lost prompts", "the checks"]
+        columns = ["the data now", "kinds", "prompts", "images", "lost prompts", "the checks"]
         print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         for name, pairs in cases(Path(folder)).items():
             print(line(name, [(before, now) for before, now in pairs]))
@@ -116,7 +116,7 @@ def line(name: str, pairs: Iterable[tuple[Profile, Profile]]) -> str:
             largest[feature.limit] = max(largest.get(feature.limit, 0.0), feature.distance)
         largest["lost"] = max(largest.get("lost", 0.0), lost_share(before.prompts, now.prompts))
         failed |= {fault.rpartition("retrain.data.")[2].rstrip(").") for fault in check(before, now, DataChecks())}
-    drifts = [f"max_{what}_drift" for what in ("prompt_text", "prompt_length", "kind", "image")]
+    drifts = [f"max_{what}_drift" for what in ("kind", "prompt", "image")]
     cells = [f"{largest[limit]:.2f}" for limit in drifts] + [f"{largest['lost']:.0%}"]
     verdict = "passes" if not failed else ", ".join(f"`{limit}`" for limit in sorted(failed))
     return f"| {' | '.join([name, *cells, verdict])} |"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import random
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from visual_grpo.data.drift import (
     image_features,
     lost_share,
     profile_of,
+    prompt_features,
     read_profile,
     write_profile,
 )
@@ -66,8 +67,7 @@ def test_a_profile_describes_records_whatever_their_order(tmp_path):
     assert (described.accepted, described.rejected) == (50, 1)
     assert sum(described.splits.values()) == 50
     assert described.splits["sealed"] > 0
-    assert described.shares["kinds"].shares == {"no source, no target": 0.2, "no source, with a target": 0.8}
-    assert (described.shares["kinds"].n, described.shares["kinds"].spread) == (50, 1)
+    assert (described.values["record_targets"].n, described.values["record_targets"].mean) == (50, 0.8)
     assert len(described.prompts.hashes) == 41
     assert described.prompts.complete
     brightness = described.values["target_brightness"]
@@ -93,7 +93,7 @@ def test_source_images_are_profiled(tmp_path):
     described = profile_of(prepared(tmp_path, rows * 20, task="i2i"))
     assert set(described.values["source_brightness"].quantiles) == {0.2, 0.8}
     assert set(described.values["target_brightness"].quantiles) == {0.2}
-    assert described.shares["kinds"].shares == {"one source, with a target": 1}
+    assert {described.values[name].mean for name in ("record_sources", "record_targets")} == {1}
     assert "source_width" not in described.values
 
 
@@ -108,13 +108,10 @@ def test_a_sample_of_many_prompts(tmp_path):
     assert profile(tmp_path, ["A  cat", "a cat", "a CAT "]) == profile(tmp_path, ["a cat"] * 3)
 
 
-def test_pairs_of_characters_count_by_prompt_and_no_word_is_in_the_file(tmp_path):
-    described = profile(tmp_path, ["zebra " * 40, "ok"])
-    text = described.shares["prompt_text"]
-    assert sum(text.shares.values()) == pytest.approx(1)
-    assert sorted(text.shares.values())[-3:] == pytest.approx([1 / 6] * 3, abs=1e-6), "the pairs of ' ok '"
-    # Two prompts without a common pair are each as far from the mean as one category of two.
-    assert text.spread == pytest.approx(1, abs=1e-5)
+def test_prompts_are_described_and_no_word_is_in_the_file(tmp_path):
+    described = profile(tmp_path, ["zebra " * 40, "Ok, 7 猫"])
+    assert prompt_features("ok, 7 猫") == {"characters": 7, "words": 3, "latin_share": 2 / 7, "vowel_share": 1 / 7}
+    assert described.values["prompt_words"].mean == 43 / 2
     assert "zebra" not in described.model_dump_json()
 
 
@@ -123,7 +120,7 @@ def test_a_profile_is_written_and_read(tmp_path):
     assert read_profile(tmp_path) is None
     write_profile(described, tmp_path)
     assert read_profile(tmp_path) == described
-    (tmp_path / "data_profile.json").write_text('{"format": 2}')
+    (tmp_path / "data_profile.json").write_text('{"format": 1}')
     with pytest.raises(UserError, match=r"data_profile\.json is damaged"):
         read_profile(tmp_path)
 
@@ -178,8 +175,7 @@ def before(tmp_path):
 
 class TestDistances:
     def test_the_same_data_are_at_distance_0(self, before):
-        features = ("kinds", "prompt_text", "prompt_characters", "prompt_words")
-        assert {one.feature: one.distance for one in drift(before, before)} == dict.fromkeys(features, 0)
+        assert {one.feature: one.distance for one in drift(before, before)} == dict.fromkeys(before.values, 0)
         assert check(before, before, LIMITS) == []
 
     def test_they_are_symmetric_and_between_0_and_1(self, tmp_path):
@@ -191,24 +187,27 @@ class TestDistances:
 
     def test_what_has_nothing_in_common_is_at_distance_1(self, tmp_path):
         moved = drift(profile(tmp_path, ["zzz"] * 30), profile(tmp_path, ["to be or not to be"] * 30))
-        assert [one.distance for one in moved[1:]] == pytest.approx([1, 1, 1])
+        assert [one.distance for one in moved if one.feature.startswith("prompt")] == [1, 1, 1, 1]
 
     def test_lengths_of_a_part_of_the_records_move_by_that_part(self, tmp_path, before):
         mixed = profile(tmp_path, [*prompts(), *["a cat"] * 100])
         assert feature(drift(before, mixed), "prompt_words").distance == pytest.approx(0.25, abs=0.01)
-        assert "median 7 before, 7 now; distance 0.25" in feature(drift(before, mixed), "prompt_words").text
+        assert "mean 7 before, 5.75 now; distance 0.25" in feature(drift(before, mixed), "prompt_words").text
 
-    def test_kinds_are_compared_by_the_jensen_shannon_distance(self, tmp_path, before):
+    def test_kinds_of_a_part_of_the_records_move_by_that_part(self, tmp_path, before):
         target = picture(tmp_path / "a.png").name
-        some = [{"prompt": text, **({"target_image": target} if n < 60 else {})} for n, text in enumerate(prompts())]
-        moved = feature(drift(before, profile(tmp_path, some)), "kinds")
-        # (1, 0) and (0.8, 0.2): half the divergence of each from their mean (0.9, 0.1), in bits.
-        divergence = 0.5 * math.log2(1 / 0.9) + 0.5 * (0.8 * math.log2(0.8 / 0.9) + 0.2 * math.log2(0.2 / 0.1))
-        assert moved.distance == pytest.approx(divergence**0.5)
+        some = [{"prompt": text, **({"target_image": target} if n < 120 else {})} for n, text in enumerate(prompts())]
+        now = profile(tmp_path, some)
+        assert check(before, now, LIMITS) == [
+            "targets of the records: mean 0 before, 0.4 now; distance 0.40, allowed is 0.30"
+            " (retrain.data.max_kind_drift)."
+        ]
+        edited = profile(tmp_path, [{**row, "source_images": [target]} for row in some])
+        assert feature(drift(now, edited), "record_sources").distance == 1
 
     def test_chance_is_what_halves_of_one_dataset_stay_below(self, tmp_path):
         every = prompts(160)
-        highest = dict.fromkeys(("prompt_text", "prompt_characters"), 0.0)
+        highest = dict.fromkeys(("prompt_vowel_share", "prompt_characters"), 0.0)
         for number in range(40):
             shuffled = random.Random(number).sample(every, 160)
             for moved in drift(profile(tmp_path, shuffled[:80]), profile(tmp_path, shuffled[80:])):
@@ -257,23 +256,27 @@ class TestChecks:
         ]
         assert check(before, profile(tmp_path, prompts()[:220]), LIMITS) == []
 
-    def test_prompts_in_another_script_fail(self, tmp_path, before):
-        chinese = ["".join(chr(0x4E00 + ord(sign)) for sign in text[::3]) for text in prompts()]
-        assert "max_prompt_length_drift" in names(check(before, profile(tmp_path, chinese), ALL_LOST))
-
-    def test_other_text_of_the_same_length_fail(self, tmp_path, before):
-        turned = profile(tmp_path, [text.translate(str.maketrans("aeioutn", "xyzqvwj")) for text in prompts()])
-        [fault] = check(before, turned, ALL_LOST)
-        assert fault.startswith("pairs of characters in the prompts: distance 0.")
-        assert fault.endswith(", allowed is 0.40 (retrain.data.max_prompt_text_drift).")
+    @pytest.mark.parametrize(
+        ("change", "moved"),
+        [
+            # Another script, another language in the same script, tags; all of the same length.
+            (lambda text: re.sub(r"\S", lambda sign: chr(0x4E00 + ord(sign[0])), text), ["latin share", "vowel share"]),
+            (lambda text: text.translate(str.maketrans("aeioutn", "xyzqvwj")), ["vowel share"]),
+            (lambda text: text.replace(" ", ","), ["words"]),
+        ],
+    )
+    def test_prompts_of_the_same_length_in_another_language_or_style_fail(self, tmp_path, before, change, moved):
+        faults = check(before, profile(tmp_path, map(change, prompts())), ALL_LOST)
+        assert [fault.partition(" of the prompts: mean ")[0] for fault in faults] == moved
+        assert all(fault.endswith(", allowed is 0.30 (retrain.data.max_prompt_drift).") for fault in faults)
 
     def test_a_few_records_may_differ_by_chance(self, tmp_path):
         few = ["a cat"] * 12 + [f"a large dog number {n}" for n in range(13)]
         first, second = profile(tmp_path, few), profile(tmp_path, [*few[12:], *prompts(12)])
-        limits = DataChecks(max_lost_prompts=1, max_prompt_length_drift=0.01)
+        limits = DataChecks(max_lost_prompts=1, max_prompt_drift=0.01)
         moved = feature(drift(first, second), "prompt_words")
         assert 0.3 < moved.distance < moved.chance
-        assert "max_prompt_length_drift" not in names(check(first, second, limits))
+        assert "max_prompt_drift" not in names(check(first, second, limits))
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +309,7 @@ class TestPictures:
         violations = check(profile(folder, rows), profile(folder, dark), LIMITS)
         assert names(violations) == {"max_image_drift"}
         [fault] = [text for text in violations if text.startswith("brightness")]
-        assert fault.startswith("brightness of the target images: median 0.")
+        assert fault.startswith("brightness of the target images: mean 0.")
 
     def test_one_picture_in_all_records_fail(self, pictures):
         folder, rows = pictures

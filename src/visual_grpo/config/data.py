@@ -83,11 +83,10 @@ class DataChecks(Strict):
     max_rejected: Limit = Field(0.1, description="largest share of rejected records among those that were found")
     max_fewer_records: Limit = Field(0.3, description="largest share by which the usable records may have become fewer")
     max_lost_prompts: Limit = Field(0.3, description="largest share of the earlier prompts that may be gone")
-    max_kind_drift: Limit = Field(0.3, description="Jensen-Shannon distance of the kinds: with target, with sources")
-    max_prompt_length_drift: Limit = Field(
-        0.3, description="Kolmogorov-Smirnov distance of the prompts' lengths in characters, and in words"
+    max_kind_drift: Limit = Field(0.3, description="Kolmogorov-Smirnov distance of the numbers of sources and targets")
+    max_prompt_drift: Limit = Field(
+        0.3, description="Kolmogorov-Smirnov distance of each of lengths and shares of Latin letters and vowels"
     )
-    max_prompt_text_drift: Limit = Field(0.4, description="Jensen-Shannon distance of the prompts' character pairs")
     max_image_drift: Limit = Field(
         0.3, description="Kolmogorov-Smirnov distance of each of size, aspect, brightness, contrast, colours, sharpness"
     )

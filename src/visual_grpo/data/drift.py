@@ -9,17 +9,16 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from string import ascii_lowercase
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
 from scipy import ndimage, stats
-from scipy.spatial.distance import jensenshannon
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image
@@ -28,14 +27,12 @@ from visual_grpo.config.adapter_folder import DATA_PROFILE
 from visual_grpo.data.manifest import SPLITS, RecordTable, prompt_key
 
 T = TypeVar("T")
-Picture = tuple[Path, tuple[Any, Any]]
-"""A prepared image, and the width and height of its original, if known."""
+Picture = tuple[Path, dict[str, float]]
+"""A prepared image, and the width, height and aspect of its original, if known."""
 
 MAX_PROMPTS, MAX_IMAGES = 1000, 500
 """Distinct prompts, and images of each role, in a sample."""
 QUANTILES = 201
-BUCKETS = 128
-"""Pairs of characters are counted by hash, so that no word can be read back."""
 _DIGITS = 12
 """Hex digits (48 bits) of a hash: among a million items two share one with a probability of 0.2%."""
 _MAX_SIDE = 256
@@ -44,34 +41,25 @@ _LUMA = (0.299, 0.587, 0.114)
 """ITU-R BT.601."""
 _FALSE_ALARM = 1e-4
 """Probability that a feature of equal data exceeds `Drift.chance`."""
-_SPREAD_ALLOWED = 4.0
-"""Multiple of its mean that a divergence hardly ever exceeds by chance: 3.4 at most in 200 halvings of prompts."""
-_SHARES = {
-    "kinds": ("max_kind_drift", "kinds of records"),
-    "prompt_text": ("max_prompt_text_drift", "pairs of characters in the prompts"),
+_ROLES = {
+    "record": ("records", "max_kind_drift"),
+    "prompt": ("prompts", "max_prompt_drift"),
+    "target": ("target images", "max_image_drift"),
+    "source": ("source images", "max_image_drift"),
 }
+"""First part of a value's name -> what it is of, and the field of `DataChecks` with the largest distance allowed."""
 
 
-class Sized(Strict):
+class Values(Strict):
+    """The distribution of a number."""
+
     records: int
     """Records that have a prompt or image of the sample."""
     n: float
     """Effective number of different ones: records^2 / sum of squared records of each (Kish)."""
-
-
-class Values(Sized):
-    """The distribution of a number."""
-
+    mean: float
     quantiles: tuple[float, ...]
     """`QUANTILES` values, evenly spaced in probability from the minimum to the maximum."""
-
-
-class Shares(Sized):
-    """Shares of categories; they add up to 1."""
-
-    shares: dict[str, float]
-    spread: float
-    """Mean of ``sum((own - share)^2 / share)`` over single records."""
 
 
 class Prompts(Strict):
@@ -83,7 +71,7 @@ class Prompts(Strict):
 
 
 class Profile(Strict):
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     accepted: int
     rejected: int
     splits: dict[str, int]
@@ -91,8 +79,6 @@ class Profile(Strict):
     prompts: Prompts
     values: dict[str, Values]
     """By name, such as ``prompt_characters`` or ``target_brightness``."""
-    shares: dict[str, Shares]
-    """``kinds`` (of records) and ``prompt_text`` (pairs of characters, by bucket)."""
 
 
 def profile_of(records: RecordTable) -> Profile:
@@ -102,35 +88,32 @@ def profile_of(records: RecordTable) -> Profile:
         ImageError: a prepared image of the sample is gone or damaged.
     """
     splits: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()
+    kinds: list[tuple[int, int]] = []
     prompts = _Sample[str](MAX_PROMPTS)
     targets, sources = _Sample[Picture](MAX_IMAGES), _Sample[Picture](MAX_IMAGES)
     folder = records.path.parent
     for row in records.rows():
         splits[row["split"]] += 1
         names, target = row["source_images"] or (), row["target_image"]
-        source_kind = {0: "no source", 1: "one source"}.get(len(names), "several sources")
-        kinds[f"{source_kind}, {'no target' if target is None else 'with a target'}"] += 1
+        kinds.append((len(names), int(target is not None)))
         prompt = prompt_key(row["prompt"])
         prompts.add(prompt, prompt)
         if target is not None:
-            size = row["original_width"], row["original_height"]
+            width, height = row["original_width"], row["original_height"]
+            size = {"width": width, "height": height, "aspect": width / height} if width else {}
             targets.add(f"{row['target_sha256'] or target} {size}", (folder / target, size))
         for name, sha256 in zip(names, row["source_sha256"] or names, strict=True):
-            sources.add(sha256, (folder / name, (None, None)))
+            sources.add(sha256, (folder / name, {}))
     hashes, texts, counts = zip(*prompts.items(), strict=True)
-    characters, words = [len(text) for text in texts], [len(text.split()) for text in texts]
-    values = {"prompt_characters": _values(characters, counts), "prompt_words": _values(words, counts)}
-    values |= _image_values("target", targets) | _image_values("source", sources)
-    shares = {kind: count / kinds.total() for kind, count in sorted(kinds.items())}
-    kind_shares = Shares(records=kinds.total(), n=kinds.total(), shares=shares, spread=len(shares) - 1)
+    values = _values("record", [({"sources": source, "targets": target}, 1) for source, target in kinds])
+    values |= _values("prompt", zip(map(prompt_features, texts), counts, strict=True))
+    values |= _values("target", _described(targets)) | _values("source", _described(sources))
     return Profile(
         accepted=splits.total(),
         rejected=records.report.get("rejected", {}).get("total", 0),
         splits={split: splits[split] for split in SPLITS},
         prompts=Prompts(hashes=hashes, complete=prompts.complete),
         values=values,
-        shares={"kinds": kind_shares, "prompt_text": _text_shares(texts, counts)},
     )
 
 
@@ -179,46 +162,38 @@ class _Sample(Generic[T]):
         return [(digest, *self._kept[digest]) for digest in lowest]
 
 
-def _image_values(role: str, sample: _Sample[Picture]) -> dict[str, Values]:
-    """Returns distributions of the prepared pixels and, if known, of the originals' sizes."""
-    images = sample.items()
-    pairs: dict[str, list[tuple[float, int]]] = {}
+def _described(images: _Sample[Picture]) -> list[tuple[dict[str, float], int]]:
+    """Returns the features of the images, with the number of records that have each."""
+    items = images.items()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        described = list(pool.map(image_features, (path for _, (path, _), _ in images)))
-    for (_, (_, (width, height)), count), features in zip(images, described, strict=True):
-        if width and height:
-            features |= {"width": width, "height": height, "aspect": width / height}
+        pixels = pool.map(image_features, (path for _, (path, _), _ in items))
+        return [(features | size, count) for features, (_, (_, size), count) in zip(pixels, items, strict=True)]
+
+
+def _values(role: str, described: Iterable[tuple[dict[str, float], int]]) -> dict[str, Values]:
+    """Returns the distributions of features, each given with the number of records that have them."""
+    pairs: dict[str, list[tuple[float, int]]] = {}
+    for features, count in described:
         for name, value in features.items():
             pairs.setdefault(f"{role}_{name}", []).append((value, count))
-    return {name: _values(*zip(*weighted, strict=True)) for name, weighted in pairs.items()}
+    return {name: _distribution(*np.array(weighted, dtype=np.float64).T) for name, weighted in pairs.items()}
 
 
-def _values(values: Sequence[float], counts: Sequence[int]) -> Values:
+def _distribution(values: np.ndarray, counts: np.ndarray) -> Values:
     # Only values that occur, so that whole numbers stay whole.
-    levels = np.linspace(0, 1, QUANTILES)
-    quantiles = np.quantile(np.asarray(values, dtype=np.float64), levels, weights=counts, method="inverted_cdf")
-    return Values(**_sizes(counts), quantiles=tuple(float(f"{value:.6g}") for value in quantiles))
+    quantiles = np.quantile(values, np.linspace(0, 1, QUANTILES), weights=counts, method="inverted_cdf")
+    return Values(
+        records=int(counts.sum()),
+        n=round(float(counts.sum() ** 2 / (counts**2).sum()), 3),
+        mean=float(f"{np.average(values, weights=counts):.6g}"),
+        quantiles=tuple(float(f"{value:.6g}") for value in quantiles),
+    )
 
 
-def _sizes(counts: Sequence[int]) -> dict[str, Any]:
-    return {"records": sum(counts), "n": round(sum(counts) ** 2 / sum(count**2 for count in counts), 3)}
-
-
-def _text_shares(texts: Sequence[str], counts: Sequence[int]) -> Shares:
-    """Counts pairs of characters; every record's prompt has the same weight whatever its length."""
-    rows, weights = np.array([_pair_shares(text) for text in texts]), np.array(counts) / sum(counts)
-    mean = weights @ rows
-    used = mean > 0
-    spread = ((weights @ (rows - mean) ** 2)[used] / mean[used]).sum()
-    shares = {str(bucket): round(float(mean[bucket]), 8) for bucket in np.flatnonzero(used)}
-    return Shares(**_sizes(counts), shares=shares, spread=round(float(spread), 6))
-
-
-def _pair_shares(text: str) -> np.ndarray:
-    """float64 [BUCKETS]: shares of the pairs of neighbouring characters, with a space before and after the text."""
-    padded = f" {text} "
-    pairs = [zlib.crc32(padded[start : start + 2].encode()) % BUCKETS for start in range(len(padded) - 1)]
-    return np.bincount(pairs, minlength=BUCKETS) / len(pairs)
+def prompt_features(text: str) -> dict[str, float]:
+    """Lengths, and shares of characters that tell languages and styles of writing apart."""
+    latin, vowels = (sum(map(text.count, letters)) / len(text) for letters in (ascii_lowercase, "aeiou"))
+    return {"characters": len(text), "words": len(text.split()), "latin_share": latin, "vowel_share": vowels}
 
 
 def image_features(path: Path) -> dict[str, float]:
@@ -248,7 +223,7 @@ class Drift(NamedTuple):
     limit: str
     """Field of `DataChecks` with the largest distance allowed."""
     text: str
-    """``brightness of the target images: median 0.71 before, 0.42 now; distance 0.88``."""
+    """``brightness of the target images: mean 0.71 before, 0.42 now; distance 0.88``."""
 
 
 def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]:
@@ -277,9 +252,7 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
 
 def drift(before: Profile, now: Profile) -> list[Drift]:
     """Compares the features that both profiles have, in their order."""
-    shares = [_shares_drift(name, old, now.shares[name]) for name, old in before.shares.items() if name in now.shares]
-    values = [_values_drift(name, old, now.values[name]) for name, old in before.values.items() if name in now.values]
-    return shares + values
+    return [_drift(name, old, now.values[name]) for name, old in before.values.items() if name in now.values]
 
 
 def lost_share(before: Prompts, now: Prompts) -> float:
@@ -289,32 +262,18 @@ def lost_share(before: Prompts, now: Prompts) -> float:
     return len(covered - set(now.hashes)) / len(covered) if covered else 0.0
 
 
-def _values_drift(name: str, before: Values, now: Values) -> Drift:
+def _drift(name: str, before: Values, now: Values) -> Drift:
     """Kolmogorov-Smirnov: the largest difference, over all bounds, of the shares of numbers below a bound."""
     distance = float(stats.ks_2samp(before.quantiles, now.quantiles, method="asymp").statistic)
     chance = float(stats.kstwobign.isf(_FALSE_ALARM)) * math.sqrt(_scatter(before, now))
-    medians = [values.quantiles[len(values.quantiles) // 2] for values in (before, now)]
     role, _, feature = name.partition("_")
-    title = f"length of the prompts in {feature}" if role == "prompt" else f"{feature} of the {role} images"
-    text = f"{title}: median {medians[0]:.4g} before, {medians[1]:.4g} now; distance {distance:.2f}"
-    limit = "max_prompt_length_drift" if role == "prompt" else "max_image_drift"
+    whose, limit = _ROLES[role]
+    means = f"mean {before.mean:.4g} before, {now.mean:.4g} now"
+    text = f"{feature.replace('_', ' ')} of the {whose}: {means}; distance {distance:.2f}"
     return Drift(name, distance, min(1.0, chance), limit, text)
 
 
-def _shares_drift(name: str, before: Shares, now: Shares) -> Drift:
-    """The Jensen-Shannon distance in bits."""
-    categories = sorted(before.shares.keys() | now.shares.keys())
-    both = [[profile.shares.get(category, 0.0) for category in categories] for profile in (before, now)]
-    # Rounding makes the root of a tiny negative number of equal shares.
-    distance = 0.0 if both[0] == both[1] else float(jensenshannon(*both, base=2))
-    # The mean divergence of two samples from one distribution, to second order in the differences.
-    mean = (before.spread + now.spread) / 2 * _scatter(before, now) / (8 * math.log(2))
-    chance = min(1.0, math.sqrt(_SPREAD_ALLOWED * mean))
-    limit, title = _SHARES[name]
-    return Drift(name, distance, chance, limit, f"{title}: distance {distance:.2f}")
-
-
-def _scatter(before: Sized, now: Sized) -> float:
+def _scatter(before: Values, now: Values) -> float:
     """Returns 1 / n + 1 / m, by which chance grows in samples of n and m.
 
     Both count as often repeated as the less repeated one: data that have shrunk to one prompt in all records would
