@@ -54,12 +54,9 @@ def test_the_manifest_says_what_was_found_and_made(tmp_path):
 
     stored = rows(tmp_path)["x"]
     assert not stored["target_image"].startswith("/")
-    sizes = [stored[key] for key in ("width", "height", "original_width", "original_height")]
-    assert sizes == [64, 32, 120, 80]
+    assert (stored["original_width"], stored["original_height"]) == (120, 80)
     assert stored["target_sha256"] == sha256(record.target_image)
-    assert stored["target_original_sha256"] == sha256(data / "t.jpg")
     assert stored["source_sha256"] == [sha256(record.source_images[0])]
-    assert stored["source_original_sha256"] == [sha256(data / "s.png")]
 
 
 def test_rejected_records_are_reported_and_the_others_kept(tmp_path):

@@ -98,14 +98,14 @@ def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: py
     config = parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS, output=str(tmp_path))
     out = score_folder(config)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "Left out 6 of 9 records:"
-    assert said[1].startswith(f"  {path}/x0.png: cannot be read as an image")
+    assert said[0] == "6 records rejected:"
+    assert f"): {path}/x0.png: cannot be read as an image" in said[1]
     assert said[6] == "  and 1 more"
     assert len(pd.read_csv(out / "scores.csv")) == 3
     (tmp_path / "in/x4.png").unlink()
     (tmp_path / "in/x3.png").unlink()
     score_folder(config)
-    assert "  x5.png: the image has no caption" in capsys.readouterr().out.splitlines()
+    assert "  x5.png: the image has no caption. Write its prompt to x5.txt." in capsys.readouterr().out
 
 
 def test_the_share_of_variance_shows_a_drowned_reward() -> None:

@@ -107,19 +107,16 @@ _DIGESTED = ("id", "prompt", "split", "metadata", "target_sha256", "source_sha25
 def schema() -> pa.Schema:
     """Returns the manifest's columns; paths are relative to its folder.
 
-    ``held_with`` is the sha256 of the record's `group_key`; ``target_file`` the target's path in the dataset; ``width``
-    and ``height`` are of the prepared images; ``original_*`` of the upright original of the target.
+    ``held_with`` is the sha256 of the record's `group_key`; ``target_file`` the target's path in the dataset;
+    ``original_*`` are of the upright original of the target.
     """
     import pyarrow as pa
 
-    text, texts, number = pa.string(), pa.list_(pa.string()), pa.int32()
+    text, texts = pa.string(), pa.list_(pa.string())
     optional = {
-        **dict.fromkeys(("held_with", "target_image", "target_file"), text),
-        "source_images": texts,
-        "metadata": text,
-        **dict.fromkeys(("width", "height", "original_width", "original_height"), number),
-        **dict.fromkeys(("target_sha256", "target_original_sha256"), text),
-        **dict.fromkeys(("source_sha256", "source_original_sha256"), texts),
+        **dict.fromkeys(("held_with", "target_image", "target_file", "target_sha256", "metadata"), text),
+        **dict.fromkeys(("source_images", "source_sha256"), texts),
+        **dict.fromkeys(("original_width", "original_height"), pa.int32()),
     }
     required = [pa.field(name, text, nullable=False) for name in ("id", "prompt", "split")]
     return pa.schema([*required, *(pa.field(name, kind) for name, kind in optional.items())])

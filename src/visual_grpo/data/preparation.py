@@ -23,7 +23,7 @@ from visual_grpo.common.errors import UserError, counted, sanitize, sentence
 from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
 from visual_grpo.data.checks import checked
-from visual_grpo.data.images import ImageStore, PreparedImage
+from visual_grpo.data.images import ImageStore
 from visual_grpo.data.manifest import (
     FEW_PROMPTS,
     SEALED,
@@ -70,8 +70,8 @@ class Preparation:
     def count(self) -> int:
         return self._source.count()
 
-    def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> None:
-        """Prepares every record, calling ``progress`` after each, and replaces the manifest.
+    def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
+        """Prepares every record, calling ``progress`` after each, and replaces the manifest, which has the report.
 
         Raises:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
@@ -84,6 +84,7 @@ class Preparation:
         with warnings.catch_warnings(), pixel_limit(config.max_pixels):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
             write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish(shares))
+        return report
 
     def _rows(self, store: ImageStore, report: Report, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
         """Yields the manifest's rows in the records' order; rejections go to the report."""
@@ -124,41 +125,29 @@ class Preparation:
                 sources = [store.prepare(image, record.id, f"source{number}") for number, image in numbered]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)
-        row = self._row(record, sources, target)
-        if isinstance(item.target_image, str) and self._config.task != "segmentation":
-            # It may hold bytes that are not UTF-8, which Parquet refuses.
-            row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
-        sizes = [image.original_size for image in (*sources, target) if image is not None]
-        enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
-        return Prepared(row, enlarged, record.place)
-
-    def _row(self, record: Record, sources: list[PreparedImage], target: PreparedImage | None) -> dict[str, Any]:
-        """Returns the record's row of the manifest."""
-        config = self._config
-        original_digests = [source.original_sha256 for source in sources]
-        split, group = assign_split(record, original_digests, config)
-        has_image = bool(sources) or target is not None
+        split, group = assign_split(record, [source.original_sha256 for source in sources], self._config)
         row = {
             "id": record.id,
             "prompt": record.prompt,
             "split": split,
             "held_with": hashlib.sha256(group.encode()).hexdigest(),
             "metadata": record.metadata,
-            "width": config.width if has_image else None,
-            "height": config.height if has_image else None,
             "source_images": [f"{IMAGES}/{source.name}" for source in sources],
             "source_sha256": [source.sha256 for source in sources],
-            "source_original_sha256": original_digests,
         }
         if target is not None:
             row |= {
                 "target_image": f"{IMAGES}/{target.name}",
                 "target_sha256": target.sha256,
-                "target_original_sha256": target.original_sha256,
                 "original_width": target.original_size[0],
                 "original_height": target.original_size[1],
             }
-        return row
+        if isinstance(item.target_image, str) and self._config.task != "segmentation":
+            # It may hold bytes that are not UTF-8, which Parquet refuses.
+            row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
+        sizes = [image.original_size for image in (*sources, target) if image is not None]
+        enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
+        return Prepared(row, enlarged, record.place)
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:
@@ -205,19 +194,11 @@ def ad_hoc_records(path: str, data: DataConfig, note: Callable[[str], None], par
     config = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"
-        Preparation(config, parameter).write(manifest)
-        records = RecordTable(manifest)
-        report, rejected = records.report, records.report["rejected"]
-        if rejected["total"]:
-            note(f"Left out {rejected['total']} of {counted(report['records'], 'record')}:")
-        for entry in rejected["listed"][:_MAX_SHOWN]:
-            place, message = Place(entry["file"], entry["line"]), entry["message"]
-            note(f"  {message}" if entry["file"] in message else f"  {place}: {message}")
-        if rejected["total"] > _MAX_SHOWN:
-            note(f"  and {rejected['total'] - _MAX_SHOWN} more")
-        for warning in report["warnings"]:
-            note(f"Note: {sentence(warning)}")
-        yield records
+        report = Preparation(config, parameter).write(manifest)
+        rejected = also_rejected(report.rejections, report.reasons.total())
+        for line in (*rejected.strip().splitlines(), *(f"Note: {sentence(warning)}" for warning in report.warnings)):
+            note(line)
+        yield RecordTable(manifest)
 
 
 class Report:
@@ -225,8 +206,8 @@ class Report:
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
-        self._rejections: list[Rejected] = []
-        self._reasons: Counter[str] = Counter()
+        self.rejections: list[Rejected] = []
+        self.reasons: Counter[str] = Counter()
         self._records: Counter[str] = Counter()
         self._prompts: dict[str, set[str]] = {split: set() for split in SPLITS}
         """Hashes of the prompts in each split."""
@@ -236,9 +217,9 @@ class Report:
     def reject(self, rejection: Rejected) -> None:
         if self._strict:
             raise UserError(f"{rejection} (data.strict stops at the first rejected record)")
-        self._reasons[rejection.reason] += 1
-        if len(self._rejections) < _MAX_LISTED:
-            self._rejections.append(rejection)
+        self.reasons[rejection.reason] += 1
+        if len(self.rejections) < _MAX_LISTED:
+            self.rejections.append(rejection)
 
     def accept(self, prepared: Prepared) -> None:
         row, split = prepared.row, prepared.row["split"]
@@ -253,27 +234,27 @@ class Report:
         Raises:
             UserError: no usable record, or none to train on.
         """
-        accepted, rejected = self._records.total(), self._reasons.total()
+        accepted, rejected = self._records.total(), self.reasons.total()
         if not accepted:
-            raise UserError(no_records_left(self._rejections, rejected))
+            raise UserError(no_records_left(self.rejections, rejected))
         if not self._records["train"]:
             others = [split for split, share in shares.items() if share > 0]
             raise UserError(
                 f"Of {counted(accepted, 'usable record')} none is left to train on: the splits {', '.join(others)} take"
                 f" all. Add records or lower {', '.join(f'data.{split}_share' for split in others)}."
-                f"{also_rejected(self._rejections, rejected)}"
+                f"{also_rejected(self.rejections, rejected)}"
             )
         self._warn(shares, accepted)
         listed = [
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
-            for one in self._rejections
+            for one in self.rejections
         ]
         return {
             "records": accepted + rejected,
             "accepted": accepted,
             "with_target": self._targets,
             "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},
-            "rejected": {"total": rejected, "by_reason": dict(self._reasons.most_common()), "listed": listed},
+            "rejected": {"total": rejected, "by_reason": dict(self.reasons.most_common()), "listed": listed},
             "warnings": [*map(sanitize, self.warnings)],
         }
 
