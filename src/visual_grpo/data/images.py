@@ -173,15 +173,14 @@ def rescale_box(value: Any, size: Size, to: Size) -> Box:
     if x2 < x1 or y2 < y1:
         message = f"box {value} ends before it begins: x2 must not be less than x1, nor y2 than y1"
         raise Rejected("wrong_box", message, "Give the corners as [x1, y1, x2, y2], not a width and height")
-    (left, top), (right, bottom) = (_rescale("box", corner, size, to, beyond=1) for corner in ((x1, y1), (x2, y2)))
-    return left, top, right, bottom
+    return *_rescale("box", (x1, y1), size, to), *_rescale("box", (x2, y2), size, to)
 
 
 def rescale_points(value: Any, size: Size, to: Size) -> list[Point]:
     """Maps ``[[x, y], ...]`` like `rescale_box`."""
     if not isinstance(value, list | tuple) or not value or not all(_are_numbers(point, 2) for point in value):
         raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", value)
-    return [_rescale("points", (float(x), float(y)), size, to, beyond=0.5) for x, y in value]
+    return [_rescale("points", (float(x), float(y)), size, to) for x, y in value]
 
 
 def _are_numbers(value: Any, count: int) -> bool:
@@ -192,12 +191,10 @@ def _are_numbers(value: Any, count: int) -> bool:
     )
 
 
-def _rescale(key: str, point: Point, size: Size, to: Size, beyond: float) -> Point:
-    """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge.
-
-    ``beyond``: how many pixels past the centre of the last pixel are still accepted.
-    """
+def _rescale(key: str, point: Point, size: Size, to: Size) -> Point:
+    """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge."""
     (x, y), (width, height), (to_width, to_height) = point, size, to
+    beyond = 1 if key == "box" else 0.5  # Pixels past the centre of the last one.
     if not (-0.5 <= x <= width - 1 + beyond and -0.5 <= y <= height - 1 + beyond):
         message = f"{key}: ({x:g}, {y:g}) lies outside the image of {width}x{height} pixels"
         raise Rejected(f"wrong_{key}", message, "Give absolute pixels of the upright image at its own size")

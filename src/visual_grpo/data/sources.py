@@ -58,13 +58,13 @@ LAYOUTS = {
 _SEGMENTATION_ORDER = ("records", "masks", "coco", "image_folder", "table", "prompts", "captions")
 _IN_SUBFOLDERS = ("image_folder", "captions")
 """Layouts of one dataset in several folders."""
-EMBEDDING = ("table", "coco", "hub")
+EMBEDDING = ("table", "coco")
 """Layouts whose images are decoded as the records are read."""
 
 
 @dataclass(frozen=True)
 class RecordSource:
-    """Records in a known layout, or in a dataset of the hub (layout ``hub``)."""
+    """Records in a known layout; a dataset of the hub is a ``table``."""
 
     layout: str
     path: Path
@@ -74,8 +74,7 @@ class RecordSource:
     def read(self, task: Task | None = None) -> Iterator[Item]:
         """Yields the records, as those of ``task`` if given, with rejections and notes."""
         data = self.data if task is None else self.data.model_copy(update={"task": task})
-        reader = tabular.read_hub if self.layout == "hub" else LAYOUTS[self.layout].read
-        return reader(self.path, self.limits, data)
+        return LAYOUTS[self.layout].read(self.path, self.limits, data)
 
     def count(self) -> int:
         rows = tabular.count_table(self.path, self.data) if self.layout == "table" else None
@@ -91,7 +90,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     """
     if data.path.startswith(tabular.HUB):
         path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
-        return RecordSource("hub", path, Limits.from_config(data, path), data)
+        return RecordSource("table", path, Limits.from_config(data, path), data)
     path = Path(data.path)
     if not path.exists():
         raise UserError(f"{parameter}: there is no {path}.{_suggestions(path, parameter)}")

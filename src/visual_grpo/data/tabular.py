@@ -84,7 +84,9 @@ def find_table(path: Path, limits: Limits) -> Path | None:
 
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    if _is_saved(path):
+    if data.path.startswith(HUB):
+        yield from _read_dataset(_load(path, data), data.path.removeprefix(HUB), None, limits, data.task)
+    elif _is_saved(path):
         yield from _read_dataset(_load(path, data), path.name, path, limits, data.task)
     elif path.is_file():
         yield from _read_file(path, path.name, limits, data)
@@ -98,7 +100,7 @@ def count_table(path: Path, data: DataConfig) -> int | None:
     """Returns the number of rows, or None if it is not known without reading them."""
     import pyarrow.parquet as pq
 
-    if _is_saved(path):
+    if data.path.startswith(HUB) or _is_saved(path):
         return int(_load(path, data).num_rows)
     files = [path] if path.is_file() else _tables(path)
     if any(file.suffix.lower() != ".parquet" for file in files):
@@ -138,10 +140,6 @@ def _is_list(file: Path) -> bool:
     """Other JSON files beside data are seldom lists."""
     with open_text(file) as text:
         return text.read(100).lstrip().startswith("[")
-
-
-def read_hub(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    return _read_dataset(_load(path, data), data.path.removeprefix(HUB), None, limits, data.task)
 
 
 def _read_file(
