@@ -114,7 +114,7 @@ def line(name: str, pairs: Iterable[tuple[Profile, Profile]]) -> str:
     for before, now in pairs:
         for feature in drift(before, now):
             largest[feature.limit] = max(largest.get(feature.limit, 0.0), feature.distance)
-        largest["lost"] = max(largest.get("lost", 0.0), lost_share(before.prompts, now.prompts))
+        largest["lost"] = max(largest.get("lost", 0.0), lost_share(before, now))
         failed |= {fault.rpartition("retrain.data.")[2].rstrip(").") for fault in check(before, now, DataChecks())}
     drifts = [f"max_{what}_drift" for what in ("kind", "prompt", "image")]
     cells = [f"{largest[limit]:.2f}" for limit in drifts] + [f"{largest['lost']:.0%}"]

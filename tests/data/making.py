@@ -10,9 +10,11 @@ from typing import Any
 
 from PIL import Image
 
+from visual_grpo.common.files import new_draft
 from visual_grpo.config import DataConfig
+from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.data.preparation import Preparation, remove_unused_images
+from visual_grpo.data.preparation import Preparation
 
 
 def picture(path: Path, size: tuple[int, int] = (40, 40), colour: str | tuple[int, ...] = "red") -> Path:
@@ -64,6 +66,8 @@ def prepare(folder, **changes):
     """Prepares the records in ``folder/data``; all of them train unless shares are given."""
     path = changes.pop("path", folder / "data")
     config = data_config(path, **{"held_out_share": 0, "eval_share": 0, **changes})
-    Preparation(config).write(folder / "out/records.parquet")
-    remove_unused_images(folder / "out/records.parquet")
-    return RecordTable(folder / "out/records.parquet")
+    manifest = folder / "out/records.parquet"
+    draft = new_draft(manifest)
+    Preparation(config).write(draft)
+    RecordsDataset(filepath=str(manifest)).save(draft)
+    return RecordTable(manifest)

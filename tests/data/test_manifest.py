@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from typing import Any
 
@@ -141,22 +140,3 @@ def test_the_digest_depends_on_the_content(table, tmp_path):
     assert len({reference, *others}) == 7
     assert digest([row(1), row(0)]) != reference
     assert table[:2].digest == reference
-
-
-def test_a_table_can_be_pickled(table):
-    copied = pickle.loads(pickle.dumps(table.split("train")))
-    assert [record.id for record in copied[:3]] == ["id 0", "id 2", "id 4"]
-
-
-def test_an_error_while_writing_leaves_the_old_manifest(tmp_path):
-    path = tmp_path / "records.parquet"
-    write_manifest(path, [row(0)])
-
-    def failing():
-        yield row(1)
-        raise RuntimeError("no more")
-
-    with pytest.raises(RuntimeError, match="no more"):
-        write_manifest(path, failing())
-    assert [record.id for record in RecordTable(path)] == ["id 0"]
-    assert list(tmp_path.iterdir()) == [path]

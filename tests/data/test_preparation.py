@@ -80,7 +80,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     table = prepare(tmp_path, task="mixed")
     assert [record.id for record in table] == ["a", "h"]
     report = table.report
-    assert (report["records"], report["accepted"], report["with_target"]) == (10, 2, 2)
+    assert (report["records"], report["accepted"]) == (10, 2)
     listed = report["rejected"]["listed"]
     expected: list[tuple[str | None, int, str]] = [
         (name, line, reason) for line, (name, (_, reason)) in enumerate(bad.items(), 2)
@@ -240,7 +240,7 @@ def test_odd_exif_data_neither_reject_a_photo_nor_warn(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.jpg"}])
     Image.new("RGB", (64, 64)).save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
     report = prepare(tmp_path).report
-    assert (report["with_target"], report["warnings"]) == (1, [])
+    assert (report["accepted"], report["warnings"]) == (1, [])
 
 
 def test_progress_counts_every_record_and_no_note(tmp_path):
@@ -252,7 +252,7 @@ def test_progress_counts_every_record_and_no_note(tmp_path):
     preparation = Preparation(data_config(tmp_path / "data", eval_share=0.1, held_out_share=0.2))
     preparation.write(tmp_path / "out/records.parquet", lambda: calls.append(None))
     assert RecordTable(tmp_path / "out/records.parquet").report["warnings"]
-    assert len(calls) == preparation.count() == 12
+    assert len(calls) == preparation.source.count() == 12
 
 
 def test_shares_that_leave_nothing_are_refused_by_the_configuration():

@@ -142,7 +142,7 @@ def test_no_held_out_or_sealed_prompt_is_seen_in_training_and_the_adapters_say_s
     assert never_seen == ["held_out 0", "held_out 1", "sealed 0", "sealed 1"]
     profile = read_profile(project.folder / "adapters")
     assert profile == profile_of(RecordTable(project.folder / "records.parquet"))
-    assert profile.splits == {"train": 6, "eval": 3, "held_out": 2, "sealed": 2}
+    assert profile.accepted == 13
 
 
 def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(

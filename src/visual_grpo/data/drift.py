@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +23,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image
 from visual_grpo.config import DataChecks, Strict
 from visual_grpo.config.adapter_folder import DATA_PROFILE
-from visual_grpo.data.manifest import SPLITS, RecordTable, prompt_key
+from visual_grpo.data.manifest import RecordTable, prompt_key
 
 T = TypeVar("T")
 Picture = tuple[Path, dict[str, float]]
@@ -62,21 +61,12 @@ class Values(Strict):
     """`QUANTILES` values, evenly spaced in probability from the minimum to the maximum."""
 
 
-class Prompts(Strict):
-    """Hashes of the distinct prompts with the lowest hashes."""
-
-    hashes: tuple[str, ...]
-    complete: bool
-    """True if these are all prompts."""
-
-
 class Profile(Strict):
     format: Literal[2] = 2
     accepted: int
     rejected: int
-    splits: dict[str, int]
-    """Records of each split."""
-    prompts: Prompts
+    prompts: tuple[str, ...]
+    """Hashes of the `MAX_PROMPTS` distinct prompts with the lowest hashes."""
     values: dict[str, Values]
     """By name, such as ``prompt_characters`` or ``target_brightness``."""
 
@@ -87,13 +77,11 @@ def profile_of(records: RecordTable) -> Profile:
     Raises:
         ImageError: a prepared image of the sample is gone or damaged.
     """
-    splits: Counter[str] = Counter()
     kinds: list[tuple[int, int]] = []
     prompts = _Sample[str](MAX_PROMPTS)
     targets, sources = _Sample[Picture](MAX_IMAGES), _Sample[Picture](MAX_IMAGES)
     folder = records.path.parent
     for row in records.rows():
-        splits[row["split"]] += 1
         names, target = row["source_images"] or (), row["target_image"]
         kinds.append((len(names), int(target is not None)))
         prompt = prompt_key(row["prompt"])
@@ -109,10 +97,9 @@ def profile_of(records: RecordTable) -> Profile:
     values |= _values("prompt", zip(map(prompt_features, texts), counts, strict=True))
     values |= _values("target", _described(targets)) | _values("source", _described(sources))
     return Profile(
-        accepted=splits.total(),
+        accepted=len(records),
         rejected=records.report.get("rejected", {}).get("total", 0),
-        splits={split: splits[split] for split in SPLITS},
-        prompts=Prompts(hashes=hashes, complete=prompts.complete),
+        prompts=hashes,
         values=values,
     )
 
@@ -143,8 +130,6 @@ class _Sample(Generic[T]):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.complete = True
-        """False if a key was left out; known after `items`."""
         self._kept: dict[str, tuple[T, int]] = {}
 
     def add(self, key: str, item: T) -> None:
@@ -157,7 +142,6 @@ class _Sample(Generic[T]):
         """Drops the keys beyond ``size`` and returns (hash, item, count) in the order of the hashes."""
         # A dropped key stays above the lowest ones, so the counts of those that stay are complete.
         lowest = sorted(self._kept)[: self.size]
-        self.complete &= len(lowest) == len(self._kept)
         self._kept = {digest: self._kept[digest] for digest in lowest}
         return [(digest, *self._kept[digest]) for digest in lowest]
 
@@ -235,7 +219,7 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
     rejected = now.rejected / max(total, 1)
     shares = [(rejected, f"{now.rejected} of {counted(total, 'record')} rejected: {rejected:.1%}", "max_rejected")]
     if before is not None:
-        fewer, lost = 1 - now.accepted / before.accepted, lost_share(before.prompts, now.prompts)
+        fewer, lost = 1 - now.accepted / before.accepted, lost_share(before, now)
         shares += [
             (fewer, f"{usable}, {before.accepted} before: {fewer:.1%} fewer", "max_fewer_records"),
             (lost, f"{lost:.1%} of the earlier prompts are gone", "max_lost_prompts"),
@@ -255,11 +239,11 @@ def drift(before: Profile, now: Profile) -> list[Drift]:
     return [_drift(name, old, now.values[name]) for name, old in before.values.items() if name in now.values]
 
 
-def lost_share(before: Prompts, now: Prompts) -> float:
+def lost_share(before: Profile, now: Profile) -> float:
     """Estimates the share of the earlier prompts that are gone, 0..1, from those whose hashes both samples cover."""
-    last = "g" if now.complete else now.hashes[-1]
-    covered = {digest for digest in before.hashes if digest <= last}
-    return len(covered - set(now.hashes)) / len(covered) if covered else 0.0
+    has_all = len(now.prompts) < MAX_PROMPTS
+    covered = {digest for digest in before.prompts if has_all or digest <= now.prompts[-1]}
+    return len(covered - set(now.prompts)) / len(covered) if covered else 0.0
 
 
 def _drift(name: str, before: Values, now: Values) -> Drift:

@@ -174,7 +174,7 @@ def read_coco(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
         place = Place(path.name, number)
         try:
             image = images[image_id]
-            if image["height"] * image["width"] > limits.max_pixels:
+            if image["height"] * image["width"] > data.max_pixels:
                 raise ValueError(f"{image['width']}x{image['height']} pixels are more than data.max_pixels")
             file = image["file_name"]
             mask = _union(parts, image["height"], image["width"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -125,7 +124,7 @@ def schema() -> pa.Schema:
 def write_manifest(
     path: Path, rows: Iterable[Mapping[str, Any]], report: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
-    """Writes rows of `schema` in groups to a temporary file, which replaces ``path`` when it is complete.
+    """Writes rows of `schema` in groups.
 
     Args:
         report: called after the last row; its result is stored in the file's metadata.
@@ -134,16 +133,11 @@ def write_manifest(
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     remaining = iter(rows)
-    try:
-        with pq.ParquetWriter(draft, schema(), compression="zstd") as writer:
-            while group := [dict(row) for row in islice(remaining, ROWS_PER_GROUP)]:
-                writer.write_table(pa.Table.from_pylist(group, schema=schema()))
-            writer.add_key_value_metadata({_REPORT_KEY: json.dumps(report())})
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with pq.ParquetWriter(path, schema(), compression="zstd") as writer:
+        while group := [dict(row) for row in islice(remaining, ROWS_PER_GROUP)]:
+            writer.write_table(pa.Table.from_pylist(group, schema=schema()))
+        writer.add_key_value_metadata({_REPORT_KEY: json.dumps(report())})
 
 
 class RecordTable(Sequence[PromptRecord]):
@@ -194,10 +188,6 @@ class RecordTable(Sequence[PromptRecord]):
 
     def __iter__(self) -> Iterator[PromptRecord]:
         return map(self._record, self.rows())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Excludes the open file, so that a table can be copied and pickled."""
-        return {"path": self.path, "_rows": self._rows}
 
     @cached_property
     def _file(self) -> pq.ParquetFile:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -33,7 +33,7 @@ from visual_grpo.data.manifest import (
     prompt_hash,
     write_manifest,
 )
-from visual_grpo.data.record import Item, Note, Place, Record, Rejected
+from visual_grpo.data.record import Item, Note, Record, Rejected
 from visual_grpo.data.sources import find_records
 
 IMAGES = "images"
@@ -53,7 +53,6 @@ class Prepared(NamedTuple):
     row: dict[str, Any]
     enlarged: int
     """Number of its images that were smaller than the prepared size."""
-    place: Place
 
 
 class Preparation:
@@ -65,42 +64,38 @@ class Preparation:
 
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
-        self._source = find_records(config, parameter)
-
-    def count(self) -> int:
-        return self._source.count()
+        self.source = find_records(config, parameter)
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
-        """Prepares every record, calling ``progress`` after each, and replaces the manifest, which has the report.
+        """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
 
         Raises:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
         """
-        config, report = self._config, Report(strict=self._config.strict)
+        config, report = self._config, Report(self._config)
         size = {"height": config.height, "width": config.width}
-        facts = {"path": config.path, "layout": self._source.layout, **size}
-        shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
+        facts = {"path": config.path, "layout": self.source.layout, **size}
         store = ImageStore(folder=manifest.parent / IMAGES, **size, max_pixels=config.max_pixels)
         with warnings.catch_warnings(), pixel_limit(config.max_pixels):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
-            write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish(shares))
+            write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish())
         return report
 
     def _rows(self, store: ImageStore, report: Report, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
         """Yields the manifest's rows in the records' order; rejections go to the report."""
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        items = with_ids(self._source.read())
+        items = with_ids(self.source.read())
         ids: set[str] = set()
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(items, _BATCH * threads)):
-                for outcome in pool.map(lambda item: self._prepare(item, store), batch):
-                    if isinstance(outcome, Note):
-                        report.warnings.append(outcome)
-                        continue
+                report.warnings += [item for item in batch if isinstance(item, Note)]
+                found = [item for item in batch if not isinstance(item, Note)]
+                outcomes = pool.map(lambda item: self._prepare(item, store), found)
+                for item, outcome in zip(found, outcomes, strict=True):
                     if isinstance(outcome, Prepared) and outcome.row["id"] in ids:
                         remedy = "Give every record its own id, or leave ids out to get them made"
                         duplicate = Rejected("duplicate_id", "an earlier record has the same id", remedy)
-                        outcome = duplicate.at(outcome.place, outcome.row["id"])
+                        outcome = duplicate.at(item.place, outcome.row["id"])
                     if isinstance(outcome, Rejected):
                         report.reject(outcome)
                     else:
@@ -109,12 +104,12 @@ class Preparation:
                         yield outcome.row
                     progress()
 
-    def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
-        if not isinstance(item, Record):
+    def _prepare(self, item: Record | Rejected, store: ImageStore) -> Prepared | Rejected:
+        if isinstance(item, Rejected):
             return item
         target = None
         try:
-            record = checked(item, self._config.task, self._source.limits)
+            record = checked(item, self._config.task, self.source.limits)
             if self._config.task == "segmentation":
                 record, source, target = store.prepare_query(record)
                 sources = [source]
@@ -147,7 +142,7 @@ class Preparation:
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
         sizes = [image.original_size for image in (*sources, target) if image is not None]
         enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
-        return Prepared(row, enlarged, record.place)
+        return Prepared(row, enlarged)
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:
@@ -202,16 +197,17 @@ def ad_hoc_records(path: str, data: DataConfig, note: Callable[[str], None], par
 
 
 class Report:
-    """Counts accepted and rejected records, by split and reason; ``strict`` stops at the first rejected record."""
+    """Counts accepted and rejected records, by split and reason."""
 
-    def __init__(self, *, strict: bool) -> None:
-        self._strict = strict
+    def __init__(self, config: DataConfig) -> None:
+        self._strict = config.strict
+        self._shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
         self.rejections: list[Rejected] = []
         self.reasons: Counter[str] = Counter()
         self._records: Counter[str] = Counter()
         self._prompts: dict[str, set[str]] = {split: set() for split in SPLITS}
         """Hashes of the prompts in each split."""
-        self._targets = self._enlarged = 0
+        self._enlarged = 0
         self.warnings: list[str] = []
 
     def reject(self, rejection: Rejected) -> None:
@@ -225,11 +221,10 @@ class Report:
         row, split = prepared.row, prepared.row["split"]
         self._records[split] += 1
         self._prompts[split].add(prompt_hash(row["prompt"]))
-        self._targets += "target_image" in row
         self._enlarged += prepared.enlarged
 
-    def finish(self, shares: Mapping[str, float]) -> dict[str, Any]:
-        """Returns the report as JSON-compatible values; ``shares`` are the configured ones of the splits.
+    def finish(self) -> dict[str, Any]:
+        """Returns the report as JSON-compatible values.
 
         Raises:
             UserError: no usable record, or none to train on.
@@ -238,13 +233,13 @@ class Report:
         if not accepted:
             raise UserError(no_records_left(self.rejections, rejected))
         if not self._records["train"]:
-            others = [split for split, share in shares.items() if share > 0]
+            others = [split for split, share in self._shares.items() if share > 0]
             raise UserError(
                 f"Of {counted(accepted, 'usable record')} none is left to train on: the splits {', '.join(others)} take"
                 f" all. Add records or lower {', '.join(f'data.{split}_share' for split in others)}."
                 f"{also_rejected(self.rejections, rejected)}"
             )
-        self._warn(shares, accepted)
+        self._warn(accepted)
         listed = [
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
             for one in self.rejections
@@ -252,14 +247,13 @@ class Report:
         return {
             "records": accepted + rejected,
             "accepted": accepted,
-            "with_target": self._targets,
             "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},
             "rejected": {"total": rejected, "by_reason": dict(self.reasons.most_common()), "listed": listed},
             "warnings": [*map(sanitize, self.warnings)],
         }
 
-    def _warn(self, shares: Mapping[str, float], accepted: int) -> None:
-        for split, share in shares.items():
+    def _warn(self, accepted: int) -> None:
+        for split, share in self._shares.items():
             if share > 0 and not self._records[split]:
                 warning = f"the split {split} is empty although its share is {share:.0%}"
                 self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")

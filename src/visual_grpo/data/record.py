@@ -124,7 +124,6 @@ class Limits:
     folder: Path | None
     """Resolved folder that no record may leave; None = files may be anywhere."""
     max_file_bytes: int
-    max_pixels: int
 
     @classmethod
     def from_config(cls, data: DataConfig, path: Path) -> Self:
@@ -135,7 +134,6 @@ class Limits:
         return cls(
             folder=None if data.allow_outside else folder.resolve(),
             max_file_bytes=round(data.max_file_mb * _MB),
-            max_pixels=data.max_pixels,
         )
 
     def check(self, path: Path, name: str) -> None:

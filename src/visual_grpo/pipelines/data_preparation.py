@@ -21,7 +21,7 @@ def prepare_records(data: DataConfig, output: str, starter_report: dict[str, Any
     """
     preparation = Preparation(data)
     manifest = new_draft(Path(output) / "05_model_input/records.parquet")
-    with console.progress("Preparing records", preparation.count()) as bar:
+    with console.progress("Preparing records", preparation.source.count()) as bar:
         preparation.write(manifest, bar.advance)
         bar.complete()  # Blank lines were counted, too.
     return manifest
