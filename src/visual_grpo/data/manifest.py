@@ -34,25 +34,20 @@ FEW_PROMPTS = 10
 """An interval over fewer independent prompts is not to be relied on."""
 
 
-def split_of(record_id: str, key: str, data: DataConfig) -> str:
-    """Returns the split of a record; ``key`` is its `group_key`."""
+def assign_split(record: Record, source_sha256: Sequence[str], data: DataConfig) -> tuple[str, str]:
+    """Returns the split and the group key of a checked record; ``source_sha256`` are of its original source images."""
+    # Queries about one image are held out together, whatever they ask.
+    key = group_key(None if data.task == "segmentation" else record.prompt, record.group, source_sha256)
     # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the other
     # when it is raised.
     fraction = _fraction("prompt", key)
     if fraction < data.held_out_share:
-        return "held_out"
+        return "held_out", key
     if fraction >= 1 - data.sealed_share:
-        return SEALED
+        return SEALED, key
     # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
     rest = 1 - data.held_out_share - data.sealed_share
-    return "eval" if data.eval_share > 0 and _fraction("id", record_id) < data.eval_share / rest else "train"
-
-
-def assign_split(record: Record, source_sha256: Sequence[str], config: DataConfig) -> tuple[str, str]:
-    """Returns the split and the group key of a checked record; ``source_sha256`` are of its original source images."""
-    # Queries about one image are held out together, whatever they ask.
-    key = group_key(None if config.task == "segmentation" else record.prompt, record.group, source_sha256)
-    return split_of(record.id, key, config), key
+    return "eval" if data.eval_share > 0 and _fraction("id", record.id) < data.eval_share / rest else "train", key
 
 
 def group_key(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted, sanitize, sentence
 from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
@@ -180,11 +181,8 @@ def remove_unused_images(manifest: Path) -> None:
 
 
 @contextmanager
-def ad_hoc_records(path: str, data: DataConfig, note: Callable[[str], None], parameter: str) -> Iterator[RecordTable]:
-    """Prepares all records at ``path`` with the settings ``data``, without splits, for the time of the block.
-
-    ``note`` is called with lines about rejected records, and with warnings.
-    """
+def ad_hoc_records(path: str, data: DataConfig, parameter: str) -> Iterator[RecordTable]:
+    """Prepares all records at ``path`` with the settings ``data``, without splits, for the time of the block."""
     no_splits = {"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
     config = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
     with TemporaryDirectory() as folder:
@@ -192,7 +190,7 @@ def ad_hoc_records(path: str, data: DataConfig, note: Callable[[str], None], par
         report = Preparation(config, parameter).write(manifest)
         rejected = also_rejected(report.rejections, report.reasons.total())
         for line in (*rejected.strip().splitlines(), *(f"Note: {sentence(warning)}" for warning in report.warnings)):
-            note(line)
+            console.note(line)
         yield RecordTable(manifest)
 
 

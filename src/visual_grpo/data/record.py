@@ -22,6 +22,7 @@ IMAGE_SUFFIXES = frozenset(
 """In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 _MB = 1_000_000
+_MOVE = "Move it into the folder, or set data.allow_outside=true if you trust these records"
 _MAX_SHOWN = 80
 """Characters of an invalid value shown in a message."""
 
@@ -139,8 +140,7 @@ class Limits:
     def check(self, path: Path, name: str) -> None:
         """Raises `Rejected` for a path that leads outside (``..``, absolute, a link) or a file that is too large."""
         if not self.is_inside(path):
-            remedy = "Move the file into the folder, or set data.allow_outside=true if you trust these records"
-            raise Rejected("outside_folder", f"{name} leads outside the data's folder, {self.folder}", remedy)
+            raise Rejected("outside_folder", f"{name} leads outside the data's folder, {self.folder}", _MOVE)
         if path.is_file():
             self.check_size(path.stat().st_size, name)
 
@@ -159,10 +159,7 @@ class Limits:
     def require_inside(self, path: Path) -> None:
         """Raises a UserError for a file or folder of records that leads outside."""
         if not self.is_inside(path):
-            raise UserError(
-                f"{path} leads outside the data's folder, {self.folder}. Move it into the folder, or set"
-                " data.allow_outside=true if you trust these records."
-            )
+            raise UserError(f"{path} leads outside the data's folder, {self.folder}. {_MOVE}.")
 
     def walk(self, folder: Path) -> Iterator[str]:
         """Yields the files below a folder as relative paths with ``/``, sorted within each folder, files first.

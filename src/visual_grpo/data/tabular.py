@@ -37,7 +37,7 @@ def find_records(path: Path, limits: Limits) -> Path | None:
 
 
 def read_records(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    return _read_file(path, path.name, limits, data, canonical=True)
+    return _read_file(path, path.name, data, canonical=True)
 
 
 def find_metadata(path: Path, limits: Limits) -> Path | None:
@@ -50,7 +50,7 @@ def find_metadata(path: Path, limits: Limits) -> Path | None:
 def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata."""
     if path.is_file():
-        yield from _read_file(path, path.name, limits, data)
+        yield from _read_file(path, path.name, data)
         return
     splits: dict[Path, str | None] = {}
     """The name of a split in the path of each folder."""
@@ -60,7 +60,7 @@ def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         if file.parent in splits:
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
         splits[file.parent] = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
-        yield from _read_file(file, name, limits, data, split=splits[file.parent])
+        yield from _read_file(file, name, data, split=splits[file.parent])
     if names := sorted({split for split in splits.values() if split is not None}):
         yield Note(
             f"the split folders {', '.join(names)} are only stored as metadata['split'];"
@@ -85,15 +85,15 @@ def find_table(path: Path, limits: Limits) -> Path | None:
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     if data.path.startswith(HUB):
-        yield from _read_dataset(_load(path, data), data.path.removeprefix(HUB), None, limits, data.task)
+        yield from _read_dataset(_load(path, data), data.path.removeprefix(HUB), None, data.task)
     elif _is_saved(path):
-        yield from _read_dataset(_load(path, data), path.name, path, limits, data.task)
+        yield from _read_dataset(_load(path, data), path.name, path, data.task)
     elif path.is_file():
-        yield from _read_file(path, path.name, limits, data)
+        yield from _read_file(path, path.name, data)
     else:
         for file in _tables(path):
             limits.require_inside(file)
-            yield from _read_file(file, file.relative_to(path).as_posix(), limits, data)
+            yield from _read_file(file, file.relative_to(path).as_posix(), data)
 
 
 def count_table(path: Path, data: DataConfig) -> int | None:
@@ -143,7 +143,7 @@ def _is_list(file: Path) -> bool:
 
 
 def _read_file(
-    file: Path, name: str, limits: Limits, data: DataConfig, *, canonical: bool = False, split: str | None = None
+    file: Path, name: str, data: DataConfig, *, canonical: bool = False, split: str | None = None
 ) -> Iterator[Item]:
     """Yields the records of one table; ``name`` is its path in the dataset, ``split`` that of rows without one."""
     suffix = file.suffix.lower()
@@ -154,7 +154,7 @@ def _read_file(
         options = {"data_files": glob.escape(str(file)), "streaming": True, "batch_size": _BATCH}
         with _name_in_errors(file):
             dataset = datasets.load_dataset("parquet", split="train", **options)
-        yield from _read_dataset(dataset, name, file.parent, limits, data.task)
+        yield from _read_dataset(dataset, name, file.parent, data.task)
         return
     rows = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)(file)
     for number, row in rows:
@@ -216,31 +216,24 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
             raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
 
 
-def _read_dataset(dataset: Any, name: str, folder: Path | None, limits: Limits, task: Task) -> Iterator[Item]:
+def _read_dataset(dataset: Any, name: str, folder: Path | None, task: Task) -> Iterator[Item]:
     """Yields the records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
     rows = dataset.to_iterable_dataset() if hasattr(dataset, "to_iterable_dataset") else dataset
     with _name_in_errors(name):
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
-            try:
-                cells = {key: _cell(value, f"{place}, column {key}", limits, folder) for key, value in row.items()}
-            except Rejected as rejected:
-                yield rejected.at(place, row.get("id"))
-            else:
-                yield record_from_row(cells, place, folder or Path(name, "none"), task)
+            cells = {key: _cell(value, f"{place}, column {key}", folder) for key, value in row.items()}
+            yield record_from_row(cells, place, folder or Path(name, "none"), task)
 
 
-def _cell(value: Any, name: str, limits: Limits, folder: Path | None) -> Any:
+def _cell(value: Any, name: str, folder: Path | None) -> Any:
     """Wraps an image's bytes; an image stored by its path becomes the path. Other values stay."""
     if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
-        return [_cell(image, name, limits, folder) for image in value]
+        return [_cell(image, name, folder) for image in value]
     if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
         path = value["path"]
         value = (path if folder or path is None else Path(path)) if value["bytes"] is None else value["bytes"]
-    if isinstance(value, bytes):
-        limits.check_size(len(value), name)
-        return EmbeddedImage(name, value)
-    return value
+    return EmbeddedImage(name, value) if isinstance(value, bytes) else value
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
         yield [PromptRecord(id="prompt", prompt=str(settings.prompt))]
         return
 
-    with ad_hoc_records(settings.prompts, parameters.data, console.note, "generate.prompts") as records:
+    with ad_hoc_records(settings.prompts, parameters.data, "generate.prompts") as records:
         yield records
 
 

@@ -35,7 +35,7 @@ def score_folder(parameters: Parameters) -> Path:
         )
     scorer = build_reward_set(parameters.rewards, parameters.weights(list(parameters.modules) or [""]))
     scorer.check_machine()
-    with ad_hoc_records(parameters.score.path, parameters.data, console.note, "score.path") as records:
+    with ad_hoc_records(parameters.score.path, parameters.data, "score.path") as records:
         without = [record.id for record in records if record.target_image is None]
         if without:
             raise UserError(
