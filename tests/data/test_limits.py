@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.data.making import data_config, jsonl, parquet, picture, prepare
+from tests.data.making import data_config, embedded, jsonl, parquet, picture, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.command import Command
 from visual_grpo.operations.preflight.data import OF_A_RECORD, look_at_folder
@@ -146,6 +146,9 @@ def test_the_limits_of_size_and_pixels_are_the_last_that_are_accepted(tmp_path, 
         prepare(tmp_path, max_file_mb=(size - 1) / 1e6)
     with pytest.raises(UserError, match=r"a\.png is 64x40 pixels, more than data\.max_pixels=2559"):
         prepare(tmp_path, max_pixels=64 * 40 - 1)  # Also of an image that was prepared before.
+    table = parquet(tmp_path / "table.parquet", [{"image": embedded(), "text": "a"}])
+    with pytest.raises(UserError, match=r"table\.parquet, row 1, column image has .* MB, more than data\.max_file_mb="):
+        prepare(tmp_path, path=table, max_file_mb=1e-5)
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 500)
     assert len(prepare(tmp_path, max_pixels=3000)) == 1
     with pytest.raises(UserError, match=r"too many pixels.*raise data\.max_pixels"):

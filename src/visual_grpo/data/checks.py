@@ -31,7 +31,6 @@ def checked(record: Record, task: Task, limits: Limits) -> Record:
     _typo_check(record, is_query)
     images = [] if record.source_images is None else record.source_images
     images = images if isinstance(images, list) else [images]
-    kind = target.removesuffix("_image")
     valid = replace(
         record,
         prompt=_check_prompt(record, prompt),
@@ -39,7 +38,7 @@ def checked(record: Record, task: Task, limits: Limits) -> Record:
         source_images=tuple(_check_image(record.folder, source, "source", image, limits) for image in images),
         target_image=None
         if record.target_image is None
-        else _check_image(record.folder, target, kind, record.target_image, limits),
+        else _check_image(record.folder, target, target.removesuffix("_image"), record.target_image, limits),
         group=None if record.group is None else _check_label(record.group, "group"),
         metadata=_join_metadata(record),
     )

@@ -79,7 +79,7 @@ def _take_prompts_of_mask(extra: dict[str, Any], mask: Any, record_id: Any, fold
     box = _take(extra, ("box", "bbox"))
     solution_box, solution_points = parse_solution(extra.pop("solution", None))
     if isinstance(mask, list):
-        mask = _mask_from_rows(mask)
+        mask = mask_image(mask, "the mask")
     if mask is None and solution_box is not None and record_id is not None:
         # Seg-Zero's masks lie next to the tables or, for tables in ``data``, next to that folder.
         parent = "../" if folder.name == "data" and (folder / "../masks").is_dir() else ""
@@ -100,8 +100,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _mask_from_rows(rows: list[Any]) -> EmbeddedImage:
-    """Returns a mask that is stored as rows of bools or numbers, not 0 inside."""
+def mask_image(rows: Any, name: str) -> EmbeddedImage:
+    """Returns a PNG of a mask of rows of bools or numbers, not 0 inside."""
     try:
         pixels = np.asarray(rows)
     except ValueError:  # Rows of different lengths.
@@ -109,13 +109,8 @@ def _mask_from_rows(rows: list[Any]) -> EmbeddedImage:
     if pixels.ndim != 2 or not pixels.size or pixels.dtype.kind not in "biuf":
         message = "mask must be rows of equal length of bools or numbers"
         raise Rejected("corrupt_image", message, "Correct the mask or store it as an image")
-    return mask_image(pixels != 0, "the mask")
-
-
-def mask_image(pixels: np.ndarray, name: str) -> EmbeddedImage:
-    """Returns a PNG of a bool array [height, width]."""
     file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
+    Image.fromarray(pixels != 0).save(file, "PNG", compress_level=1)
     return EmbeddedImage(name, file.getvalue())
 
 

@@ -28,6 +28,7 @@ from visual_grpo.common.images import (
     stretch,
     stretch_mask,
 )
+from visual_grpo.config import DataConfig
 from visual_grpo.data.record import EmbeddedImage, Original, Record, Rejected, wrong_type
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class PreparedImage(NamedTuple):
     """Upright."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ImageStore:
     """Prepares images and stores them in a folder.
 
@@ -64,9 +65,7 @@ class ImageStore:
     """
 
     folder: Path
-    height: int
-    width: int
-    max_pixels: int
+    config: DataConfig
 
     def prepare(self, original: Original, record_id: str, role: str) -> PreparedImage:
         """Resizes an image to height x width and stores it.
@@ -80,14 +79,14 @@ class ImageStore:
         """
         digest = image_digest(original)
         # Readable, and safe on every file system, whatever characters the id has.
-        content = "\0".join([str(_VERSION), record_id, role, digest, str(self.height), str(self.width)])
+        content = "\0".join([str(_VERSION), record_id, role, digest, str(self.config.height), str(self.config.width)])
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
         file = self.folder / ("-".join(part for part in (readable, role, key) if part) + ".png")
         width, height = size = _open(read_size, original)
         name = original.name if isinstance(original, EmbeddedImage) else original
-        if width * height > self.max_pixels:
-            message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.max_pixels}"
+        if width * height > self.config.max_pixels:
+            message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.config.max_pixels}"
             raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
         if min(size) < _MIN_SIDE:
             message = f"{name} is {width}x{height} pixels; both sides need {_MIN_SIDE} or more"
@@ -98,7 +97,7 @@ class ImageStore:
             try:
                 image = _open(read_mask_image if role == "mask" else read_image, original)
                 resize = {"mask": stretch_mask, "image": stretch}.get(role, fit)
-                resize(image, self.height, self.width).save(draft, compress_level=_COMPRESSION)
+                resize(image, self.config.height, self.config.width).save(draft, compress_level=_COMPRESSION)
                 draft.replace(file)
             finally:
                 draft.unlink(missing_ok=True)
@@ -124,10 +123,10 @@ class ImageStore:
         prepared_mask = self.prepare(record.target_image, record.id, "mask")
         mask = read_mask(self.folder / prepared_mask.name)
         if not mask.any():
-            message = f"the mask is empty at {self.width}x{self.height} pixels"
+            message = f"the mask is empty at {self.config.width}x{self.config.height} pixels"
             remedy = "Draw the object in white on black; for a small one, raise data.height and data.width"
             raise Rejected("empty_mask", message, remedy)
-        to = (self.width, self.height)
+        to = (self.config.width, self.config.height)
         box, points = extra.get("box"), extra.get("points")
         prompts = {
             "box": box_of(mask) if box is None else rescale_box(box, size, to),

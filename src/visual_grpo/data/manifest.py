@@ -119,11 +119,7 @@ def schema() -> pa.Schema:
 def write_manifest(
     path: Path, rows: Iterable[Mapping[str, Any]], report: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
-    """Writes rows of `schema` in groups.
-
-    Args:
-        report: called after the last row; its result is stored in the file's metadata.
-    """
+    """Writes rows of `schema` in groups, and what ``report`` returns after the last one into the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

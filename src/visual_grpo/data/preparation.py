@@ -74,9 +74,8 @@ class Preparation:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
         """
         config, report = self._config, Report(self._config)
-        size = {"height": config.height, "width": config.width}
-        facts = {"path": config.path, "layout": self.source.layout, **size}
-        store = ImageStore(folder=manifest.parent / IMAGES, **size, max_pixels=config.max_pixels)
+        facts = {"path": config.path, "layout": self.source.layout, "height": config.height, "width": config.width}
+        store = ImageStore(manifest.parent / IMAGES, config)
         with warnings.catch_warnings(), pixel_limit(config.max_pixels):
             warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
             write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish())
@@ -167,17 +166,12 @@ def with_ids(items: Iterator[Item]) -> Iterator[Item]:
 def remove_unused_images(manifest: Path) -> None:
     """Removes prepared images that the manifest does not name, and drafts of a run that was killed."""
     folder = manifest.parent / IMAGES
-    if not folder.is_dir():
-        return
-    used = {
-        Path(path).name
-        for row in RecordTable(manifest).rows()
-        for path in (row["target_image"], *(row["source_images"] or ()))
-        if path is not None
-    }
-    for entry in os.scandir(folder):
-        if entry.is_file() and entry.name not in used:
-            Path(entry.path).unlink()
+    used = set()
+    for row in RecordTable(manifest).rows():
+        used |= {Path(image).name for image in (row["target_image"], *(row["source_images"] or ())) if image}
+    for file in folder.glob("*"):
+        if file.is_file() and file.name not in used:
+            file.unlink()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from zipfile import BadZipFile, ZipFile
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import fresh_folder
-from visual_grpo.config import DataConfig, Task
+from visual_grpo.config import DataConfig
 from visual_grpo.config.command import Command
 from visual_grpo.data import folders, tabular
 from visual_grpo.data.record import Item, Limits, Note, is_image_name, is_system_file
@@ -71,10 +71,8 @@ class RecordSource:
     limits: Limits
     data: DataConfig
 
-    def read(self, task: Task | None = None) -> Iterator[Item]:
-        """Yields the records, as those of ``task`` if given, with rejections and notes."""
-        data = self.data if task is None else self.data.model_copy(update={"task": task})
-        return LAYOUTS[self.layout].read(self.path, self.limits, data)
+    def read(self) -> Iterator[Item]:
+        return LAYOUTS[self.layout].read(self.path, self.limits, self.data)
 
     def count(self) -> int:
         rows = tabular.count_table(self.path, self.data) if self.layout == "table" else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -170,7 +170,8 @@ def _path(image: Original) -> Path:
 
 def _survey(source: RecordSource, task: Task) -> Iterator[Record | Rejected]:
     """Yields the records that the preparation will accept, unless an image is damaged, and those it will reject."""
-    items = (item for item in with_ids(source.read(task)) if not isinstance(item, Note))
+    source = replace(source, data=source.data.model_copy(update={"task": task}))
+    items = (item for item in with_ids(source.read()) if not isinstance(item, Note))
     for item in islice(items, MOST if source.layout in EMBEDDING else None):
         try:
             yield checked(item, task, source.limits) if isinstance(item, Record) else item
