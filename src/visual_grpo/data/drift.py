@@ -29,8 +29,8 @@ T = TypeVar("T")
 Picture = tuple[Path, dict[str, float]]
 """A prepared image, and the width, height and aspect of its original, if known."""
 
-MAX_PROMPTS, MAX_IMAGES = 1000, 500
-"""Distinct prompts, and images of each role, in a sample."""
+MAX_RECORDS, MAX_PROMPTS, MAX_IMAGES = 1000, 1000, 500
+"""Records, distinct prompts, and images of each role, in a sample."""
 QUANTILES = 201
 _DIGITS = 12
 """Hex digits (48 bits) of a hash: among a million items two share one with a probability of 0.2%."""
@@ -77,13 +77,13 @@ def profile_of(records: RecordTable) -> Profile:
     Raises:
         ImageError: a prepared image of the sample is gone or damaged.
     """
-    kinds: list[tuple[int, int]] = []
+    kinds = _Sample[dict[str, float]](MAX_RECORDS)
     prompts = _Sample[str](MAX_PROMPTS)
     targets, sources = _Sample[Picture](MAX_IMAGES), _Sample[Picture](MAX_IMAGES)
     folder = records.path.parent
     for row in records.rows():
         names, target = row["source_images"] or (), row["target_image"]
-        kinds.append((len(names), int(target is not None)))
+        kinds.add(row["id"], {"sources": len(names), "targets": target is not None})
         prompt = prompt_key(row["prompt"])
         prompts.add(prompt, prompt)
         if target is not None:
@@ -93,7 +93,7 @@ def profile_of(records: RecordTable) -> Profile:
         for name, sha256 in zip(names, row["source_sha256"] or names, strict=True):
             sources.add(sha256, (folder / name, {}))
     hashes, texts, counts = zip(*prompts.items(), strict=True)
-    values = _values("record", [({"sources": source, "targets": target}, 1) for source, target in kinds])
+    values = _values("record", ((kind, count) for _, kind, count in kinds.items()))
     values |= _values("prompt", zip(map(prompt_features, texts), counts, strict=True))
     values |= _values("target", _described(targets)) | _values("source", _described(sources))
     return Profile(

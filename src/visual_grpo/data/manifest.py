@@ -180,6 +180,10 @@ class RecordTable(Sequence[PromptRecord]):
     def __iter__(self) -> Iterator[PromptRecord]:
         return map(self._record, self.rows())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Excludes the open file: tables are sent to the other ranks."""
+        return {"path": self.path, "_rows": self._rows}
+
     @cached_property
     def _file(self) -> pq.ParquetFile:
         import pyarrow.parquet as pq
