@@ -25,10 +25,14 @@ def constant(*values: float | None):
 
 class NeedsTarget:
     name = "target"
-    needs_target = True
+    needs = Needs(target=True)
 
     def __call__(self, prompts, samples):
         return RewardOutput(values=torch.ones(len(samples)), parts={"half": torch.full((len(samples),), 0.5)})
+
+
+class NeedsSource(NeedsTarget):
+    needs = Needs(source=True)
 
 
 def test_the_total_is_the_weighted_sum() -> None:
@@ -77,7 +81,7 @@ def test_records_without_targets_are_named_before_anything_runs() -> None:
     with pytest.raises(UserError, match=r"target.* 7 records have none: 'r0', 'r1', 'r2', 'r3', 'r4' \.\.\.") as caught:
         rewards.check_records([there, *(PromptRecord(id=f"r{i}", prompt="") for i in range(7))])
     assert "plain" not in str(caught.value)
-    edits = RewardSet({"mine": (FunctionReward("another name", constant(1), needs=Needs(source=True)), 1.0)})
+    edits = RewardSet({"mine": (FunctionReward("another name", NeedsSource()), 1.0)})
     edits.check_records([PromptRecord(id="e", prompt="", source_images=(Path("x.png"),))])
     with pytest.raises(UserError, match=r"the reward mine compares with a source image, and 3 records have none: 'a'"):
         edits.check_records(PROMPTS)

@@ -135,7 +135,7 @@ def test_an_error_inside_names_reward_records_and_the_rewards_own_lines(broken: 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A user's own module with a function, a class, a factory and a constant."""
+    """A user's own module with functions, a class and a constant."""
     (tmp_path / "users_rewards.py").write_text(
         "def red(prompts, samples):\n"
         "    return [float(s[0].float().mean()) for s in samples]\n"
@@ -144,29 +144,26 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "        self.scale = scale\n"
         "    def __call__(self, prompts, samples):\n"
         "        return [self.scale * float(s.float().mean()) for s in samples]\n"
-        "def make(power):\n"
-        "    return lambda prompts, samples: [float(power)] * len(samples)\n"
         "def above(prompts, samples, level, *, gain=1.0):\n"
         "    return [gain * (float(s.float().mean()) > level) for s in samples]\n"
-        "above.needs_target = True\n"
+        "from visual_grpo import Needs\n"
+        "above.needs = Needs(target=True)\n"
         "def free(prompts, samples, **options):\n"
         "    return [float(options['level'])] * len(samples)\n"
         "def wrapped(*arguments):\n"
         "    return red(*arguments)\n"
         "def late(prompts, samples=None):\n"
         "    return [1.0] * len(samples)\n"
-        "def prepared(power=2):\n"
-        "    return make(power)\n"
-        "def pair(first, second):\n"
-        "    return make(first + second)\n"
         "bright = Bright()\n"
-        "def wrong(value):\n"
-        "    return value\n"
-        "def without_weights():\n"
-        "    raise RuntimeError('no weights')\n"
-        "def picky(size):\n"
-        "    from visual_grpo.common.errors import UserError\n"
-        "    raise UserError(f'size must be above 0, got {size}')\n"
+        "class Uncallable:\n"
+        "    pass\n"
+        "class Broken:\n"
+        "    def __init__(self):\n"
+        "        raise RuntimeError('no weights')\n"
+        "class Picky:\n"
+        "    def __init__(self, size):\n"
+        "        from visual_grpo.common.errors import UserError\n"
+        "        raise UserError(f'size must be above 0, got {size + 0}')\n"
         "LEVEL = 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -179,17 +176,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     [
         ("red", {}, [0, 100, 200]),
         ("Bright", {"scale": 2.0}, [0, 200, 400]),
-        ("make", {"power": 3}, [3, 3, 3]),
         ("above", {"level": 150, "gain": 2.0}, [0, 0, 2]),
         ("free", {"level": 4}, [4, 4, 4]),
         ("bright", {}, [0, 100, 200]),
         ("wrapped", {}, [0, 100, 200]),
         ("late", {}, [1, 1, 1]),
-        ("prepared", {}, [2, 2, 2]),
-        ("pair", {"first": 3, "second": 4}, [7, 7, 7]),
     ],
 )
-def test_functions_and_factories_get_their_options(module: str, path: str, options: dict, scores: list[float]) -> None:
+def test_functions_and_classes_get_their_options(module: str, path: str, options: dict, scores: list[float]) -> None:
     reward = make_reward("mine", f"{module}:{path}", options)
     assert reward(PROMPTS, SAMPLES).values.tolist() == scores
     assert reward.needs.target == (path == "above"), "options hide nothing that a function says of itself"
@@ -215,10 +209,10 @@ def test_a_wrong_name_says_what_is_wrong(module: str, path: str, complaint: str)
         ("Bright", {"scales": 2}, r"has no option 'scales'; it takes: scale\. Did you mean 'scale'\?"),
         ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; it takes: level, gain\. Did you mean 'gain'\?"),
         ("above", {"gain": 2}, "needs the option 'level', got gain"),
-        ("pair", {"first": 3, "second": "4"}, r"refused the options .*unsupported operand"),
-        ("wrong", {"value": 2}, r"must return a callable .* got int"),
-        ("without_weights", {}, r"could not be made:\n(?s:.*)RuntimeError: no weights"),
-        ("picky", {"size": 0}, r"^reward 'mine': size must be above 0, got 0$"),
+        ("Uncallable", {}, "^reward 'mine' must be callable, got Uncallable$"),
+        ("Broken", {}, r"could not be made:\n(?s:.*)RuntimeError: no weights"),
+        ("Picky", {"size": "4"}, r"refused the options .*can only concatenate"),
+        ("Picky", {"size": 0}, r"^reward 'mine': size must be above 0, got 0$"),
     ],
 )
 def test_wrong_options_are_named(module: str, path: str, options: dict, complaint: str) -> None:

@@ -213,7 +213,7 @@ def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
     if function.name == name:
         return function
     # Wraps the callable, whose optional methods are looked up.
-    return FunctionReward(name, function.function, needs=function.needs, max_failed_share=function.budget.share)
+    return FunctionReward(name, function.function, max_failed_share=function.budget.share)
 
 
 def _check(name: str, weight: float) -> None:

@@ -24,27 +24,23 @@ PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
 array [B], or a ``RewardOutput``."""
 
-_ASKED = ("needs", "needs_target", "waits", "check_records", "check_machine", "picture", "origins")
-"""Optional attributes of a callable that `FunctionReward` uses."""
-
 
 class FunctionReward:
     """Any callable ``(prompts, samples) -> scores`` as a ``RewardFunction``.
 
-    ``needs`` is the callable's own attribute of that name unless it is given; ``needs_target = True`` is short for
-    ``needs = Needs(target=True)``. ``max_failed_share``: see `FailureBudget`.
+    ``max_failed_share``: see `FailureBudget`.
     Raises ``UserError``, naming the reward and the first offending record, when the callable fails or
     returns anything but one finite or unscored number per sample.
     """
 
-    def __init__(
-        self, name: str, function: PlainReward, *, needs: Needs | None = None, max_failed_share: float = 0.0
-    ) -> None:
+    def __init__(self, name: str, function: PlainReward, *, max_failed_share: float = 0.0) -> None:
         if not callable(function):
             raise UserError(f"reward {name!r} must be callable, got {type(function).__name__}")
         self.name = name
         self.function = function
-        self.needs = _needs_of(name, function) if needs is None else needs
+        self.needs: Needs = getattr(function, "needs", Needs())
+        if not isinstance(self.needs, Needs):
+            raise UserError(f"reward {name!r}: its `needs` must be a visual_grpo.Needs, got {self.needs!r}")
         self.budget = FailureBudget(max_failed_share)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
@@ -117,15 +113,6 @@ def groups_of(prompts: Sequence[PromptRecord]) -> list[list[int]]:
     return [[row for row, _ in rows] for _, rows in itertools.groupby(enumerate(ids), key=lambda pair: pair[1])]
 
 
-def _needs_of(name: str, function: PlainReward) -> Needs:
-    needs = getattr(function, "needs", None)
-    if needs is None:
-        return Needs(target=bool(getattr(function, "needs_target", False)))
-    if not isinstance(needs, Needs):
-        raise UserError(f"reward {name!r}: its `needs` must be a visual_grpo.Needs, got {needs!r}")
-    return needs
-
-
 def load_function(path: str) -> Any:
     """Imports ``package.module:function``. Raises ``UserError`` if there is no such callable."""
     with torch.no_grad():  # Puts the mode back: scripts that score pictures often switch gradients off when imported.
@@ -136,79 +123,40 @@ def load_function(path: str) -> Any:
 
 
 def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionReward:
-    """Builds the reward that ``package.module:function`` names, in one of three forms told apart by its signature:
+    """Builds the reward that ``package.module:function`` names.
 
-    - a class: made once with the options; its instance is the reward;
-    - a plain function ``(prompts, samples, **options) -> scores``: two required positional parameters are not among
-      the options. It gets the options as keyword arguments in every call;
-    - a factory ``(**options) -> reward``: any other function; called once with the options.
-
-    Without options, whatever can be called with two arguments is a plain function. A wrapper ``(*args, **kwargs)`` with
-    options is taken for a factory unless ``functools.wraps`` shows what it wraps.
+    A class is made once with the options, and its instance is the reward. A function ``(prompts, samples, **options)``
+    gets them as keyword arguments in every call.
     Raises ``UserError`` for an unknown option, naming the nearest, and for one that is missing.
     """
     target = load_function(path)
-    prompts_and_samples = [] if isinstance(target, type) else _arguments(target, options)
-    _check_options(f"reward {name!r}: {path!r}", target, options, prompts_and_samples)
+    parameters = list(inspect.signature(target).parameters.values())
+    is_class = isinstance(target, type)
+    _check_options(f"reward {name!r}: {path!r}", parameters if is_class else parameters[2:], options)
     values = with_variables(options, name)
-    if prompts_and_samples:
-        return FunctionReward(name, _with_options(target, values))
+    if not is_class:
+        # What a function says of itself (`needs`, `waits`) is copied to the partial one.
+        bound = functools.update_wrapper(functools.partial(target, **values), target) if values else target
+        return FunctionReward(name, bound)
     with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), torch.no_grad():
         try:
-            made = target(**values)
+            return FunctionReward(name, target(**values))
         except TypeError as error:
             raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
-    if not callable(made):
-        raise UserError(
-            f"reward {name!r}: {path!r} called with options {dict(options)!r} must return a callable"
-            f" (prompts, samples) -> scores, got {type(made).__name__}"
-        )
-    return FunctionReward(name, made)
 
 
-def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Returns the parameters; (*args, **kwargs) if there is no signature, as for some C functions."""
-    try:
-        return list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):
-        return list(inspect.signature(lambda *args, **kwargs: None).parameters.values())
-
-
-def _arguments(function: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    """Returns the names of a plain function's parameters for prompts and samples; empty for a factory."""
-    parameters = _parameters(function)
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p.name for p in positional if p.default is p.empty and p.name not in options]
-    if len(required) >= 2:
-        return required[:2]
-    names = [p.name for p in positional] + 2 * [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
-    return names[:2] if not options and len(names) >= 2 else []
-
-
-def _check_options(what: str, target: Callable[..., Any], options: Mapping[str, Any], others: Sequence[str]) -> None:
-    """Raises UserError for unknown and missing options; ``others`` are parameters that are no options."""
-    parameters = _parameters(target)
-    taken = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in others]
-    names = [p.name for p in taken]
-    unknown = [option for option in options if option not in names]
+def _check_options(what: str, parameters: Sequence[inspect.Parameter], options: Mapping[str, Any]) -> None:
+    """Raises UserError for unknown and missing options."""
+    taken = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    unknown = [option for option in options if option not in taken]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         raise UserError(
-            f"{what} has no option {unknown[0]!r}; it takes: {', '.join(names) or 'none'}."
-            f"{nearest_hint(unknown[0], names)}"
+            f"{what} has no option {unknown[0]!r}; it takes: {', '.join(taken) or 'none'}."
+            f"{nearest_hint(unknown[0], taken)}"
         )
-    missing = [p.name for p in taken if p.default is p.empty and p.name not in options]
+    missing = [name for name, p in taken.items() if p.default is p.empty and name not in options]
     if missing:
         raise UserError(f"{what} needs the option {missing[0]!r}, got {', '.join(options) or 'none'}")
-
-
-def _with_options(function: PlainReward, options: Mapping[str, Any]) -> PlainReward:
-    if not options:
-        return function
-    bound = functools.partial(function, **options)
-    for attribute in _ASKED:
-        if hasattr(function, attribute):
-            setattr(bound, attribute, getattr(function, attribute))
-    return bound
 
 
 @contextmanager
