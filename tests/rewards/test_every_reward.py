@@ -34,11 +34,10 @@ BY_NAME: dict[str, Any] = {
     "aesthetic": {"model": "clip", "head": "head"},
     "dino_identity": {"model": "dino"},
     "dino_structure": {"model": "dino"},
-    "ms_ssim": {"window": 3},
     "object_layout": {"detector": "tests.rewards.test_every_reward:somewhere"},
     "lpips": {"net": "squeeze", "backbone": "backbone"},
 }
-"""Options of the rewards that need weights, for which ``weights`` has what they name, or larger images."""
+"""Options of the rewards that need weights, for which ``weights`` has what they name."""
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +154,10 @@ def parts(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - ELSEWHERE))
-def test_order_and_neighbours_do_not_matter(name: str, rows: list[PromptRecord], weights: Mapping[str, str]) -> None:
+def test_order_and_neighbours_do_not_matter(
+    name: str, rows: list[PromptRecord], weights: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("visual_grpo.rewards.target.WINDOW", 3)  # For images so small.
     options = {key: weights.get(value, value) for key, value in BY_NAME.get(name, {}).items()}
     reward = build_reward(name, RewardConfig(function=None, options=options))
     make: Callable[[int], list[Any]] = answers if name == "negative_points" else images

@@ -16,6 +16,7 @@ from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, FineNoise, JpegSizeReward
+from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.rewards.target import KeptRegion, MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
 
 
@@ -44,7 +45,7 @@ def test_the_target_itself_is_best(tmp_path: Path) -> None:
     records = [record(tmp_path, "a", noise(0)), record(tmp_path, "b", noise(1))]
     own, swapped = [noise(0), noise(1)], [noise(1), noise(0)]
     assert PixelReward()(records, own).tolist() == [1, 1]
-    assert PsnrReward(max_db=40)(records, own).tolist() == [40, 40]
+    assert PsnrReward()(records, own).tolist() == [60, 60]
     assert SsimReward()(records, own).tolist() == pytest.approx([1, 1])
     for reward in (PixelReward(), PsnrReward(), SsimReward()):
         assert reward.needs.target
@@ -56,8 +57,8 @@ def test_targets_of_another_size_or_missing_are_named(tmp_path: Path) -> None:
         PixelReward()([record(tmp_path, "x", flat(0, side=64))], [flat(0)])
     with pytest.raises(UserError, match="'bare' has no target_image"):
         SsimReward()([PromptRecord(id="bare", prompt="")], [flat(0)])
-    with pytest.raises(UserError, match="window 33 does not fit"):
-        SsimReward(window=33)([record(tmp_path, "y", flat(0))], [flat(0)])
+    with pytest.raises(UserError, match=r"at least 11 pixels a side, got \[10, 10\]"):
+        SsimReward()([record(tmp_path, "y", flat(0, side=10))], [flat(0, side=10)])
 
 
 def test_jpeg_size_is_that_of_a_jpeg_file(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_source_ssim_is_of_the_nearest_source_and_unscored_without_one(tmp_path:
     assert values[:3].tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert values[3] < 0.5
     assert values[4].isnan()
-    assert not SourceSsim.needs.target
+    assert not FunctionReward("source_ssim", SourceSsim()).needs.target
 
 
 def smoothed(image: Tensor, window: Tensor) -> Tensor:
@@ -150,10 +151,9 @@ def test_ssim_and_ms_ssim_follow_their_papers(tmp_path: Path) -> None:
 
 
 def test_ms_ssim_tells_the_least_size(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"window of 11 pixels the shorter side needs at least 161, got .*\[160, 160\]"):
+    with pytest.raises(UserError, match=r"at least 161 pixels a side, got .*\[160, 160\]"):
         MsSsimReward()([record(tmp_path, "s", noise(0, 160))], [noise(1, 160)])
     assert MsSsimReward()([record(tmp_path, "l", noise(0, 161))], [noise(0, 161)]).item() == pytest.approx(1)
-    assert MsSsimReward(window=3)([record(tmp_path, "w", noise(0, 33))], [noise(0, 33)]).item() == pytest.approx(1)
 
 
 RECORD = PromptRecord(id="x", prompt="")

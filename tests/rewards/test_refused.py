@@ -14,9 +14,6 @@ from visual_grpo.rewards.combine import RewardSet
 
 DETECTOR = "tests.rewards.test_object_layout:squares"
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
-    ("psnr", {"max_db": 0}, "max_db must be above 0, got 0"),
-    ("ssim", {"window": 10}, "window must be an odd number of pixels, at least 3, got 10"),
-    ("ms_ssim", {"window": 4}, "window must be an odd number"),
     ("jpeg_size", {"quality": 0}, "quality must be from 1 to 100, got 0"),
     ("edge_density", {"threshold": 1}, "threshold must be between 0 and 1, got 1"),
     ("colour_entropy", {"levels": 1}, "levels must be from 2 to 256, got 1"),

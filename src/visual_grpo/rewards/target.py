@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from pytorch_msssim import ms_ssim, ssim
@@ -15,8 +15,11 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord
 
+WINDOW = 11
+"""Pixels of SSIM's Gaussian window, whose sigma is 1.5."""
 _SCALES = 5
 """Of MS-SSIM."""
+_MOST_DECIBELS = 60.0
 
 
 class PixelReward:
@@ -29,72 +32,60 @@ class PixelReward:
 
 
 class PsnrReward:
-    """Peak signal-to-noise ratio in decibels, at most ``max_db`` (the target itself would be infinite)."""
+    """Peak signal-to-noise ratio in decibels, at most 60 (the target itself would be infinite)."""
 
     needs = Needs(target=True)
 
-    def __init__(self, max_db: float = 60.0) -> None:
-        if not max_db > 0:
-            raise UserError(f"psnr: max_db must be above 0, got {max_db}")
-        self.max_db = max_db
-
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         decibels = -10 * against_targets(mean_squared_error, prompts, samples).log10()
-        return decibels.clamp(max=self.max_db)
+        return decibels.clamp(max=_MOST_DECIBELS)
 
 
 class SsimReward:
-    """Structural similarity in [-1, 1] (Wang et al. 2004), Gaussian window of ``window`` pixels, sigma 1.5.
+    """Structural similarity in [-1, 1] (Wang et al. 2004), Gaussian window of 11 pixels, sigma 1.5.
 
     Conventions differ between libraries; these are pytorch-msssim's.
     """
 
-    name: ClassVar[str] = "ssim"
     needs = Needs(target=True)
 
-    def __init__(self, window: int = 11) -> None:
-        if window < 3 or window % 2 == 0:
-            raise UserError(f"{self.name}: window must be an odd number of pixels, at least 3, got {window}")
-        self.window = window
-
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return against_targets(self._similarity, prompts, samples)
-
-    def _similarity(self, sample: Tensor, target: Tensor) -> Tensor:
-        if min(sample.shape[-2:]) < self.window:
-            raise UserError(f"ssim: window {self.window} does not fit an image of {list(sample.shape[-2:])} pixels")
-        similarity: Tensor = ssim(sample[None], target[None], data_range=1.0, win_size=self.window)
-        return similarity
+        return against_targets(_similarity, prompts, samples)
 
 
-class MsSsimReward(SsimReward):
+def _similarity(sample: Tensor, target: Tensor) -> Tensor:
+    if min(sample.shape[-2:]) < WINDOW:
+        raise UserError(f"ssim: an image needs at least {WINDOW} pixels a side, got {list(sample.shape[-2:])}")
+    similarity: Tensor = ssim(sample[None], target[None], data_range=1.0, win_size=WINDOW)
+    return similarity
+
+
+class MsSsimReward:
     """Multi-scale structural similarity in [0, 1] (Wang et al. 2003): SSIM at five scales, each half of the one before.
 
     It sees coarse structure that `SsimReward` overlooks. Negative terms count as 0. The shorter side must have at least
-    16 * (window - 1) + 1 pixels: 161 with a window of 11.
+    161 pixels.
     """
 
-    name = "ms_ssim"
+    needs = Needs(target=True)
 
-    def _similarity(self, sample: Tensor, target: Tensor) -> Tensor:
-        least = (self.window - 1) * 2 ** (_SCALES - 1) + 1
-        if min(sample.shape[-2:]) < least:
-            raise UserError(
-                f"ms_ssim: with a window of {self.window} pixels the shorter side needs at least {least}, got an image"
-                f" of {list(sample.shape[-2:])} pixels; set a smaller window (3 needs 33 pixels) or use ssim"
-            )
-        similarity: Tensor = ms_ssim(sample[None], target[None], data_range=1.0, win_size=self.window)
-        return similarity
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return against_targets(_multi_scale_similarity, prompts, samples)
 
 
-class SourceSsim(SsimReward):
+def _multi_scale_similarity(sample: Tensor, target: Tensor) -> Tensor:
+    least = (WINDOW - 1) * 2 ** (_SCALES - 1) + 1
+    if min(sample.shape[-2:]) < least:
+        raise UserError(f"ms_ssim: an image needs at least {least} pixels a side, got {list(sample.shape[-2:])}; use ssim")
+    similarity: Tensor = ms_ssim(sample[None], target[None], data_range=1.0, win_size=WINDOW)
+    return similarity
+
+
+class SourceSsim:
     """SSIM to the image that is edited, of several the greatest; unscored without one. A guard, with weight 0.
 
     An edit that changes little has a target much like its source, so that `SsimReward` can be raised by copying.
     """
-
-    name = "source_ssim"
-    needs = Needs()
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         # One record for each source, which `against_targets` reads once for all samples.
@@ -103,7 +94,7 @@ class SourceSsim(SsimReward):
             for row, record in enumerate(prompts)
             for source in record.source_images
         ]
-        similar = against_targets(self._similarity, [source for _, source in pairs], [samples[row] for row, _ in pairs])
+        similar = against_targets(_similarity, [source for _, source in pairs], [samples[row] for row, _ in pairs])
         values = torch.full((len(samples),), torch.nan)
         for (row, _), value in zip(pairs, similar, strict=True):
             values[row] = torch.fmax(values[row], value)
