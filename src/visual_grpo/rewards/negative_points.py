@@ -136,6 +136,11 @@ class NegativePointsReward:
             judged |= zip(rows, self._judge(image, query, [samples[row] for row in rows]), strict=True)
         return self._output([judged[row] for row in range(len(prompts))])
 
+    def check_machine(self) -> None:
+        """Raises UserError if the segmenter's weights or device are not there."""
+        if hasattr(self.segmenter, "check_machine"):
+            self.segmenter.check_machine()
+
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Refuses records without an image, box or points, which ``data.task=segmentation`` prepares."""
         for record in records:

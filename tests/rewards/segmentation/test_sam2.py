@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from tests.rewards.segmentation.small_sam2 import SIDE, save_sam2
 from tests.rewards.segmentation.small_sam3 import save_sam3
 from visual_grpo.common.errors import UserError
+from visual_grpo.rewards.negative_points import NegativePointsReward
 from visual_grpo.rewards.segmentation import PointPrompt, build_segmenter
 from visual_grpo.rewards.segmentation.sam2 import Sam2Embedding, Sam2Segmenter
 
@@ -33,11 +34,7 @@ def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def segmenter(kind: str, folder: Path) -> Sam2Segmenter:
-    return built(kind, folder)
-
-
-def built(kind: str, folder: Path, **options: Any) -> Sam2Segmenter:
-    segmenter = build_segmenter({"kind": kind, "path": str(folder), "device": "cpu", **options})
+    segmenter = build_segmenter({"kind": kind, "path": str(folder), "device": "cpu"})
     assert isinstance(segmenter, Sam2Segmenter)
     return segmenter
 
@@ -90,13 +87,14 @@ def test_masks_equal_those_of_the_processor(segmenter: Sam2Segmenter, image: Ten
 
 
 def test_a_mask_depends_on_its_prompt_alone(
-    segmenter: Sam2Segmenter, kind: str, folder: Path, embedding: Sam2Embedding
+    segmenter: Sam2Segmenter, embedding: Sam2Embedding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = PROMPTS * 3
     together = segmenter.masks(embedding, many)
     alone = torch.cat([segmenter.masks(embedding, [prompt]) for prompt in many])
     assert torch.equal(together, alone)
-    assert torch.equal(together, built(kind, folder, batch=2).masks(embedding, many))
+    monkeypatch.setattr("visual_grpo.rewards.segmentation.sam2._BATCH", 2)
+    assert torch.equal(together, segmenter.masks(embedding, many))
 
 
 def test_three_masks_with_scores(segmenter: Sam2Segmenter, image: Tensor, embedding: Sam2Embedding) -> None:
@@ -109,43 +107,23 @@ def test_three_masks_with_scores(segmenter: Sam2Segmenter, image: Tensor, embedd
     assert ((scores > 0) & (scores < 1)).all()
 
 
-def test_folders_without_a_model_are_refused(kind: str, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"segmenter {kind}: .*contains no config.json; expected .*Sam{kind[-1]}"):
-        built(kind, tmp_path)
-    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
-    _refused_at_first_use(kind, tmp_path)  # No weights.
+def test_folders_without_a_model_are_refused_before_any_work(kind: str, folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="this folder lacks config.json, model.safetensors"):
+        NegativePointsReward(segmenter={"kind": kind, "path": str(tmp_path)}).check_machine()
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
-    _refused_at_first_use(kind, tmp_path)
-
-
-def _refused_at_first_use(kind: str, path: Path) -> None:
     with pytest.raises(UserError, match="cannot be loaded"):
-        built(kind, path).embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
-
-
-def test_missing_weights_are_refused(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    save_sam2(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    save_file(
-        {name: tensor for name, tensor in weights.items() if not name.startswith("mask_decoder.iou_token")},
-        tmp_path / "model.safetensors",
-        metadata={"format": "pt"},
-    )
-    with pytest.raises(UserError, match=r"1 of its weights are missing, for example mask_decoder.iou_token.weight"):
-        Sam2Segmenter(str(tmp_path), device="cpu").embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
+        build_segmenter({"kind": kind, "path": str(tmp_path)}).embed(torch.zeros(3, SIDE, SIDE, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dtype": "float8"}, "dtype must be one of float32, bfloat16, float16, got 'float8'"),
-        ({"batch": 0}, "batch must be a whole number of prompts, at least 1, got 0"),
-        ({"device": "gpu"}, "segmenter sam2: device is 'gpu'; expected auto, cpu"),
+        ({"device": "gpu"}, "is 'gpu'; expected auto, cpu"),
     ],
 )
 def test_impossible_options_are_refused(tmp_path: Path, options: dict, message: str) -> None:
     save_sam2(tmp_path)
     with pytest.raises(UserError, match=message):
-        Sam2Segmenter(str(tmp_path), **options)
+        Sam2Segmenter(str(tmp_path), **options).check_machine()
