@@ -51,7 +51,8 @@ def options_of(name: str, folder: Path) -> dict[str, Any]:
     if name in ("dino_identity", "dino_structure"):
         _save_dino(folder)
     if name == "aesthetic":
-        return {"model": str(folder), "head": str(_save_head(folder))}
+        _save_head(folder)
+        return {"model": str(folder), "head": str(folder)}
     if name == "lpips":
         return {"backbone": str(_save_backbone(folder))}
     return {"model": str(folder)} if any(folder.iterdir()) else {}
@@ -83,14 +84,13 @@ def _save_dino(folder: Path) -> None:
     BitImageProcessor(size={"shortest_edge": 256}).save_pretrained(folder)
 
 
-def _save_head(folder: Path) -> Path:
+def _save_head(folder: Path) -> None:
     sizes = (768, 1024, 128, 64, 16, 1)
     weights = {}
     for number, before, after in zip((0, 2, 4, 6, 7), sizes, sizes[1:], strict=False):
         weights[f"layers.{number}.weight"] = torch.randn(after, before) / before**0.5
         weights[f"layers.{number}.bias"] = torch.zeros(after)
-    torch.save(weights, folder / "head.pth")
-    return folder / "head.pth"
+    torch.save(weights, folder / "aesthetic-model.pth")
 
 
 def _save_backbone(folder: Path) -> Path:

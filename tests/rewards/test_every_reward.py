@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision import models
 
 from tests.rewards.learned import tiny
@@ -45,15 +45,14 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     folder = tmp_path_factory.mktemp("weights")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sizes = (8, 16, 1)
-        head = {f"layers.{n}.{part}": torch.randn(shape) for n in (0, 1) for part, shape in
-                (("weight", (sizes[n + 1], sizes[n])), ("bias", (sizes[n + 1],)))}  # fmt: skip
+        sizes = {"0": (8, 1024), "2": (1024, 128), "4": (128, 64), "6": (64, 16), "7": (16, 1)}
+        layers = nn.ModuleDict({number: nn.Linear(*pair) for number, pair in sizes.items()})
         torch.save(models.squeezenet1_1().state_dict(), folder / "backbone.pth")
-    torch.save(head, folder / "head.pth")
+    torch.save(nn.ModuleDict({"layers": layers}).state_dict(), folder / "aesthetic-model.pth")
     return {
         "clip": str(tiny.saved_clip(folder / "clip")),
         "dino": str(tiny.saved_dino(folder / "dino")),
-        "head": str(folder / "head.pth"),
+        "head": str(folder),
         "backbone": str(folder / "backbone.pth"),
     }
 

@@ -76,9 +76,7 @@ class MsSsimReward:
 def _multi_scale_similarity(sample: Tensor, target: Tensor) -> Tensor:
     least = (WINDOW - 1) * 2 ** (_SCALES - 1) + 1
     if min(sample.shape[-2:]) < least:
-        raise UserError(
-            f"ms_ssim: an image needs at least {least} pixels a side, got {list(sample.shape[-2:])}; use ssim"
-        )
+        raise UserError(f"ms_ssim: an image needs at least {least} pixels a side, got {list(sample.shape[-2:])}")
     similarity: Tensor = ms_ssim(sample[None], target[None], data_range=1.0, win_size=WINDOW)
     return similarity
 

@@ -115,10 +115,11 @@ def test_every_part_of_a_reward_from_the_hub_is_known_by_its_commit(in_the_cache
     assert commits("clip_score", model="someone/clip") == {"model": COMMIT}
     assert commits("clip_score", model="someone/clip", revision=other) == {"model": other}
     assert commits("clip_score", model=str(in_the_cache)) == {}
-    processor = {"processor": "no/such", "processor_revision": other}
-    assert commits("pick_score", model="someone/clip", **processor) == {"model": COMMIT, "processor": other}
-    assert commits("hps", model="someone/clip", **processor) == {"model": COMMIT, "processor": other}
-    assert commits("aesthetic", model="someone/clip", head_revision=other) == {"model": COMMIT, "head": other}
+    for name in ("pick_score", "hps"):
+        found = commits(name, model="someone/clip", processor="someone/clip")
+        assert found == {"model": COMMIT, "processor": COMMIT}
+    (in_the_cache / "aesthetic-model.pth").touch()
+    assert commits("aesthetic", model="someone/clip", head="someone/clip") == {"model": COMMIT, "head": COMMIT}
     assert commits("group_diversity", features="clip", model="someone/clip") == {"model": COMMIT}
     for name in ("dino_identity", "dino_structure"):
         assert commits(name, model="no/such", revision=other) == {"model": other}

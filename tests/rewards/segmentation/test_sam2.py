@@ -108,7 +108,7 @@ def test_three_masks_with_scores(segmenter: Sam2Segmenter, image: Tensor, embedd
 
 
 def test_folders_without_a_model_are_refused_before_any_work(kind: str, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="this folder lacks config.json, model.safetensors"):
+    with pytest.raises(UserError, match=r"this folder lacks config.json, model.safetensors"):
         NegativePointsReward(segmenter={"kind": kind, "path": str(tmp_path)}).check_machine()
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from cachetools import LRUCache
-from torch import Tensor
+from torch import Tensor, nn
 
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
@@ -39,7 +37,8 @@ _CACHED_TEXTS = 4096
 _PICK_SCALE = 26.0
 """Flow-GRPO (arXiv 2505.05470) and others divide by it, which brings good images to about 1."""
 _HEAD_REPOSITORY, _HEAD_FILE = "trl-lib/ddpo-aesthetic-predictor", "aesthetic-model.pth"
-_HEAD_SUFFIXES = (".pth", ".pt", ".safetensors")
+_HIDDEN = (1024, 128, 64, 16)
+"""Widths of the head between the embedding and the mark."""
 
 
 class Clip(Encoder):
@@ -47,23 +46,14 @@ class Clip(Encoder):
 
     model_class, processor_class = "CLIPModel", "CLIPProcessor"
 
-    def __init__(
-        self,
-        compute: Compute,
-        model: str,
-        revision: str | None = None,
-        processor: str | None = None,
-        processor_revision: str | None = None,
-    ) -> None:
+    def __init__(self, compute: Compute, model: str, revision: str | None = None, processor: str | None = None) -> None:
         files = (IMAGE_PROCESSOR, TOKENIZER)
         needed = (CONFIG, WEIGHTS, *(() if processor else files))
         origin = Origin(
             reward=compute.reward, option="model", path=model, revision=revision, model_type="clip", needed=needed
         )
-        processor_origin = processor and Origin(
-            reward=compute.reward, option="processor", path=processor, revision=processor_revision, needed=files
-        )
-        super().__init__(compute, origin, processor_origin or None)
+        apart = Origin(reward=compute.reward, option="processor", path=processor, needed=files) if processor else None
+        super().__init__(compute, origin, apart)
         self._texts: LRUCache[str, Tensor] = LRUCache(_CACHED_TEXTS)
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
@@ -119,20 +109,18 @@ class ClipReward(EncoderReward):
             of a prompt, 77 in those that are released; a longer prompt is named in the log.
         processor: a folder or hub id with the tokenizer and image processor; null is the model's own, or that of the
             released model.
-        processor_revision: branch, tag or commit of the processor's hub id.
     """
 
     released: ClassVar[str] = LARGE
     """Hub id of the model where the option ``model`` names none."""
     released_processor: ClassVar[str | None] = None
     processor: str | None = None
-    processor_revision: str | None = None
     encoder: Clip = field(init=False)
 
     def __post_init__(self) -> None:
         model = self.model or self.released
         processor = self.processor or (self.released_processor if may_be_hub_id(model) else None)
-        self.encoder = Clip(self.compute, model, self.revision, processor, self.processor_revision)
+        self.encoder = Clip(self.compute, model, self.revision, processor)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return self.encoder.cosines(prompts, samples)
@@ -181,76 +169,39 @@ class Aesthetic(ClipReward):
     see the prompt: with it alone every prompt gets the same pretty picture.
 
     Args:
-        head: a file with the layers' weights, or a folder with aesthetic-model.pth; null is the hub's
-            trl-lib/ddpo-aesthetic-predictor.
-        head_revision: branch, tag or commit of the head's hub id.
+        head: a folder or hub id with aesthetic-model.pth; null is trl-lib/ddpo-aesthetic-predictor.
     """
 
     name = "aesthetic"
     head: str | None = None
-    head_revision: str | None = None
 
     def check_machine(self) -> None:
         super().check_machine()
-        if self._file is None:
-            self._origin.check()
+        self._origin.check()
 
     @property
     def origins(self) -> Sequence[Origin]:
-        return [*super().origins, *([self._origin] if self._file is None else [])]
+        return [*super().origins, self._origin]
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         # One by one: a product may round differently with more rows.
-        return torch.tensor([float(self._mark(embedding)) for embedding in self.encoder.images(samples)])
-
-    def _mark(self, embedding: Tensor) -> Tensor:
-        """[1] for one embedding [d]."""
-        for weight, bias in self._layers:
-            embedding = F.linear(embedding, weight, bias)
-        return embedding
-
-    @property
-    def _file(self) -> Path | None:
-        """The head if the option names a file."""
-        path = Path(self.head or _HEAD_REPOSITORY).expanduser()
-        if path.suffix not in _HEAD_SUFFIXES:
-            return None
-        if not path.is_file():
-            raise UserError(f"aesthetic: its head is {self.head!r}, which is not a file on this machine")
-        return path
+        return torch.tensor([float(self._layers(embedding)) for embedding in self.encoder.images(samples)])
 
     @property
     def _origin(self) -> Origin:
-        return Origin(
-            reward="aesthetic",
-            option="head",
-            path=self.head or _HEAD_REPOSITORY,
-            revision=self.head_revision,
-            needed=((_HEAD_FILE,),),
-            patterns=(_HEAD_FILE,),
-        )
+        path, needed = self.head or _HEAD_REPOSITORY, ((_HEAD_FILE,),)
+        return Origin(reward="aesthetic", option="head", path=path, needed=needed, patterns=(_HEAD_FILE,))
 
     @cached_property
-    def _layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Weight [out, in] and bias [out] of each layer, float32 on the CPU."""
-        file = self._file or self._origin.folder() / _HEAD_FILE
-        weights = read_weights("aesthetic", file)
-        numbers = sorted(int(match[1]) for name in weights if (match := re.fullmatch(r"layers\.(\d+)\.weight", name)))
+    def _layers(self) -> nn.Module:
+        file = self._origin.folder() / _HEAD_FILE
+        widths = (self.encoder.model.config.projection_dim, *_HIDDEN, 1)
+        with torch.device("meta"):
+            linear = [nn.Linear(*pair) for pair in itertools.pairwise(widths)]
+        # Numbered as in training, where dropout stood between the first ones.
+        layers = nn.ModuleDict(dict(zip("02467", linear, strict=True)))
         try:
-            layers = [(weights[f"layers.{n}.weight"].float(), weights[f"layers.{n}.bias"].float()) for n in numbers]
-        except KeyError as error:
-            raise UserError(f"aesthetic: {file} lacks {error.args[0]}") from error
-        _check_layers(file, [weight.shape for weight, _ in layers], self.encoder.model.config.projection_dim)
-        return layers
-
-
-def _check_layers(file: Path, shapes: Sequence[torch.Size], width: int) -> None:
-    """Raises UserError unless the layers lead from an embedding to one number."""
-    sizes = [shape[1] for shape in shapes] + [shape[0] for shape in shapes[-1:]]
-    chained = all(one[0] == other[1] for one, other in itertools.pairwise(shapes))
-    if not shapes or not chained or sizes[0] != width or sizes[-1] != 1:
-        layout = "-".join(map(str, sizes)) or "none"
-        raise UserError(
-            f"aesthetic: the head {file} must have linear layers layers.N from {width}, the width of the model's"
-            f" embedding, to 1, such as {width}-1024-128-64-16-1; got {layout}"
-        )
+            nn.ModuleDict({"layers": layers}).load_state_dict(read_weights("aesthetic", file), assign=True)
+        except RuntimeError as error:
+            raise UserError(f"aesthetic: {file} is no head for embeddings of width {widths[0]}: {error}") from error
+        return nn.Sequential(*linear).float().requires_grad_(False)
