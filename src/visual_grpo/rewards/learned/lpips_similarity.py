@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
-from urllib.request import Request, urlopen
 
 import torch
 from torch import Tensor
@@ -26,8 +25,6 @@ from visual_grpo.rewards.target import against_targets
 _LEAST = {"alex": 31, "vgg": 16, "squeeze": 17}
 """Pixels of the shorter side that are left with a feature in every layer."""
 _WEIGHTS = {"alex": "AlexNet_Weights", "vgg": "VGG16_Weights", "squeeze": "SqueezeNet1_1_Weights"}
-_PATIENCE = 5.0
-"""Seconds in which the server must answer a first question."""
 _FEATURES = "features."
 _NAMED_HASH = re.compile(r"-([0-9a-f]+)\.")
 """As in alexnet-owt-7be5be79.pth: the first digits of the content's sha256."""
@@ -42,7 +39,7 @@ class LpipsReward:
     Args:
         net: ``alex`` (the one that the authors recommend as a metric), ``vgg`` or ``squeeze``.
         backbone: a file with torchvision's weights of that net, ``.pth`` or ``.safetensors``; null is torchvision's own
-            copy in TORCH_HOME, downloaded at the first use.
+            copy in TORCH_HOME, downloaded before the run.
         device: ``auto`` is the accelerator if there is one.
     """
 
@@ -58,23 +55,35 @@ class LpipsReward:
 
     def check_machine(self) -> None:
         """Raises UserError if the device or the weights are not there, or these were changed after the download."""
-        _ = self.device
+        _ = self.device, self._weights_file()
+
+    def _weights_file(self) -> Path:
+        """The file of the option ``backbone``, or torchvision's, downloaded if need be."""
         if self.file is not None:
             if not self.file.is_file():
                 raise UserError(
                     f"lpips: its backbone is {str(self.file)!r}, which is not a file on this machine. Give the file of"
                     f" {self.url}, or null"
                 )
-        elif not self._cached.is_file():
+            return self.file
+        cached = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self.url).path).name
+        digest = _NAMED_HASH.findall(cached.name)[-1]
+        if not cached.is_file():
+            cached.parent.mkdir(parents=True, exist_ok=True)
             try:
-                urlopen(Request(self.url, method="HEAD"), timeout=_PATIENCE).close()  # noqa: S310 - https
-            except (OSError, HTTPException) as error:
-                raise self._not_here(error) from error
-        elif not digest_once(self._cached).startswith(_NAMED_HASH.findall(self._cached.name)[-1]):
+                torch.hub.download_url_to_file(self.url, str(cached), hash_prefix=digest)
+            except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: its content has another hash.
+                raise UserError(
+                    f"lpips: the weights of its backbone {self.net!r} are not on this machine and cannot be downloaded:"
+                    f" {error}. Where there is a network, download {self.url}; then save it as {cached}, or set"
+                    " rewards.lpips.options.backbone to the file's path"
+                ) from error
+        elif not digest_once(cached).startswith(digest):
             raise UserError(
-                f"lpips: {self._cached} is not what torchvision published: its content does not have the hash that its"
+                f"lpips: {cached} is not what torchvision published: its content does not have the hash that its"
                 " name ends with. It was damaged or changed after the download. Delete it, and it is downloaded again"
             )
+        return cached
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         with torch.no_grad():
@@ -97,7 +106,8 @@ class LpipsReward:
 
     @cached_property
     def _module(self) -> Any:
-        weights = self._read()
+        file = self._weights_file()
+        weights = read_weights("lpips", file)
         # The package draws weights before ours replace them, and calls torchvision by an argument's old name.
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -111,31 +121,8 @@ class LpipsReward:
             got = list(weights[key].shape) if key in weights else "none"
             if got != list(expected[name].shape):
                 raise UserError(
-                    f"lpips: {self.file} is no {self.net!r} of torchvision: its weight {key} must be"
+                    f"lpips: {file} is no {self.net!r} of torchvision: its weight {key} must be"
                     f" {list(expected[name].shape)}, got {got}"
                 )
         module.load_state_dict({name: weights[key] for name, key in backbone.items()}, strict=False)
         return module.eval().requires_grad_(False).to(self.device)
-
-    def _read(self) -> Mapping[str, Tensor]:
-        self.check_machine()
-        if self.file is not None:
-            return read_weights("lpips", self.file)
-        if not self._cached.is_file():
-            try:
-                torch.hub.load_state_dict_from_url(self.url, map_location="cpu", check_hash=True, weights_only=True)
-            except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: not the file that its name tells.
-                raise self._not_here(error) from error
-        return read_weights("lpips", self._cached)
-
-    @property
-    def _cached(self) -> Path:
-        """Returns the path at which torchvision keeps it."""
-        return Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(self.url).path).name
-
-    def _not_here(self, error: BaseException) -> UserError:
-        return UserError(
-            f"lpips: the weights of its backbone {self.net!r} are not on this machine and cannot be downloaded:"
-            f" {error}. Where there is a network, download {self.url}; then save it as {self._cached}, or set"
-            " rewards.lpips.options.backbone to the file's path"
-        )
