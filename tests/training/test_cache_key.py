@@ -37,7 +37,7 @@ def rewards_of(
 
 
 def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_decides() -> None:
-    deciding = {"url", "model", "rubric", "protocol", "temperature", "headers"}
+    deciding = {"url", "model", "rubric", "protocol", "extra", "headers"}
     deciding |= {"batch_size", "image_size", "image_format"}
     declared = {name: transport_of(name, None) for name in BUILT_IN}
     assert {name for name, options in declared.items() if options} == {"http", "vlm_judge"}

@@ -5,6 +5,8 @@ A sample image is a uint8 tensor [3, height, width] in RGB order, a mask a bool 
 
 from __future__ import annotations
 
+import base64
+import io
 import struct
 import zlib
 from collections.abc import Iterator
@@ -143,6 +145,20 @@ def to_pil(tensor: Tensor) -> Image.Image:
     """A uint8 tensor [3, height, width] as a Pillow image; raises ValueError for another shape or dtype."""
     require_image(tensor)
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
+
+
+def to_base64(image: Image.Image, file_format: str, longest_side: int | None = None) -> str:
+    """An RGB image as a PNG or JPEG file in base64, scaled down (Lanczos) to at most ``longest_side`` pixels."""
+    if longest_side is not None and max(image.size) > longest_side:
+        scale = longest_side / max(image.size)
+        width, height = (max(1, round(side * scale)) for side in image.size)
+        image = stretch(image, height, width)
+    buffer = io.BytesIO()
+    if file_format == "jpeg":
+        image.save(buffer, "JPEG", quality=95, subsampling=0)
+    else:
+        image.save(buffer, "PNG", compress_level=1)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def is_image(sample: object) -> bool:

@@ -211,7 +211,12 @@ def test_answers_are_cached_by_content_and_the_same_is_asked_once(tmp_path: Path
         again = judge(server, **options)(same, [images(8)[5]] * 2)
         assert second.values.tolist() == again.values.tolist() == pytest.approx([50 / 255] * 2, abs=1e-3)
         assert len(server.log) == 2
-        for changed in ({"model": "other"}, {"rubric": "Is it {prompt}?"}, {"image_size": 2}, {"temperature": 1.0}):
+        for changed in (
+            {"model": "other"},
+            {"rubric": "Is it {prompt}?"},
+            {"image_size": 2},
+            {"extra": {"temperature": 1.0}},
+        ):
             judge(server, **{**options, **changed})(same, [images(8)[5]] * 2)
         judge(server, **options)(same, [images(8)[4]] * 2)
         assert len(server.log) == 7

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.rewards.remote.client import Lost, RequestError, Scored
+from visual_grpo.rewards.remote.client import RequestError, Scored
 from visual_grpo.rewards.remote.http_reward import PROTOCOLS, Batch
 
 BATCH = Batch(
@@ -63,18 +63,20 @@ def test_unirls_body_has_the_result_as_the_last_turn() -> None:
         ({"overall_quality": {"mean": 0.5}}, Scored(0.5)),
         (
             {"overall_quality": {"a": 1.0, "b": 2.0}},
-            Lost("neither 'overall_quality' nor 'overall' is among its metrics a, b"),
+            "neither 'overall_quality' nor 'overall' is among its metrics a, b",
         ),
-        ({"other": {"other": 1.0}}, Lost("no score of 'overall_quality': out of memory")),
-        (None, Lost("no score of 'overall_quality': out of memory")),
+        ({"other": {"other": 1.0}}, "no score of 'overall_quality': out of memory"),
+        (None, "no score of 'overall_quality': out of memory"),
     ],
 )
-def test_unirls_answers(result: Any, score: Scored | Lost) -> None:
+def test_unirls_answers(result: Any, score: Scored | str) -> None:
     answer = {
         "results": [result, {"overall_quality": {"x": 1.0}}],
         "errors": [{"overall_quality": "out of memory"}, {}],
     }
-    assert PROTOCOLS["unirl"].answers(answer, BATCH) == [score, Scored(1.0)]
+    first, second = PROTOCOLS["unirl"].answers(answer, BATCH)
+    assert (first.reason if isinstance(first, RequestError) else first) == score
+    assert second == Scored(1.0)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
@@ -28,6 +27,7 @@ from PIL import Image
 
 from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import UserError, sanitize
+from visual_grpo.common.images import to_base64
 from visual_grpo.common.types import RewardOutput
 
 Body = Callable[[Sequence[int]], bytes]
@@ -40,7 +40,6 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 _CHECK_SECONDS = 5.0
 _SHOWN = 200
 """Characters of an answer that are shown in an error."""
-JPEG_QUALITY = 95
 _CHUNK, _MOST_BYTES = 65_536, 8_000_000
 
 _NO_KEY = "set the option api_key, or headers"
@@ -50,8 +49,6 @@ _REFUSALS = {
     403: _NO_KEY,
     404: _NO_PATH,
     405: _NO_PATH,
-    407: "the proxy asks for a password",
-    410: "the server no longer has this address",
 }
 
 
@@ -59,27 +56,26 @@ class RefusedError(UserError):
     """The server would refuse every further request; the run stops."""
 
 
+@dataclass(eq=False)
 class RequestError(Exception):
-    """A request without a usable answer."""
-
-    def __init__(
-        self, reason: str, *, again: bool = False, by_sample: bool = False, after: float | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.again = again
-        """The same request may succeed later."""
-        self.by_sample = by_sample
-        """One of the samples may be the cause: the batch is asked in halves."""
-        self.after = after
-        """Seconds that the server asks to wait."""
-
-
-@dataclass(frozen=True)
-class Lost:
-    """Stands for the answer about a sample for which asking failed for good."""
+    """A request without a usable answer, or a sample for which asking failed for good."""
 
     reason: str
+    _: KW_ONLY
+    again: bool = False
+    """The same request may succeed later."""
+    by_sample: bool = False
+    """One of the samples may be the cause: the batch is asked in halves."""
+    after: float | None = None
+    """Seconds that the server asks to wait."""
+
+
+class Scored(NamedTuple):
+    """The judgement of one sample."""
+
+    value: float
+    """NaN = the server cannot judge it."""
+    parts: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(eq=False)
@@ -142,7 +138,7 @@ class ServerReward:
                 raise UserError(f"the header {str(name)!r} must be printable text")
 
     def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
-        """Returns an answer, or `Lost`, for each of ``count`` samples.
+        """Returns an answer, or a `RequestError`, for each of ``count`` samples.
 
         Raises:
             RefusedError: no further request would succeed.
@@ -164,7 +160,7 @@ class ServerReward:
                         pending.extendleft((rows[middle:], rows[:middle]))
                         continue
                     self._count_failure(error.reason)
-                    replies = [Lost(error.reason)] * len(rows)
+                    replies = [error] * len(rows)
                 else:
                     self.failed = 0
                 answers.update(zip(rows, replies, strict=True))
@@ -178,14 +174,15 @@ class ServerReward:
                 pass
             except ExceptionGroup as group:
                 raise group.exceptions[0] from None
-        late = Lost(f"the {self.deadline:g} s for all requests of one call were over")
+        late = RequestError(f"the {self.deadline:g} s for all requests of one call were over")
         return [answers.get(row, late) for row in range(count)]
 
     async def _retried(
         self, session: ClientSession, path: str, rows: Sequence[int], body: Body, read: Read
     ) -> Sequence[Any]:
         content = body(rows)
-        for attempt in range(self.retries + 1):
+        attempt = 0
+        while True:
             try:
                 return read(await self._exchange(session, "POST", path, content, self.timeout), rows)
             except RequestError as error:
@@ -195,7 +192,7 @@ class ServerReward:
                 if not error.again or attempt == self.retries or spoilt or wait > self.deadline:
                     raise
                 await asyncio.sleep(wait)
-        raise AssertionError("the last attempt returns or raises")
+                attempt += 1
 
     def _count_failure(self, reason: str) -> None:
         self.failed += 1
@@ -205,18 +202,8 @@ class ServerReward:
                 f" sent. The last error: {reason}"
             )
 
-    def base64(self, image: Image.Image) -> str:
-        """Encodes an RGB image as base64 of a file in ``image_format``."""
-        if self.image_size is not None and max(image.size) > self.image_size:
-            scale = self.image_size / max(image.size)
-            width, height = (max(1, round(side * scale)) for side in image.size)
-            image = image.resize((width, height), Image.Resampling.LANCZOS)
-        buffer = io.BytesIO()
-        if self.image_format == "jpeg":
-            image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-        else:
-            image.save(buffer, "PNG", compress_level=1)
-        return base64.b64encode(buffer.getvalue()).decode("ascii")
+    def encoded(self, image: Image.Image) -> str:
+        return to_base64(image, self.image_format, self.image_size)
 
     def get(self, path: str, remedy: str) -> Any:
         """Returns the JSON at ``path``, asked once and for a few seconds.
@@ -327,16 +314,7 @@ def _check_status(response: ClientResponse, url: str, excerpt: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Scored:
-    """The judgement of one sample."""
-
-    value: float
-    """NaN = the server cannot judge it."""
-    parts: Mapping[str, float] = field(default_factory=dict)
-
-
-def reward_output(answers: Sequence[Scored | Lost], names: Sequence[str] | None = None) -> RewardOutput:
+def reward_output(answers: Sequence[Scored | RequestError], names: Sequence[str] | None = None) -> RewardOutput:
     """Collects B answers into [B] tensors; ``names`` of the parts, None = all that occur."""
     judged = [answer if isinstance(answer, Scored) else Scored(math.nan) for answer in answers]
     if names is None:
@@ -347,5 +325,5 @@ def reward_output(answers: Sequence[Scored | Lost], names: Sequence[str] | None 
             name: torch.tensor([answer.parts.get(name, math.nan) for answer in judged], dtype=torch.float32)
             for name in names
         },
-        failed={row: answer.reason for row, answer in enumerate(answers) if isinstance(answer, Lost)},
+        failed={row: answer.reason for row, answer in enumerate(answers) if isinstance(answer, RequestError)},
     )

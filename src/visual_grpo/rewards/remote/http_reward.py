@@ -16,7 +16,6 @@ from visual_grpo.common.errors import UserError, nearest_hint, sanitize
 from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.client import (
-    Lost,
     RefusedError,
     RequestError,
     Scored,
@@ -27,7 +26,6 @@ from visual_grpo.rewards.remote.client import (
 )
 
 _PART = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MOST_PARTS = 64
 _LARGEST = 3.4e38
 """Rewards are float32."""
 
@@ -50,7 +48,7 @@ class Batch:
 class Protocol:
     path: str
     body: Callable[[Batch], dict[str, Any]]
-    answers: Callable[[dict[str, Any], Batch], list[Scored | Lost]]
+    answers: Callable[[dict[str, Any], Batch], list[Scored | RequestError]]
     models: Callable[[dict[str, Any]], Sequence[str] | None]
     """The models that GET /health names; None if it names none."""
 
@@ -79,22 +77,22 @@ def _unirl_body(batch: Batch) -> dict[str, Any]:
     return {"requests": requests}
 
 
-def _unirl_answers(answer: dict[str, Any], batch: Batch) -> list[Scored | Lost]:
+def _unirl_answers(answer: dict[str, Any], batch: Batch) -> list[Scored | RequestError]:
     count, errors = len(batch.images), answer.get("errors")
     results = _checked_list("results", answer.get("results"), count)
     reasons = errors if isinstance(errors, list) and len(errors) == count else [None] * count
     return [_unirl_scored(*pair, batch.model) for pair in zip(results, reasons, strict=True)]
 
 
-def _unirl_scored(result: Any, errors: Any, reward: str | None) -> Scored | Lost:
+def _unirl_scored(result: Any, errors: Any, reward: str | None) -> Scored | RequestError:
     """The score is the metric named as the reward, else ``overall``, else the only one; NaN means unscored."""
     metrics = result.get(reward) if isinstance(result, dict) else None
     if not isinstance(metrics, dict) or not metrics:
         why = errors.get(reward) if isinstance(errors, dict) else None
-        return Lost(f"no score of {reward!r}: {sanitize(str(why or 'the service does not say why'))[:200]}")
+        return RequestError(f"no score of {reward!r}: {sanitize(str(why or 'the service does not say why'))[:200]}")
     names = [name for name in (reward, "overall") if name in metrics] or list(metrics)
     if names[0] not in (reward, "overall") and len(metrics) > 1:
-        return Lost(f"neither {reward!r} nor 'overall' is among its metrics {', '.join(metrics)}"[:200])
+        return RequestError(f"neither {reward!r} nor 'overall' is among its metrics {', '.join(metrics)}"[:200])
     score = metrics[names[0]]
     parts = {re.sub(r"[^A-Za-z0-9_.-]", "_", name): part for name, part in metrics.items() if name != names[0]}
     return _judged(None if isinstance(score, float) and math.isnan(score) else score, parts)
@@ -123,7 +121,7 @@ PROTOCOLS = {
 """``flow_factory`` and ``unirl``: as their documentation describes them in 2026."""
 
 
-def _scored(scores: Any, parts: Any, count: int) -> list[Scored | Lost]:
+def _scored(scores: Any, parts: Any, count: int) -> list[Scored | RequestError]:
     """Checks ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list or None.
 
     Raises:
@@ -131,27 +129,26 @@ def _scored(scores: Any, parts: Any, count: int) -> list[Scored | Lost]:
     """
     _checked_list("scores", scores, count)
     parts = {} if parts is None else parts
-    if not isinstance(parts, dict) or len(parts) > _MOST_PARTS or not all(map(_PART.fullmatch, parts)):
+    if not isinstance(parts, dict) or not all(map(_PART.fullmatch, parts)):
         raise RequestError(
-            f"its parts must be an object of at most {_MOST_PARTS} lists with names of letters, digits and _.-,"
-            f" got {_short(parts)}",
+            f"its parts must be an object of lists with names of letters, digits and _.-, got {parts!r:.60}",
             by_sample=True,
         )
     columns = {name: _checked_list(f"parts.{name}", column, count) for name, column in parts.items()}
     return [_judged(score, {name: column[row] for name, column in columns.items()}) for row, score in enumerate(scores)]
 
 
-def _judged(score: Any, parts: Mapping[str, Any]) -> Scored | Lost:
+def _judged(score: Any, parts: Mapping[str, Any]) -> Scored | RequestError:
     """Null is unscored, anything but a finite number is lost; a part that is no number is NaN."""
     value = math.nan if score is None else _number(score)
     if score is not None and math.isnan(value):
-        return Lost(f"its score is {_short(score)}, not a finite number or null")
+        return RequestError(f"its score is {score!r:.60}, not a finite number or null")
     return Scored(value, {name: _number(part) for name, part in parts.items()})
 
 
 def _checked_list(what: str, values: Any, count: int) -> list[Any]:
     if not isinstance(values, list):
-        raise RequestError(f"its {what} must be a list, got {_short(values)}", by_sample=True)
+        raise RequestError(f"its {what} must be a list, got {values!r:.60}", by_sample=True)
     if len(values) != count:
         raise RequestError(f"its {what} are {len(values)} for {count} images", by_sample=True)
     return values
@@ -162,11 +159,6 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
         return math.nan
     return float(value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**20 else "a very large number"
-    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 HEALTH = "/health"
@@ -219,8 +211,8 @@ class HttpReward(ServerReward):
         if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
             raise UserError(f"http: a worker scores images, got {wrong[0]}")
         # Retries, halves, and several samples of one source encode no image twice.
-        encoded = cache(lambda row: self.base64(to_pil(samples[row])))
-        source = cache(lambda path: self.base64(read_image(path)))
+        encoded = cache(lambda row: self.encoded(to_pil(samples[row])))
+        source = cache(lambda path: self.encoded(read_image(path)))
 
         def batch(rows: Sequence[int]) -> Batch:
             edited = [[source(path) for path in prompts[row].source_images] for row in rows] if self.sources else None
@@ -241,7 +233,7 @@ class HttpReward(ServerReward):
         )
         return reward_output(answers, self.parts)
 
-    def _read(self, answer: Any, batch: Batch) -> list[Scored | Lost]:
+    def _read(self, answer: Any, batch: Batch) -> list[Scored | RequestError]:
         url = shown(self.url + self._protocol.path)
         if not isinstance(answer, dict):
             raise RequestError(f"{url} must answer with a JSON object, got {str(answer)[:100]}", by_sample=True)

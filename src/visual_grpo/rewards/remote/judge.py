@@ -8,96 +8,30 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from string import Formatter
 from typing import Any, cast
 
 from torch import Tensor
 
-from visual_grpo.common.errors import UserError, nearest_hint, sanitize
+from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
-from visual_grpo.rewards.ocr import asked_text
 from visual_grpo.rewards.remote.client import (
-    Lost,
     RefusedError,
+    RequestError,
     Scored,
     ServerReward,
     reward_output,
     shown,
 )
 from visual_grpo.rewards.remote.replies import Reply, reply_of, score_in, yes_probability
-
-YES_OR_NO = "Answer with one word, Yes or No."
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rubric:
-    """A question about an image."""
-
-    question: str
-    """May contain ``{prompt}``, the record's prompt, and ``{text}``, the text that its image should show."""
-    source: bool = False
-    """Whether the source image is sent before the result."""
-
-    @property
-    def fields(self) -> set[str]:
-        return {name for _, name, _, _ in Formatter().parse(self.question) if name is not None}
-
-    def question_about(self, record: PromptRecord) -> str | None:
-        """Returns the question about a record; None if it is about a text and the record has none."""
-        text = asked_text(record) if "text" in self.fields else ""
-        return None if text is None else self.question.format(prompt=record.prompt, text=text)
-
-
-RUBRICS = {
-    "alignment": Rubric(
-        question="Does this image show everything that the following description asks for, and as it is described?\n"
-        "Description: {prompt}"
-    ),
-    "instruction": Rubric(
-        question="The second image was made from the first by this instruction: {prompt}\n"
-        "Does the second image show what the instruction asks for?",
-        source=True,
-    ),
-    "text": Rubric(
-        question='Is the text "{text}" written in this image, completely legible and without a spelling mistake?'
-    ),
-    "identity": Rubric(
-        question="The second image was made from the first by an edit. Is the person, animal or object that both are"
-        " about still recognisably the same one?",
-        source=True,
-    ),
-}
-
-
-def find_rubric(name: str, source: bool | None) -> Rubric:
-    """Returns the rubric of that name, or one with the user's question.
-
-    ``source`` overrides whether the source image is sent; None keeps the rubric's value. Raises UserError for anything
-    but a name or a question with known fields.
-    """
-    if name in RUBRICS:
-        rubric = RUBRICS[name]
-        return rubric if source is None else Rubric(question=rubric.question, source=source)
-    if " " not in name.strip():
-        raise UserError(
-            f"rubric must be {', '.join(RUBRICS)} or a question, got {name!r}.{nearest_hint(name, RUBRICS)}"
-        )
-    try:
-        custom = Rubric(question=name, source=bool(source))
-        unknown = custom.fields - {"prompt", "text"}
-    except ValueError as error:
-        raise UserError(f"the rubric's braces do not match ({error}); write {{{{ for a brace itself") from error
-    if unknown:
-        raise UserError(f"a rubric may contain {{prompt}} and {{text}}, got {{{sorted(unknown)[0]}}}")
-    return custom
-
+from visual_grpo.rewards.remote.rubrics import find_rubric
 
 log = logging.getLogger(__name__)
 
+YES_OR_NO = "Answer with one word, Yes or No."
 COMPLETIONS, MODELS = "/chat/completions", "/models"
 MODES = ("yes_probability", "score")
 _TOP = 20
@@ -122,9 +56,8 @@ class VlmJudge(ServerReward):
         system: a system message; null = none.
         cache: a folder in which answers are kept, found by image, question, model and settings; null = none is kept.
         max_tokens: of a reply; null = 1 for yes_probability, 512 for a score.
-        temperature: 0 = the most likely words.
-        seed: of a temperature above 0, where the endpoint has one.
         extra: further entries of the request, such as {max_completion_tokens: 1, max_tokens: null}; null removes one.
+            Without them the temperature and the seed are 0.
     """
 
     url: str = "http://127.0.0.1:8000/v1"
@@ -140,8 +73,6 @@ class VlmJudge(ServerReward):
     image_format: str = "jpeg"
     cache: str | None = None
     max_tokens: int | None = None
-    temperature: float = 0.0
-    seed: int = 0
     extra: Mapping[str, Any] | None = None
     concurrency: int = 8
 
@@ -153,7 +84,7 @@ class VlmJudge(ServerReward):
         self.low, self.high = _range(self.score_range)
         self._pattern = None if self.pattern is None else _compiled(self.pattern)
         self.needs = Needs(source=self._rubric.source)
-        settings: dict[str, Any] = {"temperature": self.temperature, "seed": self.seed}
+        settings: dict[str, Any] = {"temperature": 0.0, "seed": 0}
         if self.mode == "yes_probability":
             settings |= {"max_tokens": self.max_tokens or 1, "logprobs": True, "top_logprobs": _TOP}
         else:
@@ -201,7 +132,7 @@ class VlmJudge(ServerReward):
         self._warn(replies.values(), answers)
         return reward_output(answers)
 
-    def _replies(self, bodies: Sequence[bytes]) -> dict[bytes, Reply | Lost]:
+    def _replies(self, bodies: Sequence[bytes]) -> dict[bytes, Reply | RequestError]:
         """Asks each body once, unless its answer is cached."""
         cached = {body: reply for body in bodies if (reply := self._cached(body)) is not None}
         pending = [body for body in bodies if body not in cached]
@@ -216,21 +147,19 @@ class VlmJudge(ServerReward):
         return {**cached, **dict(zip(pending, replies, strict=True))}
 
     def _cached(self, body: bytes) -> Reply | None:
-        """None too for a damaged file, which is written again."""
+        """None too for a file that cannot be read, which is written again."""
         if self.cache is None:
             return None
         try:
-            return Reply.from_json(json.loads(self._file(body).read_bytes()))
-        except (FileNotFoundError, KeyError, TypeError, ValueError):
+            return Reply(**json.loads(self._file(body).read_bytes()))
+        except (OSError, TypeError, ValueError):
             return None
-        except OSError as error:
-            raise UserError(f"the cache {self.cache} cannot be read: {error}") from error
 
     def _keep(self, body: bytes, reply: Reply) -> None:
         if self.cache is None:
             return
         try:
-            write_atomically(self._file(body), json.dumps(reply.to_json()))
+            write_atomically(self._file(body), json.dumps(asdict(reply)))
         except OSError as error:
             raise UserError(f"the cache {self.cache} cannot be written: {error}") from error
 
@@ -240,7 +169,7 @@ class VlmJudge(ServerReward):
 
     def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
         images = [read_image(path) for path in record.source_images] if self._rubric.source else []
-        urls = [f"data:image/{self.image_format};base64,{self.base64(image)}" for image in [*images, to_pil(sample)]]
+        urls = [f"data:image/{self.image_format};base64,{self.encoded(image)}" for image in [*images, to_pil(sample)]]
         hint = YES_OR_NO if self.mode == "yes_probability" else _score_hint(self.low, self.high)
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
@@ -248,15 +177,15 @@ class VlmJudge(ServerReward):
             messages.insert(0, {"role": "system", "content": cast(Any, self.system)})
         return json.dumps({"model": model, "messages": messages, **self.settings}, sort_keys=True).encode()
 
-    def _judged(self, reply: Reply | Lost) -> Scored | Lost:
-        if isinstance(reply, Lost):
+    def _judged(self, reply: Reply | RequestError) -> Scored | RequestError:
+        if isinstance(reply, RequestError):
             return reply
         if self.mode == "score":
             return Scored(score_in(reply.text, self.low, self.high, self._pattern))
         value, mass = yes_probability(reply.top)
         return Scored(value, {"yes_or_no": mass})
 
-    def _warn(self, replies: Iterable[Reply | Lost], answers: Sequence[Scored | Lost]) -> None:
+    def _warn(self, replies: Iterable[Reply | RequestError], answers: Sequence[Scored | RequestError]) -> None:
         odd = [reply for reply in replies if isinstance(reply, Reply) and _is_unparsed(self._judged(reply))]
         if not odd:
             return
@@ -272,7 +201,7 @@ class VlmJudge(ServerReward):
         )
 
 
-def _is_unparsed(answer: Scored | Lost) -> bool:
+def _is_unparsed(answer: Scored | RequestError) -> bool:
     return isinstance(answer, Scored) and math.isnan(answer.value)
 
 

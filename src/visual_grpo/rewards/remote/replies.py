@@ -26,14 +26,6 @@ class Reply:
     top: Sequence[tuple[str, float]]
     """(token, log-probability) of the most likely first tokens that are not only white space."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {"text": self.text, "top": [list(pair) for pair in self.top]}
-
-    @classmethod
-    def from_json(cls, stored: Any) -> Reply:
-        """Raises KeyError, TypeError or ValueError for anything that `to_json` did not write."""
-        return cls(str(stored["text"]), [(str(token), float(logprob)) for token, logprob in stored["top"]])
-
 
 def reply_of(completion: Any) -> Reply:
     """Returns the first choice of a chat completion. Raises RequestError if there is none."""
