@@ -37,8 +37,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("lpips", {"net": "alexnet"}, "net must be one of alex, vgg, squeeze, got 'alexnet'"),
     ("votes", {}, "needs one of the options choices"),
     ("votes", {"choices": "a", "head": "b"}, "needs one of the options choices"),
-    ("votes", {"choices": "a", "least": 0}, "^votes: least must be at least 1"),
-    ("votes", {"choices": "a", "least_accuracy": 1.0}, "least_accuracy"),
     ("http", {"url": "127.0.0.1:80"}, "url must be an address such as http://127.0.0.1:8765, got '127.0.0.1:80'"),
     ("http", {"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
     ("http", {"deadline": float("inf")}, "deadline must be a number of seconds above 0, got inf"),

@@ -55,18 +55,14 @@ class Problems:
             raise CombinedError(list(dict.fromkeys(self.texts)), remedy)
 
 
-def nearest_hint(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """`` Did you mean 'grpo.steps'?`` for a misspelt name, to append to an error message; "" if no name is close.
-
-    Args:
-        cutoff: lowest similarity of a suggestion, 0..1 (`difflib.SequenceMatcher.ratio`).
-    """
-    near = nearest(wrong, candidates, cutoff)
+def nearest_hint(wrong: str, candidates: Iterable[str]) -> str:
+    """`` Did you mean 'grpo.steps'?`` for a misspelt name, to append to an error message; "" if no name is close."""
+    near = nearest(wrong, candidates)
     return f" Did you mean {near!r}?" if near is not None else ""
 
 
 def nearest(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The candidate that ``wrong`` resembles most; None if no one is close. ``cutoff`` as in `nearest_hint`."""
+    """The candidate that ``wrong`` resembles most; None if none has a `difflib` ratio of at least ``cutoff``."""
     return next(iter(difflib.get_close_matches(wrong, candidates, n=1, cutoff=cutoff)), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,6 @@ def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) ->
     if isinstance(returned, RewardOutput):
         parts = {part: _scores(f"{name}/{part}", values, prompts) for part, values in returned.parts.items()}
         ratios = {ratio: _ratio(f"{name}/{ratio}", pair, prompts) for ratio, pair in returned.ratios.items()}
-        if both := sorted(parts.keys() & ratios.keys()):
-            raise UserError(f"reward {name!r} has a part and a ratio of one name: {', '.join(both)}; rename one")
         values = _scores(name, returned.values, prompts)
         if scored := [row for row in returned.failed if row not in range(len(prompts)) or not values[row].isnan()]:
             raise UserError(f"reward {name!r} says that it failed on row {scored[0]}, which is scored or not there")
@@ -63,15 +61,13 @@ def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Fractio
 def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
     """Keeps the dtype of a tensor; Python numbers become float64."""
     if isinstance(returned, Tensor):
-        if returned.is_complex():
-            raise UserError(f"reward {name!r} must return real numbers, got {returned.dtype}")
         return returned.detach().cpu()
     try:
-        if isinstance(returned, Mapping | Set):
-            raise TypeError("its keys, or its own order, would be taken for the scores")
+        if isinstance(returned, Mapping):
+            raise TypeError("its keys would be taken for the scores")
         scores = list(returned)
     except TypeError as error:
-        got = type(returned).__name__ if isinstance(returned, Mapping | Set) else repr(returned)
+        got = type(returned).__name__ if isinstance(returned, Mapping) else repr(returned)
         raise UserError(
             f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {got}"
         ) from error

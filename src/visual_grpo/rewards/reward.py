@@ -103,9 +103,6 @@ class FunctionReward:
             )
         return painted
 
-    def __repr__(self) -> str:
-        return f"FunctionReward({self.name!r}, {self.function!r})"
-
 
 def groups_of(prompts: Sequence[PromptRecord]) -> list[list[int]]:
     """The rows of each group: neighbours of one record."""

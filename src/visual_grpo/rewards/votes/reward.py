@@ -67,10 +67,6 @@ class VotesReward:
                 "votes needs one of the options choices (a file of the pipeline vote, such as"
                 " data/01_raw/votes/choices.jsonl) and head (a head fitted to one)"
             )
-        if not 0 <= self.least_accuracy < 1:
-            raise UserError(f"votes: least_accuracy must be at least 0 and below 1, got {self.least_accuracy}")
-        if self.least < 1:
-            raise UserError(f"votes: least must be at least 1, got {self.least}")
         self._has_warned = False
 
     def check_machine(self) -> None:
