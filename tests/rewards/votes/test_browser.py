@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import replace
 from html import unescape
@@ -66,9 +67,11 @@ def test_pictures_are_chosen_with_keys_at_the_width_of_a_phone(tmp_path: Path, m
     running.pairs = {
         name: replace(pair, prompt=(HOSTILE * 8)[number]) for number, (name, pair) in enumerate(running.pairs.items())
     }
-    page, _ = server.load_page()
+    page = Path(shutil.copytree(server._PAGE, tmp_path / "page")) / "index.html"
+    page.write_text(page.read_text().replace("</body>", f"{PROBE}</body>"))
     # Without the page's own policy the probe may run, and text alone must keep prompts from running.
-    monkeypatch.setattr(server, "load_page", lambda: (page.replace("</body>", f"{PROBE}</body>"), ""))
+    monkeypatch.setattr(server, "_PAGE", page.parent)
+    monkeypatch.setattr(server, "_POLICY", "")
     with server.served(running, "ann") as url:
         document, console = browse(url, tmp_path / "profile")
     assert console == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import re
 import threading
@@ -41,13 +39,9 @@ def stored(votes: Ballot) -> list[tuple[str, str, str]]:
 def test_the_page_needs_nothing_else_and_lets_only_its_own_script_run(browser: Browser) -> None:
     response, content = browser.send("GET", "")
     page, policy = content.decode(), response.headers["Content-Security-Policy"]
-    assert not re.search(r"(src|href)=\"(?!data:,)", page)
+    assert re.findall(r"(?:src|href)=\"(.*?)\"", page) == ["data:,", "vote.css", "vote.js"]
     assert "://" not in page
-    for tag in ("script", "style"):
-        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.S)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
-    assert "default-src 'none'" in policy
+    assert "default-src 'none'; script-src 'self'" in policy
     assert "frame-ancestors 'none'" in policy
     assert response.headers["Referrer-Policy"] == "no-referrer"
     assert response.headers["Cache-Control"] == "no-store"

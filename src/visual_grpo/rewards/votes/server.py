@@ -6,8 +6,6 @@ users or pages of this one can read or choose.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import secrets
 import socket
 import threading
@@ -18,7 +16,8 @@ from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from visual_grpo.common.errors import UserError
@@ -28,6 +27,11 @@ HOST = "127.0.0.1"
 Said = Annotated[str, Body(embed=True)]
 """A text of the request's JSON object."""
 _PAGE = Path(__file__).parent / "page"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing runs but the page's own script, and nothing loads but its pictures."""
 
 
 @contextmanager
@@ -60,20 +64,15 @@ def create_app(ballot: Ballot, voter: str, token: str) -> FastAPI:
     """The page and its requests; all are coroutines without an await, so that they follow one another."""
     app = FastAPI(openapi_url=None, exception_handlers={RefusedError: _refused, OSError: _not_stored})
     router = APIRouter(prefix=f"/{token}")
-    page, policy = load_page()
 
     @app.middleware("http")
     async def harden(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         response = await call(request)
-        response.headers["Content-Security-Policy"] = policy
+        response.headers["Content-Security-Policy"] = _POLICY
         response.headers["X-Content-Type-Options"] = "nosniff"
         response.headers["Referrer-Policy"] = "no-referrer"
         response.headers["Cache-Control"] = "no-store"
         return response
-
-    @router.get("/", response_class=HTMLResponse)
-    async def show() -> str:
-        return page
 
     @router.get("/state")
     async def state(voter: str = voter) -> dict[str, Any]:
@@ -100,6 +99,7 @@ def create_app(ballot: Ballot, voter: str, token: str) -> FastAPI:
         return {"finished": True}
 
     app.include_router(router)
+    app.mount(f"/{token}", StaticFiles(directory=_PAGE, html=True))
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
     return app
 
@@ -110,19 +110,3 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _not_stored(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": f"the choice was not stored: {getattr(error, 'strerror', error)}"}, 507)
-
-
-def load_page() -> tuple[str, str]:
-    """The page, and a policy that lets nothing run but its own script and nothing load but its pictures."""
-    script, style, page = ((_PAGE / name).read_text(encoding="utf-8") for name in ("vote.js", "vote.css", "vote.html"))
-    page = page.replace("{{ style }}", style).replace("{{ script }}", script)
-    policy = (
-        "default-src 'none'; img-src 'self' data:; connect-src 'self';"
-        f" script-src {_digest(script)}; style-src {_digest(style)};"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return page, policy
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
