@@ -77,11 +77,11 @@ def test_masks_with_and_without_negatives(record: PromptRecord) -> None:
 
 
 def test_masks_of_answers_need_no_truth_and_are_those_that_are_judged(record: PromptRecord) -> None:
-    reward, many = NegativePointsReward(cap=1), said([RIGHT, GROUND])
+    reward, many = NegativePointsReward(), said([RIGHT, GROUND])
     pixels, truth = to_tensor(read_image(record.source_images[0])), read_mask(record.target_image or "")
     without, none, with_ = reward.masks(pixels, [said(), NONSENSE, many])
     assert none is None
-    judged = judge(record, said(), many, cap=1).parts["gIoU"].tolist()
+    judged = judge(record, said(), many).parts["gIoU"].tolist()
     for mask, iou in zip((without, with_), judged, strict=True):
         assert mask is not None
         assert float((mask & truth).sum() / (mask | truth).sum()) == pytest.approx(iou)
@@ -125,11 +125,10 @@ def test_unusable_answers_are_counted_and_score_lowest(record: PromptRecord) -> 
 
 
 def test_negatives_beyond_the_cap_are_not_used(record: PromptRecord) -> None:
-    far = [GROUND, (3, 3), (36, 3)]
-    got = judge(record, said([*far, RIGHT]), said([*far, RIGHT]), cap=3)
-    assert got.parts["gIoU"].tolist() == [0.5, 0.5]
-    assert got.parts["number"].tolist() == [-0.25, -0.25]
-    assert judge(record, said([*far, RIGHT]), cap=4).parts["gIoU"].tolist() == [1]
+    far = [GROUND, (3, 3), (36, 3), (3, 36)]
+    got = judge(record, said([*far, RIGHT]), said([*far[:3], RIGHT]))
+    assert got.parts["gIoU"].tolist() == [0.5, 1]
+    assert got.parts["number"].tolist() == pytest.approx([-0.2, 0])
 
 
 def test_sam2_encodes_an_image_once_for_all_its_queries(record: PromptRecord, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, ca
 from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.rewards.segmentation import (
     DEFAULT,
-    MultimaskSegmenter,
     PointPrompt,
     Segmenter,
     build_segmenter,
@@ -100,7 +99,7 @@ def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelle
         "ring": ring(truth, box, COUNT, generator, margin=margin, spacing=spacing),
         "edge": edge(truth, COUNT, generator, width=width, spacing=spacing),
     }
-    if isinstance(segmenter, MultimaskSegmenter):
+    if hasattr(segmenter, "multimasks"):
         masks, scores = segmenter.multimasks(segmenter.embed(image), prompt)
         labels["multimask"] = multimask(truth, masks, scores, COUNT, generator, spacing=spacing)
     return Labelled(record=record, image=image, truth=truth, prompt=prompt, labels=labels)

@@ -20,18 +20,15 @@ from visual_grpo.common.types import PromptRecord, RewardOutput
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of R, G and B (ITU-R BT.601)."""
+_EDGE = 0.1
+_LEVELS = 8
 _NOISE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))
 """The difference of two Laplacians: 0 on planes and on straight edges along the axes."""
 _LAPLACIAN = ((0.0, 1.0, 0.0), (1.0, -4.0, 1.0), (0.0, 1.0, 0.0))
 
 
 class EdgeDensity:
-    """Share of pixels whose luma gradient (luma in 0..1, central differences) exceeds ``threshold`` per pixel."""
-
-    def __init__(self, threshold: float = 0.1) -> None:
-        if not 0 < threshold < 1:
-            raise UserError(f"edge_density: threshold must be between 0 and 1, got {threshold}")
-        self.threshold = threshold
+    """Share of pixels whose luma gradient (luma in 0..1, central differences) exceeds 0.1 per pixel."""
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
         return [self._density(sample) for sample in samples]
@@ -39,23 +36,18 @@ class EdgeDensity:
     def _density(self, image: Tensor) -> float:
         luma = (image.float() / 255 * torch.tensor(LUMA, device=image.device)[:, None, None]).sum(0)
         down, right = torch.gradient(luma)
-        return float((torch.hypot(down, right) > self.threshold).float().mean())
+        return float((torch.hypot(down, right) > _EDGE).float().mean())
 
 
 class ColourEntropy:
-    """Shannon entropy in bits of the colour histogram with ``levels`` levels per channel; 0 for a single colour."""
-
-    def __init__(self, levels: int = 8) -> None:
-        if not 2 <= levels <= 256:
-            raise UserError(f"colour_entropy: levels must be from 2 to 256, got {levels}")
-        self.levels = levels
+    """Shannon entropy in bits of the colour histogram with 8 levels per channel; 0 for a single colour."""
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
         return [self._entropy(sample) for sample in samples]
 
     def _entropy(self, image: Tensor) -> float:
-        red, green, blue = image.long() * self.levels // 256
-        counts = torch.bincount(((red * self.levels + green) * self.levels + blue).flatten())
+        red, green, blue = image.long() * _LEVELS // 256
+        counts = torch.bincount(((red * _LEVELS + green) * _LEVELS + blue).flatten())
         shares = counts[counts > 0] / counts.sum()
         return float(-(shares * shares.log2()).sum()) + 0.0  # not -0.0 for one colour
 
@@ -100,18 +92,13 @@ def _filtered(luma: Tensor, mask: Sequence[Sequence[float]]) -> Tensor:
 
 
 class JpegSizeReward:
-    """Minus the file size in kilobytes (1000 bytes) at JPEG ``quality`` (DDPO, arXiv 2305.13301, section 5.2).
+    """Minus the file size in kilobytes (1000 bytes) at JPEG quality 95 (DDPO, arXiv 2305.13301, section 5.2).
 
     With a negative weight it rewards detail instead.
     """
 
-    def __init__(self, quality: int = 95) -> None:
-        if not 1 <= quality <= 100:
-            raise UserError(f"jpeg_size: quality must be from 1 to 100, got {quality}")
-        self.quality = quality
-
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         buffers = [io.BytesIO() for _ in samples]
         for buffer, sample in zip(buffers, samples, strict=True):
-            to_pil(sample).save(buffer, "JPEG", quality=self.quality)
+            to_pil(sample).save(buffer, "JPEG", quality=95)
         return -torch.tensor([buffer.tell() for buffer in buffers], dtype=torch.float32) / 1000

@@ -22,6 +22,10 @@ from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSamp
 from visual_grpo.rewards.segmentation import DEFAULT, PointPrompt, build_segmenter, true_box_and_points
 from visual_grpo.rewards.segmentation.answer import FAULTS, Answer, AnswerError, draw_answer, parse_answer
 
+_MOST, _SPACING = 4, 0.05
+"""Of the negatives that the segmenter gets: their number, and their distance as a share of the image's shorter side."""
+_CACHED = 256
+"""Images whose embeddings are kept; SAM 2 needs about 16 MB each, the watershed 24 bytes per pixel."""
 TERMS = ("iou", "contrast", "placement", "number", "format", "box", "points")
 
 
@@ -102,31 +106,19 @@ class NegativePointsReward:
         *,
         segmenter: Mapping[str, Any] | None = None,
         weights: Mapping[str, float] | None = None,
-        cap: int = 4,
-        spacing: float = 0.05,
         think: bool = False,
-        cache: int = 256,
     ) -> None:
         """
         Args:
             segmenter: options of `rewards.segmentation.build_segmenter`; None = the watershed.
             weights: overrides of the default `Weights`.
-            cap: maximum number of negatives passed to the segmenter; more are penalised by the term ``number``.
-            spacing: minimum distance between two negatives, as a share of the image's shorter side.
             think: require reasoning in ``<think>`` tags before the answer.
-            cache: number of image embeddings in the LRU cache; SAM 2 needs about 16 MB each, the watershed 24 bytes
-                per pixel.
         """
-        if cap < 1 or not 0 <= spacing < 1 or cache < 1:
-            raise UserError(
-                f"reward negative_points: cap and cache must be at least 1 and spacing a share below 1,"
-                f" got cap {cap}, cache {cache}, spacing {spacing}"
-            )
         self.segmenter = build_segmenter(DEFAULT if segmenter is None else segmenter)
         self.weights = _checked_weights(weights or {})
-        self.cap, self.spacing, self.think = cap, spacing, think
-        self._images: LRUCache[str, ImageEmbedding] = LRUCache(cache)
-        self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(cache)
+        self.think = think
+        self._images: LRUCache[str, ImageEmbedding] = LRUCache(_CACHED)
+        self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(_CACHED)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
         judged: dict[int, Judgement] = {}
@@ -213,7 +205,7 @@ class NegativePointsReward:
         return answer
 
     def _used_negatives(self, answer: Answer, size: tuple[int, int]) -> tuple[Point, ...]:
-        return spaced(answer.negatives, self.cap, self.spacing * min(size))
+        return spaced(answer.negatives, _MOST, _SPACING * min(size))
 
     def _judgement(self, query: Query, answer: Answer, used: tuple[Point, ...], masks: Tensor) -> Judgement:
         """``masks``: bool [3, H, W] of the answer without and with its negatives, and of the true points with them."""

@@ -95,8 +95,7 @@ def test_samples_of_other_sizes_compare_and_fine_noise_is_no_variety() -> None:
     assert GroupDiversity()([A, A], [flat(0, 32), flat(255, 48)]).tolist() == [1, 1]
     noise = [torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
              for seed in (0, 1)]  # fmt: skip
-    coarse, fine = GroupDiversity()([A, A], noise), GroupDiversity(side=64)([A, A], noise)
-    assert coarse.max() < 0.15 < 0.35 < fine.min()
+    assert GroupDiversity()([A, A], noise).max() < 0.15
 
 
 def test_by_a_models_features(clip_folder: Path, dino_folder: Path) -> None:

@@ -81,12 +81,12 @@ def test_weights_of_another_net_or_of_none_are_refused(tmp_path: Path) -> None:
     torch.save(models.squeezenet1_1().state_dict(), tmp_path / "other.pth")
     torch.save({"weight": torch.zeros(1)}, tmp_path / "none.pth")
     torch.save({"net": models.alexnet}, tmp_path / "code.pth")
-    (tmp_path / "cut.safetensors").write_bytes(b"123")
+    (tmp_path / "cut.pth").write_bytes(b"123")
     for file, told in (
         ("other.pth", r"is no 'alex' of torchvision: its weight features.0.weight must be \[64, 3"),
         ("none.pth", r"is no 'alex' of torchvision: .*, got none"),
         ("code.pth", "code.pth cannot be read as weights: Weights only load failed"),
-        ("cut.safetensors", "cut.safetensors cannot be read as weights"),
+        ("cut.pth", "cut.pth cannot be read as weights"),
     ):
         reward = LpipsReward(backbone=str(tmp_path / file))
         with pytest.raises(UserError, match=told):

@@ -162,15 +162,14 @@ def test_a_fault_loses_its_own_sample_only(endpoint: Running, fault: str, reason
 
 def test_what_is_asked_has_the_rubric_the_model_and_the_scaled_image() -> None:
     with running() as server:
-        judge(server, system="Be strict.", image_size=8, image_format="jpeg")(
+        judge(server, image_size=8, image_format="jpeg")(
             [PromptRecord(id="a", prompt="a {red} cat")], [torch.zeros(3, 32, 16, dtype=torch.uint8)]
         )
         sent = server.log[0]["sent"]
     assert {key: sent[key] for key in sent if key != "messages"} == {
         "model": "mean", "temperature": 0.0, "seed": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20
     }  # fmt: skip
-    system, user = sent["messages"]
-    assert system == {"role": "system", "content": "Be strict."}
+    (user,) = sent["messages"]
     assert user["content"][1]["text"].endswith("Description: a {red} cat\nAnswer with one word, Yes or No.")
     kind, _, data = user["content"][0]["image_url"]["url"].partition(",")
     assert kind == "data:image/jpeg;base64"

@@ -147,6 +147,8 @@ def _references(record: PromptRecord, needs: Needs) -> Sequence[Path]:
 
 
 _FEATURES = ("pixels", "clip", "dino")
+_SIDE = 16
+"""Of the scaled images; small, so that noise is not taken for variety."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -157,23 +159,19 @@ class GroupDiversity(EncoderReward):
     As a guard it shows a policy that draws the same image again and again; as a reward it works against that.
 
     Args:
-        features: ``pixels``: the root mean square difference of the images scaled to ``side`` x ``side`` pixels;
+        features: ``pixels``: the root mean square difference of the images scaled to 16 x 16 pixels;
             ``clip`` or ``dino``: 1 - the cosine of their embeddings.
-        side: of the scaled images; small, so that noise is not taken for variety.
         model: of ``clip`` or ``dino``: a folder or hub id; null is the default of the rewards of that model.
     """
 
     name = "group_diversity"
     needs = Needs(whole_groups=True)
     features: str = "pixels"
-    side: int = 16
     encoder: Clip | Dino | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.features not in _FEATURES:
             raise UserError(f"group_diversity: features must be one of {', '.join(_FEATURES)}, got {self.features!r}")
-        if self.side < 1:
-            raise UserError(f"group_diversity: side must be at least 1 pixel, got {self.side}")
         if self.features == "clip":
             self.encoder = Clip(self.compute, self.model or LARGE, self.revision)
         elif self.features == "dino":
@@ -194,7 +192,7 @@ class GroupDiversity(EncoderReward):
     def _distances(self, samples: Sequence[Tensor]) -> Tensor:
         """[G] float32, of one group."""
         if self.encoder is None:
-            small = torch.stack([self._small(sample) for sample in samples])
+            small = torch.stack([_small(sample) for sample in samples])
             apart = torch.stack([(small - row).square().mean(1).sqrt() for row in small])
         else:
             embedded = self.encoder.images(samples)
@@ -204,6 +202,7 @@ class GroupDiversity(EncoderReward):
         # Sorted, so that the sum does not depend on the order of the samples.
         return apart.sort(1).values.sum(1) / (len(samples) - 1)
 
-    def _small(self, sample: Tensor) -> Tensor:
-        scaled = F.interpolate(sample[None].cpu().float() / 255, (self.side, self.side), mode="area")
-        return scaled.flatten()
+
+def _small(sample: Tensor) -> Tensor:
+    scaled = F.interpolate(sample[None].cpu().float() / 255, (_SIDE, _SIDE), mode="area")
+    return scaled.flatten()

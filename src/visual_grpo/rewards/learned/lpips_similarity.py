@@ -38,7 +38,7 @@ class LpipsReward:
 
     Args:
         net: ``alex`` (the one that the authors recommend as a metric), ``vgg`` or ``squeeze``.
-        backbone: a file with torchvision's weights of that net, ``.pth`` or ``.safetensors``; null is torchvision's own
+        backbone: a file with torchvision's weights of that net; null is torchvision's own
             copy in TORCH_HOME, downloaded before the run.
         device: ``auto`` is the accelerator if there is one.
     """

@@ -18,7 +18,6 @@ import transformers
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, snapshot_download
 from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from visual_grpo.common.device import resolve_device
@@ -308,16 +307,14 @@ class EncoderReward:
 
 
 def read_weights(reward: str, file: Path) -> dict[str, Tensor]:
-    """Reads tensors by name from a ``.safetensors`` file or one that ``torch.save`` wrote; neither can run code.
+    """Reads tensors by name from a file that ``torch.save`` wrote; it cannot run code.
 
     Raises:
         UserError: the file is missing, damaged or holds anything but tensors.
     """
     try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
         weights = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(f"{reward}: {file} cannot be read as weights: {str(error).splitlines()[0]}") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise UserError(f"{reward}: {file} must hold weights by name, it holds {type(weights).__name__}")

@@ -314,11 +314,10 @@ def _check_status(response: ClientResponse, url: str, excerpt: str) -> None:
         )
 
 
-def reward_output(answers: Sequence[Scored | RequestError], names: Sequence[str] | None = None) -> RewardOutput:
-    """Collects B answers into [B] tensors; ``names`` of the parts, None = all that occur."""
+def reward_output(answers: Sequence[Scored | RequestError]) -> RewardOutput:
+    """Collects B answers into [B] tensors; a part that an answer lacks is NaN."""
     judged = [answer if isinstance(answer, Scored) else Scored(math.nan) for answer in answers]
-    if names is None:
-        names = list(dict.fromkeys(name for answer in judged for name in answer.parts))
+    names = dict.fromkeys(name for answer in judged for name in answer.parts)
     return RewardOutput(
         values=torch.tensor([answer.value for answer in judged], dtype=torch.float32),
         parts={

@@ -176,14 +176,12 @@ class HttpReward(ServerReward):
         protocol: ``worker`` (docs/reward_workers.md), ``flow_factory`` or ``unirl``.
         batch_size: images in a request.
         sources: send the images that were edited too; every record must have one.
-        parts: the components of the worker's scores that are reported; null = all.
     """
 
     model: str | None = None
     protocol: str = "worker"
     batch_size: int = 16
     sources: bool = False
-    parts: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -231,7 +229,7 @@ class HttpReward(ServerReward):
             lambda rows: _json(self._protocol.body(batch(rows)), [prompts[row].id for row in rows]),
             lambda answer, rows: self._read(answer, batch(rows)),
         )
-        return reward_output(answers, self.parts)
+        return reward_output(answers)
 
     def _read(self, answer: Any, batch: Batch) -> list[Scored | RequestError]:
         url = shown(self.url + self._protocol.path)

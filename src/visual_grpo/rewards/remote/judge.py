@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -53,7 +53,6 @@ class VlmJudge(ServerReward):
         score_range: [lowest, highest] of a score.
         pattern: a regular expression whose group is the score in a reply; null = the number after "Score".
         source: send the image that was edited before the result; null = as the rubric needs it.
-        system: a system message; null = none.
         cache: a folder in which answers are kept, found by image, question, model and settings; null = none is kept.
         max_tokens: of a reply; null = 1 for yes_probability, 512 for a score.
         extra: further entries of the request, such as {max_completion_tokens: 1, max_tokens: null}; null removes one.
@@ -68,7 +67,6 @@ class VlmJudge(ServerReward):
     score_range: Sequence[float] = (1, 10)
     pattern: str | None = None
     source: bool | None = None
-    system: str | None = None
     image_size: int | None = 512
     image_format: str = "jpeg"
     cache: str | None = None
@@ -173,8 +171,6 @@ class VlmJudge(ServerReward):
         hint = YES_OR_NO if self.mode == "yes_probability" else _score_hint(self.low, self.high)
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
-        if self.system is not None:
-            messages.insert(0, {"role": "system", "content": cast(Any, self.system)})
         return json.dumps({"model": model, "messages": messages, **self.settings}, sort_keys=True).encode()
 
     def _judged(self, reply: Reply | RequestError) -> Scored | RequestError:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -37,7 +37,11 @@ class PointPrompt:
 
 
 class Segmenter(Protocol[E]):
-    """``embed`` is expensive and runs once per image; ``masks`` takes all prompts of an image in one batch."""
+    """``embed`` is expensive and runs once per image; ``masks`` takes all prompts of an image in one batch.
+
+    One with a method ``multimasks`` can also give alternative masks of a prompt, bool [M, H, W], and its estimates of
+    their quality, [M].
+    """
 
     def embed(self, image: Tensor) -> E:
         """``image``: uint8 [3, H, W], RGB."""
@@ -45,15 +49,6 @@ class Segmenter(Protocol[E]):
 
     def masks(self, embedding: E, prompts: Sequence[PointPrompt]) -> Tensor:
         """Bool [K, H, W]: the most likely mask of each prompt, at the image's size; K may be 0."""
-        ...
-
-
-@runtime_checkable
-class MultimaskSegmenter(Segmenter[E], Protocol[E]):
-    """A segmenter that can return alternative masks of an ambiguous prompt."""
-
-    def multimasks(self, embedding: E, prompt: PointPrompt) -> tuple[Tensor, Tensor]:
-        """Alternative masks, bool [M, H, W], and the segmenter's quality estimate of each, [M]."""
         ...
 
 
