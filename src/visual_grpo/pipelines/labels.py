@@ -85,7 +85,7 @@ class Labelled:
     """Kind -> points; the kind ``multimask`` needs a segmenter with `multimasks`."""
 
 
-def label(record: PromptRecord, segmenter: Segmenter[Any], seed: int) -> Labelled:
+def label(record: PromptRecord, segmenter: Segmenter, seed: int) -> Labelled:
     """Labels one record; the labels depend on seed and record only, not on other records."""
     assert record.target_image is not None, "records of data.task segmentation have a mask"
     image = to_tensor(read_image(record.source_images[0]))

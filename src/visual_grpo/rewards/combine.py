@@ -177,15 +177,12 @@ class RewardSet:
     def check_records(self, records: Iterable[PromptRecord]) -> None:
         """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs."""
         functions = list(self.functions.values())
-        checking = [function for function in functions if function.checks_records]
         targets = [function.name for function in functions if function.needs.target]
         sources = [function.name for function in functions if function.needs.source]
-        if not checking and not targets and not sources:
-            return
         # Several rewards read them: an iterator would be empty for all but the first.
         records = records if isinstance(records, Sequence) else list(records)
         problems = Problems()
-        for function in checking:
+        for function in functions:
             with problems.collect():
                 function.check_records(records)
         with problems.collect():

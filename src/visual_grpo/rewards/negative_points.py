@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from cachetools import LRUCache, cached
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.geometry import Box, Point
 from visual_grpo.common.images import read_image, read_mask, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
@@ -26,23 +25,13 @@ _MOST, _SPACING = 4, 0.05
 """Of the negatives that the segmenter gets: their number, and their distance as a share of the image's shorter side."""
 _CACHED = 256
 """Images whose embeddings are kept; SAM 2 needs about 16 MB each, the watershed 24 bytes per pixel."""
-TERMS = ("iou", "contrast", "placement", "number", "format", "box", "points")
+WEIGHTS = {"iou": 1.0, "contrast": 0.5, "placement": 0.2, "number": 0.05, "format": 0.1, "box": 0.0, "points": 0.0}
+"""The weight of each term in the reward.
 
-
-class Weights(BaseModel):
-    """The weight of each term in the reward."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    iou: float = Field(1.0, description="IoU of the answer's mask with the true mask, 0..1")
-    contrast: float = Field(0.5, description="change of the IoU when the negatives are added to the true points, -1..1")
-    placement: float = Field(
-        0.2, description="share of negatives in the confused area minus share in the object, -1..1"
-    )
-    number: float = Field(0.05, description="minus the share of negatives too many or too close, -1..0")
-    format: float = Field(0.1, description="1 for an answer that can be parsed, else 0")
-    box: float = Field(0.0, description="Seg-Zero's box term, 0..1")
-    points: float = Field(0.0, description="Seg-Zero's point term, 0 or 1")
+iou, 0..1: IoU of the answer's mask with the true mask. contrast, -1..1: change of the IoU when the negatives are added
+to the true points. placement, -1..1, number, -1..0, box and points, 0..1: `placement_term` and so on. format: 1 for an
+answer that can be parsed, else 0.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +100,14 @@ class NegativePointsReward:
         """
         Args:
             segmenter: options of `rewards.segmentation.build_segmenter`; None = the watershed.
-            weights: overrides of the default `Weights`.
+            weights: of the terms, where they differ from `WEIGHTS`.
             think: require reasoning in ``<think>`` tags before the answer.
         """
         self.segmenter = build_segmenter(DEFAULT if segmenter is None else segmenter)
-        self.weights = _checked_weights(weights or {})
+        if unknown := [term for term in weights or {} if term not in WEIGHTS]:
+            hint = nearest_hint(unknown[0], WEIGHTS)
+            raise UserError(f"reward negative_points: {unknown[0]!r} in weights is none of {', '.join(WEIGHTS)}.{hint}")
+        self.weights = {**WEIGHTS, **(weights or {})}
         self.think = think
         self._images: LRUCache[str, ImageEmbedding] = LRUCache(_CACHED)
         self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(_CACHED)
@@ -222,11 +214,11 @@ class NegativePointsReward:
         return Judgement(answer=answer, fault=None, masks=masks[:2], counts=(without, with_), terms=terms)
 
     def _output(self, judged: Sequence[Judgement]) -> RewardOutput:
-        weights = self.weights.model_dump()
+        weights = self.weights
         # The lowest possible total of a usable answer: these three terms at -1, the others at 0.
         floor = -(weights["contrast"] + weights["placement"] + weights["number"])
-        totals = [sum(weights[t] * j.terms[t] for t in TERMS) if j.answer else floor for j in judged]
-        terms = {term: _column(j.terms.get(term, 0.0) for j in judged) for term in TERMS if term != "iou"}
+        totals = [sum(weights[t] * j.terms[t] for t in weights) if j.answer else floor for j in judged]
+        terms = {term: _column(j.terms.get(term, 0.0) for j in judged) for term in weights if term != "iou"}
         without, with_ = ([judgement.counts[side] for judgement in judged] for side in (0, 1))
         return RewardOutput(
             values=_column(totals),
@@ -268,16 +260,6 @@ def _iou(counts: tuple[int, int]) -> float:
 
 def _column(values: Any) -> Tensor:
     return torch.tensor([float(value) for value in values])
-
-
-def _checked_weights(weights: Mapping[str, float]) -> Weights:
-    try:
-        return Weights(**weights)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise UserError(
-            f"reward negative_points: weights has {problems}. Its terms are {', '.join(TERMS)}, each a number"
-        ) from error
 
 
 _CANVAS = 840

@@ -12,6 +12,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.reward import load_function
+from visual_grpo.rewards.target import Region, is_box
 
 POSITIONS = ("left", "right", "top", "bottom", "center")
 _KEYS = ("label", "count", "color", "position")
@@ -32,8 +33,6 @@ COLOURS = {
 _TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
 _WHITE = (0.95047, 1.0, 1.08883)
 """sRGB's white, D65."""
-Box = tuple[float, float, float, float]
-"""Top, left, bottom, right as shares of height and width."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Detection:
     """An object that the detector saw."""
 
     label: str
-    box: Box
+    box: Region
 
 
 class ObjectLayout:
@@ -112,7 +111,7 @@ def _conditions(requested: RequestedObject, detections: Sequence[Detection], ima
         yield sum(requested.position in _places(each.box) for each in matches) >= wanted
 
 
-def _middle(image: Tensor, box: Box) -> Tensor:
+def _middle(image: Tensor, box: Region) -> Tensor:
     """[3, h, w]: the middle half of the box in both directions, at least a pixel, where the background hardly is."""
     height, width = image.shape[-2:]
     top, left, bottom, right = box
@@ -122,7 +121,7 @@ def _middle(image: Tensor, box: Box) -> Tensor:
     return image[:, first:last, start:end]
 
 
-def _places(box: Box) -> set[str]:
+def _places(box: Region) -> set[str]:
     """The names of the thirds that hold the box's centre."""
     down, along = (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
     rows, columns = ("top", "middle", "bottom"), ("left", "middle", "right")
@@ -137,7 +136,7 @@ def _parse_detection(entry: Any) -> tuple[Detection, float]:
         score = float(score)
     except (TypeError, ValueError) as error:
         raise _detection_error(entry) from error
-    if not isinstance(label, str) or not (0 <= top < bottom <= 1 and 0 <= left < right <= 1 and 0 <= score <= 1):
+    if not isinstance(label, str) or not is_box([top, left, bottom, right]) or not 0 <= score <= 1:
         raise _detection_error(entry)
     return Detection(label, (top, left, bottom, right)), score
 

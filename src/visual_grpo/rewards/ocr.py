@@ -23,6 +23,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, RewardOutput
+from visual_grpo.rewards.target import is_box
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -53,7 +54,7 @@ class OcrReward:
     """
 
     def __init__(self, line: Sequence[float] | None = None) -> None:
-        if line is not None and not (len(line) == 4 and 0 <= line[0] < line[2] <= 1 and 0 <= line[1] < line[3] <= 1):
+        if line is not None and not is_box(line):
             raise UserError(f"ocr: line must be [top, left, bottom, right] in shares from 0 to 1, got {line!r}")
         self.line = line
 

@@ -58,15 +58,10 @@ class FunctionReward:
             returned = list(returned) if isinstance(returned, Iterator) else returned
         return checked_output(self.name, returned, prompts)
 
-    @property
-    def checks_records(self) -> bool:
-        """True if the callable has a ``check_records`` method."""
-        return hasattr(self.function, "check_records")
-
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Calls the callable's ``check_records``, if any; it may refuse records before any rollout."""
-        if self.checks_records:
-            self.function.check_records(records)  # type: ignore[attr-defined]
+        if hasattr(self.function, "check_records"):
+            self.function.check_records(records)
 
     def check_machine(self) -> None:
         """Calls the callable's ``check_machine``, if any; it raises UserError for a missing file, server or device."""

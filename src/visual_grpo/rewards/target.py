@@ -186,7 +186,7 @@ def region_of(record: PromptRecord) -> list[Region]:
     boxes = record.metadata.get("region")
     if boxes is None:
         return []
-    if not isinstance(boxes, list | tuple) or not boxes or not all(map(_is_box, boxes)):
+    if not isinstance(boxes, list | tuple) or not boxes or not all(map(is_box, boxes)):
         raise UserError(
             f"record {record.id!r} has metadata region {boxes!r}; expected a list of boxes [top, left, bottom, right]"
             " in shares of height and width from 0 to 1, such as [[0, 0.25, 0.5, 0.75]]"
@@ -194,7 +194,8 @@ def region_of(record: PromptRecord) -> list[Region]:
     return [(float(top), float(left), float(bottom), float(right)) for top, left, bottom, right in boxes]
 
 
-def _is_box(box: Any) -> bool:
+def is_box(box: Any) -> bool:
+    """True for [top, left, bottom, right] as shares of height and width."""
     if not isinstance(box, list | tuple) or len(box) != 4 or any(type(edge) not in (int, float) for edge in box):
         return False
     top, left, bottom, right = box

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Case(NamedTuple):
     """In the truth."""
 
 
-def assert_ordered(segmenter: Segmenter[Any], cases: Iterable[Case]) -> None:
+def assert_ordered(segmenter: Segmenter, cases: Iterable[Case]) -> None:
     """Mean IoU: a negative on the other part > anywhere >= none > inside the truth."""
     means = torch.tensor([_overlaps(segmenter, case) for case in cases]).mean(0)
     right, random, none, wrong = means.tolist()
@@ -35,7 +35,7 @@ def assert_ordered(segmenter: Segmenter[Any], cases: Iterable[Case]) -> None:
     assert none > wrong + 0.2
 
 
-def _overlaps(segmenter: Segmenter[Any], case: Case) -> list[float]:
+def _overlaps(segmenter: Segmenter, case: Case) -> list[float]:
     kinds: list[list[tuple[Point, ...]]] = [[(point,) for point in case.right], [(point,) for point in case.random]]
     kinds += [[()], [(point,) for point in case.wrong]]
     prompts = [PointPrompt(positives=case.positives, negatives=some) for kind in kinds for some in kind]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 from weakref import WeakValueDictionary
 
 import torch
@@ -24,6 +24,7 @@ from visual_grpo.common.device import resolve_device
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
+from visual_grpo.config import Dtype
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ IMAGE_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 TOKENIZER = ("tokenizer.json", "vocab.json")
 """Alternative files, one of which is needed. Weights are read as safetensors only, which hold no code."""
 
-DTYPES = ("float32", "bfloat16", "float16")
 _ACCELERATOR_BATCH = 16
 _LOADED = ("*.json", "*.txt", "model*.safetensors")
 _HUB_SECONDS = 5.0
@@ -172,8 +172,8 @@ class Compute:
     """The options ``device``, ``dtype`` and ``batch_size`` of a reward. Raises UserError for impossible values."""
 
     def __init__(self, reward: str, device: str, dtype: str, batch_size: int | None) -> None:
-        if dtype not in DTYPES:
-            raise UserError(f"{reward}: dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        if dtype not in get_args(Dtype):
+            raise UserError(f"{reward}: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         if batch_size is not None and batch_size < 1:
             raise UserError(f"{reward}: batch_size must be at least 1 or null, got {batch_size}")
         self.reward = reward

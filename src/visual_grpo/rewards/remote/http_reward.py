@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError, nearest_hint, sanitize
-from visual_grpo.common.images import is_image, read_image, to_pil
+from visual_grpo.common.images import read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.client import (
     RefusedError,
@@ -206,8 +206,6 @@ class HttpReward(ServerReward):
         self._check_model(self._protocol.models(health))
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
-        if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
-            raise UserError(f"http: a worker scores images, got {wrong[0]}")
         # Retries, halves, and several samples of one source encode no image twice.
         encoded = cache(lambda row: self.encoded(to_pil(samples[row])))
         source = cache(lambda path: self.encoded(read_image(path)))

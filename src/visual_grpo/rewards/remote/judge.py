@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.files import write_atomically
-from visual_grpo.common.images import is_image, read_image, to_pil
+from visual_grpo.common.images import read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.client import (
     RefusedError,
@@ -114,8 +114,6 @@ class VlmJudge(ServerReward):
         return self.model
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
-        if wrong := [type(sample).__name__ for sample in samples if not is_image(sample)]:
-            raise UserError(f"vlm_judge: it judges images, got {wrong[0]}")
         model = self.model or self._checked_model()
         questions = [self._rubric.question_about(record) for record in prompts]
         bodies = {

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -14,7 +14,6 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.geometry import Box, Point
 from visual_grpo.common.types import PromptRecord
 
-E = TypeVar("E")
 KINDS: Mapping[str, str] = {
     "watershed": "visual_grpo.rewards.segmentation.watershed:WatershedSegmenter",
     "sam2": "visual_grpo.rewards.segmentation.sam2:Sam2Segmenter",
@@ -36,23 +35,23 @@ class PointPrompt:
         return PointPrompt(positives=self.positives, box=self.box)
 
 
-class Segmenter(Protocol[E]):
+class Segmenter(Protocol):
     """``embed`` is expensive and runs once per image; ``masks`` takes all prompts of an image in one batch.
 
     One with a method ``multimasks`` can also give alternative masks of a prompt, bool [M, H, W], and its estimates of
     their quality, [M].
     """
 
-    def embed(self, image: Tensor) -> E:
+    def embed(self, image: Tensor) -> Any:
         """``image``: uint8 [3, H, W], RGB."""
         ...
 
-    def masks(self, embedding: E, prompts: Sequence[PointPrompt]) -> Tensor:
+    def masks(self, embedding: Any, prompts: Sequence[PointPrompt]) -> Tensor:
         """Bool [K, H, W]: the most likely mask of each prompt, at the image's size; K may be 0."""
         ...
 
 
-def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter[Any]:
+def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter:
     """Builds a segmenter, for example from ``{"kind": "watershed", "edge": 0.3}`` or
     ``{"kind": "sam2", "path": "facebook/sam2.1-hiera-large"}``.
 
@@ -71,7 +70,7 @@ def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter[Any]:
     except TypeError as error:  # It names the option.
         known = ", ".join(inspect.signature(constructor).parameters)
         raise UserError(f"segmenter {kind}: {error}; its options are {known}") from error
-    built: Segmenter[Any] = constructor(**arguments)
+    built: Segmenter = constructor(**arguments)
     return built
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.images import described, is_image
+from visual_grpo.common.images import described, require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.guards import LUMA
@@ -56,8 +56,7 @@ def pixel_features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -
 
 
 def _picture_features(sample: Tensor) -> Tensor:
-    if not is_image(sample):
-        raise UserError(f"the reward votes judges pictures, uint8 tensors [3, height, width]; got {described(sample)}")
+    require_image(sample)
     rgb = sample.cpu().double() / 255
     luma = (rgb * torch.tensor(LUMA, dtype=torch.float64)[:, None, None]).sum(0)
     high, low = rgb.amax(0), rgb.amin(0)
