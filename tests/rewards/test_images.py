@@ -15,7 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, FineNoise, JpegSizeReward
+from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, FineNoise, GroupDiversity, JpegSizeReward
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.rewards.target import KeptRegion, MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
 
@@ -186,6 +186,21 @@ def test_a_single_pixel_by_hand() -> None:
 def test_an_image_that_is_too_small_is_refused() -> None:
     with pytest.raises(UserError, match=r"at least 3 x 3 pixels, got \[2, 9\]"):
         judged(torch.zeros(3, 2, 9, dtype=torch.uint8))
+
+
+A, B, ALONE = (PromptRecord(id=name, prompt="") for name in ("a", "b", "alone"))
+
+
+def test_each_samples_mean_distance_to_the_others_of_its_prompt() -> None:
+    found = GroupDiversity()([A, A, A, B, B, ALONE], [flat(0), flat(51), flat(255), flat(9), flat(9), flat(0)])
+    assert found[:5].tolist() == pytest.approx([(0.2 + 1) / 2, (0.2 + 0.8) / 2, (1 + 0.8) / 2, 0, 0])
+    assert found[5].isnan()
+    assert GroupDiversity.needs.whole_groups
+
+
+def test_samples_of_other_sizes_compare_and_fine_noise_is_no_variety() -> None:
+    assert GroupDiversity()([A, A], [flat(0, 32), flat(255, 48)]).tolist() == [1, 1]
+    assert GroupDiversity()([A, A], [noise(0, 64), noise(1, 64)]).max() < 0.15
 
 
 UPPER_LEFT = [[0, 0, 0.5, 0.5]]

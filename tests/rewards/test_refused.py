@@ -25,8 +25,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("negative_points", {"segmenter": {"kind": "watershed", "edge": 0}}, "edge must be a number above 0"),
     ("negative_points", {"segmenter": {"kind": "sam2"}}, "segmenter sam2: missing a required argument: 'path'"),
     ("dino_structure", {"against": "mask"}, "dino_structure: against must be source or target, got 'mask'"),
-    ("group_diversity", {"features": "pixel"}, "features must be one of pixels, clip, dino, got 'pixel'"),
-    ("group_diversity", {"model": "some/clip"}, "a model needs features: clip or dino"),
     ("clip_score", {"dtype": "float8"}, "dtype must be one of float32"),
     ("clip_score", {"batch_size": 0}, "batch_size must be at least 1"),
     ("lpips", {"net": "alexnet"}, "net must be one of alex, vgg, squeeze, got 'alexnet'"),

@@ -32,7 +32,7 @@ BUILT_IN = {
     "hps": "visual_grpo.rewards.learned.clip:Hps",
     "dino_identity": "visual_grpo.rewards.learned.dino:DinoIdentity",
     "dino_structure": "visual_grpo.rewards.learned.dino:DinoStructure",
-    "group_diversity": "visual_grpo.rewards.learned.dino:GroupDiversity",
+    "group_diversity": "visual_grpo.rewards.guards:GroupDiversity",
     "kept_region": "visual_grpo.rewards.target:KeptRegion",
     "object_layout": "visual_grpo.rewards.object_layout:ObjectLayout",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",

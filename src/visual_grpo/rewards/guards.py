@@ -1,4 +1,4 @@
-"""Rewards computed from an image alone: guards against reward hacking, reported with weight 0, and JPEG size.
+"""Rewards computed from images alone: guards against reward hacking, reported with weight 0, and JPEG size.
 
 For example, a policy trained on a text reward alone learned to blank backgrounds: the reward rose while edge density
 and colour entropy halved.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_pil
-from visual_grpo.common.types import PromptRecord, RewardOutput
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of R, G and B (ITU-R BT.601)."""
@@ -50,6 +51,35 @@ class ColourEntropy:
         counts = torch.bincount(((red * _LEVELS + green) * _LEVELS + blue).flatten())
         shares = counts[counts > 0] / counts.sum()
         return float(-(shares * shares.log2()).sum()) + 0.0  # not -0.0 for one colour
+
+
+class GroupDiversity:
+    """A sample's mean distance to the other samples of its prompt, in [0, 1]; 0 where all are the same, unscored for a
+    prompt with one sample.
+
+    The distance is the root mean square difference of the images scaled to 16 x 16 pixels. As a guard it shows a policy
+    that draws the same image again and again; as a reward it works against that.
+    """
+
+    needs = Needs(whole_groups=True)
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        groups = defaultdict(list)
+        for row, record in enumerate(prompts):
+            groups[record.id].append(row)
+        values = torch.full((len(samples),), torch.nan)
+        for rows in groups.values():
+            if len(rows) > 1:
+                small = torch.stack([_small(samples[row]) for row in rows])
+                apart = torch.stack([(small - row).square().mean(1).sqrt() for row in small])
+                # Sorted, so that the sum does not depend on the order of the samples.
+                values[rows] = apart.sort(1).values.sum(1) / (len(rows) - 1)
+        return values
+
+
+def _small(sample: Tensor) -> Tensor:
+    """Few pixels, so that noise is not taken for variety."""
+    return F.interpolate(sample[None].cpu().float() / 255, (16, 16), mode="area").flatten()
 
 
 class FineNoise:

@@ -120,10 +120,9 @@ def test_every_part_of_a_reward_from_the_hub_is_known_by_its_commit(in_the_cache
         assert found == {"model": COMMIT, "processor": COMMIT}
     (in_the_cache / "aesthetic-model.pth").touch()
     assert commits("aesthetic", model="someone/clip", head="someone/clip") == {"model": COMMIT, "head": COMMIT}
-    assert commits("group_diversity", features="clip", model="someone/clip") == {"model": COMMIT}
     for name in ("dino_identity", "dino_structure"):
         assert commits(name, model="no/such", revision=other) == {"model": other}
-    assert commits("group_diversity") == commits("edge_density") == {}
+    assert commits("edge_density") == {}
     with pytest.raises(UserError, match="model is 'no/such', which is not on this machine and cannot be downloaded"):
         commits("dino_identity", model="no/such")
 

@@ -46,7 +46,7 @@ class Clip(Encoder):
 
     model_class, processor_class = "CLIPModel", "CLIPProcessor"
 
-    def __init__(self, compute: Compute, model: str, revision: str | None = None, processor: str | None = None) -> None:
+    def __init__(self, compute: Compute, model: str, revision: str | None, processor: str | None) -> None:
         files = (IMAGE_PROCESSOR, TOKENIZER)
         needed = (CONFIG, WEIGHTS, *(() if processor else files))
         origin = Origin(

@@ -1,8 +1,7 @@
-"""Rewards over DINOv2 (Oquab et al. 2023, arXiv 2304.07193), and the diversity of a prompt's samples."""
+"""Rewards over DINOv2 (Oquab et al. 2023, arXiv 2304.07193)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord
-from visual_grpo.rewards.learned.clip import LARGE, Clip
 from visual_grpo.rewards.learned.pretrained import (
     CONFIG,
     IMAGE_PROCESSOR,
@@ -144,65 +142,3 @@ def _references(record: PromptRecord, needs: Needs) -> Sequence[Path]:
     if needs.source:
         return record.source_images
     return () if record.target_image is None else (record.target_image,)
-
-
-_FEATURES = ("pixels", "clip", "dino")
-_SIDE = 16
-"""Of the scaled images; small, so that noise is not taken for variety."""
-
-
-@dataclass(kw_only=True, eq=False)
-class GroupDiversity(EncoderReward):
-    """A sample's mean distance to the other samples of its prompt, in [0, 1] of pixels and [0, 2] of a model's
-    features; 0 where all are the same, unscored for a prompt with one sample.
-
-    As a guard it shows a policy that draws the same image again and again; as a reward it works against that.
-
-    Args:
-        features: ``pixels``: the root mean square difference of the images scaled to 16 x 16 pixels;
-            ``clip`` or ``dino``: 1 - the cosine of their embeddings.
-        model: of ``clip`` or ``dino``: a folder or hub id; null is the default of the rewards of that model.
-    """
-
-    name = "group_diversity"
-    needs = Needs(whole_groups=True)
-    features: str = "pixels"
-    encoder: Clip | Dino | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.features not in _FEATURES:
-            raise UserError(f"group_diversity: features must be one of {', '.join(_FEATURES)}, got {self.features!r}")
-        if self.features == "clip":
-            self.encoder = Clip(self.compute, self.model or LARGE, self.revision)
-        elif self.features == "dino":
-            self.encoder = Dino(self.compute, self.model or BASE, self.revision)
-        elif self.model is not None:
-            raise UserError("group_diversity: a model needs features: clip or dino, got pixels")
-
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        groups = defaultdict(list)
-        for row, record in enumerate(prompts):
-            groups[record.id].append(row)
-        values = torch.full((len(samples),), torch.nan)
-        for rows in groups.values():
-            if len(rows) > 1:
-                values[rows] = self._distances([samples[row] for row in rows])
-        return values
-
-    def _distances(self, samples: Sequence[Tensor]) -> Tensor:
-        """[G] float32, of one group."""
-        if self.encoder is None:
-            small = torch.stack([_small(sample) for sample in samples])
-            apart = torch.stack([(small - row).square().mean(1).sqrt() for row in small])
-        else:
-            embedded = self.encoder.images(samples)
-            # Not a matrix product, whose last bits may differ with its size.
-            apart = torch.stack([1 - (embedded * row).sum(1) for row in embedded])
-            apart.fill_diagonal_(0)
-        # Sorted, so that the sum does not depend on the order of the samples.
-        return apart.sort(1).values.sum(1) / (len(samples) - 1)
-
-
-def _small(sample: Tensor) -> Tensor:
-    scaled = F.interpolate(sample[None].cpu().float() / 255, (_SIDE, _SIDE), mode="area")
-    return scaled.flatten()

@@ -290,7 +290,7 @@ class EncoderReward:
     device: str = "auto"
     dtype: str = "float32"
     batch_size: int | None = None
-    encoder: Encoder | None = field(init=False, default=None)
+    encoder: Encoder = field(init=False)
 
     @property
     def compute(self) -> Compute:
@@ -298,12 +298,11 @@ class EncoderReward:
 
     def check_machine(self) -> None:
         """Raises UserError if the device or a file is not there."""
-        if self.encoder is not None:
-            self.encoder.check_machine()
+        self.encoder.check_machine()
 
     @property
     def origins(self) -> Sequence[Origin]:
-        return [] if self.encoder is None else self.encoder.origins
+        return self.encoder.origins
 
 
 def read_weights(reward: str, file: Path) -> dict[str, Tensor]:
