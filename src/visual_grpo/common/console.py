@@ -30,8 +30,6 @@ _SPEED_WINDOW = 180.0
 
 
 class Bar:
-    """A running progress display."""
-
     def __init__(self, display: Progress, description: str, total: int, completed: int, every: float) -> None:
         self._display, self._every = display, every
         task = display.add_task(description, total=total, completed=completed, shown="")
@@ -45,7 +43,6 @@ class Bar:
         return Bar(self._display, description, total, 0, self._every)
 
     def expect(self, total: int) -> None:
-        """Changes the number of steps."""
         self._display.update(self._task.id, total=total)
 
     def advance(self, n: int = 1, **fields: Value) -> None:
@@ -113,7 +110,6 @@ def progress(
 
 
 def heading(text: str) -> None:
-    """Prints a section heading."""
     console = _console()
     shown = _text(text)
     console.print(Rule(shown, align="left") if console.is_terminal else Text("== ").append_text(shown))

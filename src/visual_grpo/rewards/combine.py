@@ -130,8 +130,8 @@ class RewardSet:
         samples: Sequence[Sample],
     ) -> Scores:
         computed = {name: function(prompts, samples) for name, function in self.functions.items() if name not in begun}
-        waited = {name: future.result() for name, future in begun.items()}
-        return self.combined({name: computed[name] if name in computed else waited[name] for name in self.weights})
+        outputs = computed | {name: future.result() for name, future in begun.items()}
+        return self.combined({name: outputs[name] for name in self.weights})
 
     def combined(self, outputs: Mapping[str, RewardOutput]) -> Scores:
         """Combines the outputs of all rewards for the same samples."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -83,6 +83,25 @@ class DinoReward(EncoderReward):
         self.needs = Needs(source=self.against == "source", target=self.against == "target")
         self.encoder = Dino(self.compute, self.model, self.revision)
 
+    def features(self, images: Sequence[Tensor]) -> Tensor:
+        """[B, ...], row by row."""
+        raise NotImplementedError
+
+    def similarity(self, one: Tensor, other: Tensor) -> Tensor:
+        """Scalar, of two images' features."""
+        raise NotImplementedError
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        targets = [[record.target_image] if record.target_image else [] for record in prompts]
+        paths = [record.source_images for record in prompts] if self.needs.source else targets
+        unique = list(dict.fromkeys(itertools.chain(*paths)))
+        references = dict(zip(unique, self.features([to_tensor(read_image(path)) for path in unique]), strict=True))
+        values = torch.full((len(samples),), torch.nan)
+        for row, sample in enumerate(self.features(samples)):
+            for path in paths[row]:
+                values[row] = torch.fmax(values[row], self.similarity(sample, references[path]))
+        return values
+
 
 class DinoIdentity(DinoReward):
     """Cosine of the DINOv2 class tokens of the sample and the image that is edited, in [-1, 1], as the identity metric
@@ -93,8 +112,11 @@ class DinoIdentity(DinoReward):
 
     name = "dino_identity"
 
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return to_references(prompts, samples, self.needs, self.encoder.images, lambda one, other: (one * other).sum())
+    def features(self, images: Sequence[Tensor]) -> Tensor:
+        return self.encoder.images(images)
+
+    def similarity(self, one: Tensor, other: Tensor) -> Tensor:
+        return (one * other).sum()
 
 
 class DinoStructure(DinoReward):
@@ -106,39 +128,8 @@ class DinoStructure(DinoReward):
 
     name = "dino_structure"
 
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return to_references(prompts, samples, self.needs, self.encoder.self_similarity, _similarity)
+    def features(self, images: Sequence[Tensor]) -> Tensor:
+        return self.encoder.self_similarity(images)
 
-
-def _similarity(one: Tensor, other: Tensor) -> Tensor:
-    """Scalar, of two images' [n, n]."""
-    return 1 - mean_squared_error(one, other)
-
-
-def to_references(
-    prompts: Sequence[PromptRecord],
-    samples: Sequence[Tensor],
-    needs: Needs,
-    features: Callable[[Sequence[Tensor]], Tensor],
-    similarity: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """[B] float32: ``similarity`` of a sample to its target, or to the nearest of its sources; NaN without one.
-
-    Args:
-        features: of images, [N, ...], row by row; of each reference once.
-        similarity: scalar, of two images' features.
-    """
-    paths = [_references(record, needs) for record in prompts]
-    unique = list(dict.fromkeys(path for references in paths for path in references))
-    reference_features = dict(zip(unique, features([to_tensor(read_image(path)) for path in unique]), strict=True))
-    values = torch.full((len(samples),), torch.nan)
-    for row, (references, sample) in enumerate(zip(paths, features(samples), strict=True)):
-        for path in references:
-            values[row] = torch.fmax(values[row], similarity(sample, reference_features[path]))
-    return values
-
-
-def _references(record: PromptRecord, needs: Needs) -> Sequence[Path]:
-    if needs.source:
-        return record.source_images
-    return () if record.target_image is None else (record.target_image,)
+    def similarity(self, one: Tensor, other: Tensor) -> Tensor:
+        return 1 - mean_squared_error(one, other)

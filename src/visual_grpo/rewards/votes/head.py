@@ -50,8 +50,6 @@ def pixel_features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -
 
     Except for edges, they hardly depend on the size of a picture.
     """
-    if not samples:
-        return torch.zeros(0, 61, dtype=torch.float64)
     return torch.stack([_picture_features(sample) for sample in samples])
 
 

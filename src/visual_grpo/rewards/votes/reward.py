@@ -81,8 +81,6 @@ class VotesReward:
         check_enough(read_choices(file).standing, self.least, file)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
-        if not samples:
-            return RewardOutput(values=torch.zeros(0), parts={"far": torch.zeros(0)})
         fitted = self._fitted
         features, head = load_features(fitted.features)(prompts, samples).numpy(), fitted.head
         if features.shape[1] != len(head.weights):
