@@ -35,7 +35,7 @@ BY_NAME: dict[str, Any] = {
     "dino_identity": {"model": "dino"},
     "dino_structure": {"model": "dino"},
     "object_layout": {"detector": "tests.rewards.test_every_reward:somewhere"},
-    "lpips": {"net": "squeeze", "backbone": "backbone"},
+    "lpips": {"backbone": "backbone"},
 }
 """Options of the rewards that need weights, for which ``weights`` has what they name."""
 
@@ -47,7 +47,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         torch.manual_seed(0)
         sizes = {"0": (8, 1024), "2": (1024, 128), "4": (128, 64), "6": (64, 16), "7": (16, 1)}
         layers = nn.ModuleDict({number: nn.Linear(*pair) for number, pair in sizes.items()})
-        torch.save(models.squeezenet1_1().state_dict(), folder / "backbone.pth")
+        torch.save(models.alexnet().state_dict(), folder / "backbone.pth")
     torch.save(nn.ModuleDict({"layers": layers}).state_dict(), folder / "aesthetic-model.pth")
     return {
         "clip": str(tiny.saved_clip(folder / "clip")),

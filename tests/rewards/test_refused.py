@@ -27,7 +27,6 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("dino_structure", {"against": "mask"}, "dino_structure: against must be source or target, got 'mask'"),
     ("clip_score", {"dtype": "float8"}, "dtype must be one of float32"),
     ("clip_score", {"batch_size": 0}, "batch_size must be at least 1"),
-    ("lpips", {"net": "alexnet"}, "net must be one of alex, vgg, squeeze, got 'alexnet'"),
     ("votes", {}, "needs one of the options choices"),
     ("votes", {"choices": "a", "head": "b"}, "needs one of the options choices"),
     ("http", {"url": "127.0.0.1:80"}, "url must be an address such as http://127.0.0.1:8765, got '127.0.0.1:80'"),

@@ -19,7 +19,7 @@ from visual_grpo.common.geometry import Box, Point
 from visual_grpo.common.images import read_image, read_mask, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.rewards.segmentation import DEFAULT, PointPrompt, build_segmenter, true_box_and_points
-from visual_grpo.rewards.segmentation.answer import FAULTS, Answer, AnswerError, draw_answer, parse_answer
+from visual_grpo.rewards.segmentation.answer import Answer, AnswerError, draw_answer, parse_answer
 
 _MOST, _SPACING = 4, 0.05
 """Of the negatives that the segmenter gets: their number, and their distance as a share of the image's shorter side."""
@@ -143,14 +143,8 @@ class NegativePointsReward:
         return draw_answer(image.pixels, query.truth, judgement.answer, judgement.fault, judgement.masks)
 
     def masks(self, pixels: Tensor, samples: Sequence[TextSample]) -> list[Tensor | None]:
-        """The mask of each answer to queries about an image, as the reward judges it; no truth is needed.
-
-        Args:
-            pixels: uint8 [3, H, W].
-
-        Returns:
-            Bool [H, W] each; None for an answer that cannot be parsed.
-        """
+        """The mask, bool [H, W], of each answer about an image, uint8 [3, H, W], as the reward judges it; no truth is
+        needed. None for an answer that cannot be parsed."""
         size = (pixels.shape[1], pixels.shape[2])
         parsed = [self._parse(sample, size) for sample in samples]
         prompts = [
@@ -227,7 +221,7 @@ class NegativePointsReward:
                 "gIoU_without": _column(map(_iou, without)),
                 **terms,
                 "truncated": _column(j.fault == "truncated" for j in judged),
-                "malformed": _column(j.fault in FAULTS[1:] for j in judged),
+                "malformed": _column(j.fault not in (None, "truncated") for j in judged),
             },
             ratios={
                 "cIoU": (_column(i for i, _ in with_), _column(u for _, u in with_)),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
@@ -27,15 +28,12 @@ from visual_grpo.models.run_spec import RunSpec, make_run_spec
 from visual_grpo.operations.plan.meter import HostValues, Meter, as_on_a_device
 from visual_grpo.operations.plan.phases import CONDITIONS, fewer_micro_batches, fewer_repeats, phases_of
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.segmentation import KINDS
 from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
 _RELEASED = Path(__file__).with_name("released")
 """Configuration files of released models by hub id. Their tokenizers only count words."""
-
-
-_SEGMENTERS: dict[Any, str] = {"sam2": "Sam2Model", "sam3": "Sam3TrackerModel"}
-"""Kind of a segmenter -> its class in transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,8 @@ def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
     """Returns the SAM that a reward keeps on the card, without weights; {} where there is none."""
     reward = config.rewards.get("negative_points")
     options: Any = {} if reward is None else reward.options.get("segmenter")
-    model_class = _SEGMENTERS.get(options.get("kind") if isinstance(options, dict) else None)
+    kind: Any = options.get("kind") if isinstance(options, dict) else None
+    model_class = getattr(resolve_name(KINDS[kind]), "model_class", None) if kind in KINDS else None
     if model_class is None:
         return {}
     import transformers

@@ -1,4 +1,4 @@
-"""Perceptual similarity to the target by LPIPS, over torchvision's AlexNet, VGG-16 or SqueezeNet 1.1."""
+"""Perceptual similarity to the target by LPIPS, over torchvision's AlexNet."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.rewards.learned.pretrained import read_weights
 from visual_grpo.rewards.target import against_targets
 
-_LEAST = {"alex": 31, "vgg": 16, "squeeze": 17}
+_LEAST = 31
 """Pixels of the shorter side that are left with a feature in every layer."""
-_WEIGHTS = {"alex": "AlexNet_Weights", "vgg": "VGG16_Weights", "squeeze": "SqueezeNet1_1_Weights"}
-_FEATURES = "features."
 _NAMED_HASH = re.compile(r"-([0-9a-f]+)\.")
 """As in alexnet-owt-7be5be79.pth: the first digits of the content's sha256."""
 
@@ -34,22 +32,19 @@ class LpipsReward:
     """1 - LPIPS distance to the target image: 1 for the target itself, seldom below 0 (Zhang et al. 2018, arXiv
     1801.03924, version 0.1).
 
-    The heads are in the wheel of ``lpips``; the features are torchvision's, trained on ImageNet.
+    The heads are in the wheel of ``lpips``; the features are those of torchvision's AlexNet, trained on ImageNet, which
+    the authors recommend as a metric.
 
     Args:
-        net: ``alex`` (the one that the authors recommend as a metric), ``vgg`` or ``squeeze``.
-        backbone: a file with torchvision's weights of that net; null is torchvision's own
-            copy in TORCH_HOME, downloaded before the run.
+        backbone: a file with torchvision's weights; null is torchvision's own copy in TORCH_HOME, downloaded before the
+            run.
         device: ``auto`` is the accelerator if there is one.
     """
 
     needs = Needs(target=True)
 
-    def __init__(self, net: str = "alex", backbone: str | None = None, device: str = "auto") -> None:
-        if net not in _WEIGHTS:
-            raise UserError(f"lpips: net must be one of {', '.join(_WEIGHTS)}, got {net!r}")
-        self.net = net
-        self.url: str = getattr(models, _WEIGHTS[net]).IMAGENET1K_V1.url
+    def __init__(self, backbone: str | None = None, device: str = "auto") -> None:
+        self.url: str = models.AlexNet_Weights.IMAGENET1K_V1.url
         self.file = None if backbone is None else Path(backbone).expanduser()
         self._device = device
 
@@ -74,7 +69,7 @@ class LpipsReward:
                 torch.hub.download_url_to_file(self.url, str(cached), hash_prefix=digest)
             except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: its content has another hash.
                 raise UserError(
-                    f"lpips: the weights of its backbone {self.net!r} are not on this machine and cannot be downloaded:"
+                    f"lpips: the weights of its backbone are not on this machine and cannot be downloaded:"
                     f" {error}. Where there is a network, download {self.url}; then save it as {cached}, or set"
                     " rewards.lpips.options.backbone to the file's path"
                 ) from error
@@ -90,12 +85,8 @@ class LpipsReward:
             return 1 - against_targets(self._distance, prompts, samples)
 
     def _distance(self, sample: Tensor, target: Tensor) -> Tensor:
-        least = _LEAST[self.net]
-        if min(sample.shape[-2:]) < least:
-            raise UserError(
-                f"lpips: images need at least {least} pixels a side for the net {self.net!r}, got"
-                f" {list(sample.shape[-2:])}"
-            )
+        if min(sample.shape[-2:]) < _LEAST:
+            raise UserError(f"lpips: an image needs at least {_LEAST} pixels a side, got {list(sample.shape[-2:])}")
         pair = [image[None].to(self.device) * 2 - 1 for image in (sample, target)]
         distance: Tensor = self._module(*pair)
         return distance.flatten()[0].cpu()
@@ -113,16 +104,11 @@ class LpipsReward:
             warnings.simplefilter("ignore")
             import lpips
 
-            module = lpips.LPIPS(net=self.net, pnet_rand=True, verbose=False)
+            module = lpips.LPIPS(net="alex", pnet_rand=True, verbose=False)
         # The package's names: net.slice2.3.weight is torchvision's features.3.weight.
-        expected = module.state_dict()
-        backbone = {name: _FEATURES + name.split(".", 2)[2] for name in expected if name.startswith("net.")}
-        for name, key in backbone.items():
-            got = list(weights[key].shape) if key in weights else "none"
-            if got != list(expected[name].shape):
-                raise UserError(
-                    f"lpips: {file} is no {self.net!r} of torchvision: its weight {key} must be"
-                    f" {list(expected[name].shape)}, got {got}"
-                )
-        module.load_state_dict({name: weights[key] for name, key in backbone.items()}, strict=False)
+        keys = {name: "features." + name.split(".", 2)[2] for name in module.state_dict() if name.startswith("net.")}
+        try:
+            module.load_state_dict({name: weights[key] for name, key in keys.items()}, strict=False)
+        except (KeyError, RuntimeError) as error:  # RuntimeError: weights of other shapes.
+            raise UserError(f"lpips: {file} has not the weights of torchvision's AlexNet: {error}") from error
         return module.eval().requires_grad_(False).to(self.device)

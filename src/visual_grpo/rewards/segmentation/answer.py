@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from PIL import Image, ImageDraw
@@ -23,7 +23,6 @@ from visual_grpo.rewards.segmentation import PointPrompt
 
 KEYS = ("bbox", "points", "negative_points")
 Fault = Literal["truncated", "no_answer", "not_json", "wrong_keys", "wrong_numbers", "outside"]
-FAULTS: tuple[Fault, ...] = get_args(Fault)
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _THOUGHT = re.compile(r"\s*<think>.+?</think>\s*", re.DOTALL)
 
