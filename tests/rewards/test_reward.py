@@ -92,8 +92,8 @@ class Painting:
 @pytest.mark.parametrize(
     ("painted", "complaint"),
     [
-        (torch.zeros(3, 4, 4), r"picture that reward 'mine' paints of record 'b'.*got torch.float32 \[3, 4, 4\]"),
-        (None, "'mine' paints of record 'b'.*got NoneType"),
+        (torch.zeros(3, 4, 4), r"(?s)'mine' could not paint its picture of record 'b'.*got torch.float32 \[3, 4, 4\]"),
+        (None, "(?s)'mine' could not paint its picture of record 'b'.*got NoneType"),
         (KeyError("left"), r"(?s)'mine' could not paint its picture of record 'b'.*in picture.*KeyError: 'left'"),
         (UserError("no image"), "^no image$"),
     ],

@@ -86,15 +86,6 @@ class Needs:
     """All samples of a prompt in one call, as neighbours: it compares them with each other."""
 
 
-class RewardFunction(Protocol):
-    """Judges samples; knows neither policy nor trainer."""
-
-    name: str
-    needs: Needs
-
-    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Scores:
     """Scores of B samples by a weighted set of rewards."""

@@ -18,7 +18,6 @@ from visual_grpo.common.images import is_image
 from visual_grpo.common.types import (
     Fraction,
     PromptRecord,
-    RewardFunction,
     RewardOutput,
     Sample,
     Scores,
@@ -87,14 +86,14 @@ class ClipAndConditions:
 class RewardSet:
     """Named rewards with their weights, as a ``Judge``.
 
-    ``rewards`` maps a name to (reward, weight); a reward is a ``RewardFunction`` or a plain function. Weight 0 means
+    ``rewards`` maps a name to (reward, weight); a reward is a ``FunctionReward`` or a plain function. Weight 0 means
     reported only, a negative weight means that lower is better. ``counting`` clips or conditions rewards, whose raw
     scores then are the part ``raw``. Raises ``UserError`` if all weights are 0.
     """
 
     def __init__(
         self,
-        rewards: Mapping[str, tuple[RewardFunction | PlainReward, float]],
+        rewards: Mapping[str, tuple[PlainReward, float]],
         counting: Mapping[str, ClipAndConditions] = MappingProxyType({}),
     ) -> None:
         for name, (_, weight) in rewards.items():
@@ -204,7 +203,7 @@ def _check_images(rewards: Sequence[str], kind: str, missing: Sequence[str]) -> 
     )
 
 
-def _named(name: str, function: RewardFunction | PlainReward) -> FunctionReward:
+def _named(name: str, function: PlainReward) -> FunctionReward:
     if not isinstance(function, FunctionReward):
         return FunctionReward(name, function)
     if function.name == name:

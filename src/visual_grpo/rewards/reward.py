@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.common.images import described, is_image
+from visual_grpo.common.images import require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample
 from visual_grpo.config.training import with_variables
@@ -26,7 +26,7 @@ array [B], or a ``RewardOutput``."""
 
 
 class FunctionReward:
-    """Any callable ``(prompts, samples) -> scores`` as a ``RewardFunction``.
+    """Any callable ``(prompts, samples) -> scores`` as a reward, which knows neither policy nor trainer.
 
     ``max_failed_share``: see `FailureBudget`.
     Raises ``UserError``, naming the reward and the first offending record, when the callable fails or
@@ -90,12 +90,8 @@ class FunctionReward:
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor:
         """Returns the callable's picture of a sample, uint8 [3, h, w]; only if ``paints``."""
         with _blaming(f"reward {self.name!r} could not paint its picture of record {record.id!r}"):
-            painted = self.function.picture(record, sample)  # type: ignore[attr-defined]
-        if not is_image(painted):
-            raise UserError(
-                f"the picture that reward {self.name!r} paints of record {record.id!r} must be a uint8 tensor"
-                f" [3, height, width], got {described(painted)}"
-            )
+            painted: Tensor = self.function.picture(record, sample)  # type: ignore[attr-defined]
+            require_image(painted)
         return painted
 
 
