@@ -23,8 +23,6 @@ from visual_grpo.rewards.segmentation.answer import Answer, AnswerError, draw_an
 
 _MOST, _SPACING = 4, 0.05
 """Of the negatives that the segmenter gets: their number, and their distance as a share of the image's shorter side."""
-_CACHED = 256
-"""Images whose embeddings are kept; SAM 2 needs about 16 MB each, the watershed 24 bytes per pixel."""
 WEIGHTS = {"iou": 1.0, "contrast": 0.5, "placement": 0.2, "number": 0.05, "format": 0.1, "box": 0.0, "points": 0.0}
 """The weight of each term in the reward.
 
@@ -96,12 +94,15 @@ class NegativePointsReward:
         segmenter: Mapping[str, Any] | None = None,
         weights: Mapping[str, float] | None = None,
         think: bool = False,
+        cache: int = 256,
     ) -> None:
         """
         Args:
             segmenter: options of `rewards.segmentation.build_segmenter`; None = the watershed.
             weights: of the terms, where they differ from `WEIGHTS`.
             think: require reasoning in ``<think>`` tags before the answer.
+            cache: number of image embeddings in the LRU cache; SAM 2 needs about 16 MB each, the watershed 24 bytes
+                per pixel.
         """
         self.segmenter = build_segmenter(DEFAULT if segmenter is None else segmenter)
         if unknown := [term for term in weights or {} if term not in WEIGHTS]:
@@ -109,8 +110,8 @@ class NegativePointsReward:
             raise UserError(f"reward negative_points: {unknown[0]!r} in weights is none of {', '.join(WEIGHTS)}.{hint}")
         self.weights = {**WEIGHTS, **(weights or {})}
         self.think = think
-        self._images: LRUCache[str, ImageEmbedding] = LRUCache(_CACHED)
-        self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(_CACHED)
+        self._images: LRUCache[str, ImageEmbedding] = LRUCache(cache)
+        self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(cache)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
         judged: dict[int, Judgement] = {}
