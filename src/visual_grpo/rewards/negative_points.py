@@ -101,8 +101,7 @@ class NegativePointsReward:
             segmenter: options of `rewards.segmentation.build_segmenter`; None = the watershed.
             weights: of the terms, where they differ from `WEIGHTS`.
             think: require reasoning in ``<think>`` tags before the answer.
-            cache: number of image embeddings in the LRU cache; SAM 2 needs about 16 MB each, the watershed 24 bytes
-                per pixel.
+            cache: image embeddings that are kept; SAM 2 needs about 16 MB each, the watershed 24 bytes per pixel.
         """
         self.segmenter = build_segmenter(DEFAULT if segmenter is None else segmenter)
         if unknown := [term for term in weights or {} if term not in WEIGHTS]:

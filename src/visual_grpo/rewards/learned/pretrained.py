@@ -306,11 +306,8 @@ class EncoderReward:
 
 
 def read_weights(reward: str, file: Path) -> dict[str, Tensor]:
-    """Reads tensors by name from a file that ``torch.save`` wrote; it cannot run code.
-
-    Raises:
-        UserError: the file is missing, damaged or holds anything but tensors.
-    """
+    """Reads tensors by name from a file that ``torch.save`` wrote; it cannot run code. Raises UserError if it is
+    missing, damaged or holds anything else."""
     try:
         weights = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
