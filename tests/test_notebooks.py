@@ -45,9 +45,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         painted.run(create_pipeline("baseline"))
         painted.train()
         painted.run(create_pipeline("evaluate"))
-    places = {"05_model_input": ["records.parquet"], "07_model_output": ["baseline", "trained"]}
-    places["08_reporting"] = ["evaluation_report"]
-    for folder, name in ((folder, name) for folder, names in places.items() for name in names):
+    places = {"records.parquet": "05_model_input", "evaluation_report": "08_reporting", "07_model_output": ""}
+    for name, folder in places.items():
         (project / "data" / folder).mkdir(parents=True, exist_ok=True)
         (project / name).rename(project / "data" / folder / name)
     history().to_csv(project / "data/08_reporting/training.csv", index=False)
