@@ -150,5 +150,5 @@ def test_what_is_not_run_is_little_and_said() -> None:
     assert all(any(line.startswith(prefix) for line in lines) for prefix in NOT_RUN), "all reasons are in use"
     assert len([line for line in lines if "kedro run" in line]) >= 20
     left_out = ["--pipeline=reproduce", "--pipeline=rollback", "--pipeline=vote", "rewards.votes.options.head="]
-    left_out += ["--pipeline=plan --env=qwen_image", "model.base_weights=4bit"]
+    left_out += ["--pipeline=plan --env=qwen_image", "model.base_weights=4bit", "torchrun"]
     assert all(is_run(line) or any(name in line for name in left_out) for line in lines if "kedro run" in line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -147,3 +148,8 @@ def test_the_digest_depends_on_the_content(table, tmp_path):
     assert len({reference, *others}) == 7
     assert digest([row(1), row(0)]) != reference
     assert table[:2].digest == reference
+
+
+def test_a_table_can_be_pickled(table):
+    copied = pickle.loads(pickle.dumps(table.split("train")))
+    assert [record.id for record in copied[:3]] == ["id 0", "id 2", "id 4"]
