@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 REGISTRY = """
+from pathlib import Path
 from kedro.pipeline import node, pipeline
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
 from visual_grpo.common.errors import UserError
@@ -55,19 +56,19 @@ def terminate(report):
     time.sleep(5)
 
 def judge(adapters, parameters):
-    folder = new_folder(parameters.output, "trained")
+    folder = new_folder(Path(parameters.output, "trained"))
     (folder / "seed").write_text(f"{parameters.seed} {parameters.grpo.loss}")
     if parameters.evaluation.every == 77:
         raise UserError("no room left")
     return folder
 
 def fill(output):
-    folder = new_folder(output, "adapters")
+    folder = new_folder(Path(output, "06_models/adapters"))
     (folder / "file").write_text("whole")
     return folder
 
 def half(output):
-    folder = new_folder(output, "folder")
+    folder = new_folder(Path(output, "folder"))
     (folder / "file").write_text("half")
     raise OSError("an error of a library") from UserError("the model cannot load")
 

@@ -32,7 +32,7 @@ def rename(self, target, real=Path.rename):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(self, target)
 
-draft = new_folder(Path(sys.argv[1]).parent, "out")
+draft = new_folder(Path(sys.argv[1]))
 (draft / "b").write_text("2")
 Path.rename = rename
 FolderDataset(filepath=sys.argv[1], made_by="baseline").save(draft)
@@ -46,7 +46,7 @@ def dataset(tmp_path):
 
 @pytest.fixture
 def new(tmp_path):
-    return lambda: new_folder(tmp_path / "data", "out")
+    return lambda: new_folder(tmp_path / "data" / "out")
 
 
 @pytest.fixture
@@ -137,9 +137,9 @@ def test_the_new_folder_of_a_running_process_is_left_alone(new):
 
 
 def test_an_unsaved_folder_goes_when_the_process_ends(tmp_path):
-    code = "import sys; from visual_grpo.common.files import new_folder; print(new_folder(sys.argv[1], 'out'))"
-    folder = subprocess.check_output([sys.executable, "-c", code, str(tmp_path)], text=True)
-    assert Path(folder.strip()).parent == tmp_path
+    code = "from pathlib import Path; from visual_grpo.common.files import new_folder; print(new_folder(Path('out')))"
+    folder = subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path, text=True)
+    assert Path(folder.strip()).parent == Path()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -74,7 +74,7 @@ def release() -> None:
 @contextmanager
 def fresh_folder(final: Path) -> Iterator[Path]:
     """Yields an empty folder beside ``final``, which it replaces when the block ends without an error."""
-    draft = new_folder(final.parent, final.name)
+    draft = new_folder(final)
     try:
         yield draft
         replace_folder(draft, final)
@@ -99,20 +99,18 @@ def new_draft(final: Path) -> Path:
     return draft
 
 
-def new_folder(parent: Path | str, name: str) -> Path:
-    """Makes an empty hidden folder in ``parent`` for a node to fill; a `FolderDataset` moves it to its place."""
-    draft = new_draft(Path(parent) / name)
+def new_folder(final: Path) -> Path:
+    """Makes an empty hidden folder beside ``final`` for a node to fill; a `FolderDataset` moves it to its place."""
+    draft = new_draft(final)
     draft.mkdir()
     return draft
 
 
 def replace_folder(fresh: Path, final: Path) -> None:
-    """Moves ``fresh`` to ``final``, in the place of what is there."""
+    """Moves ``fresh`` to ``final``, on the same disk, in the place of what is there."""
     final = linked(final)
     heal(final)
     final.parent.mkdir(parents=True, exist_ok=True)
-    if fresh.stat().st_dev != final.parent.stat().st_dev:  # ``final`` is a link to another disk.
-        fresh = Path(shutil.move(fresh, new_draft(final)))
     if final.exists():
         final.rename(_previous(final))
     try:

@@ -40,7 +40,7 @@ def draw_baseline(parameters: Parameters, starter_report: dict[str, Any], record
         return present
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
-    folder = new_folder(parameters.output, "baseline")
+    folder = new_folder(present)
     generate_samples(folder, parameters, starter_report, records, adapters=None, title="baseline")
     stamp = {"made": made, "digest": _digest(folder)}
     (folder / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")

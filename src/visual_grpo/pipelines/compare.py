@@ -31,7 +31,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
-    folder = new_folder(parameters.output, "comparison")
+    folder = new_folder(Path(parameters.output) / "08_reporting/comparison")
     before, after = folder / "first", folder / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
     scores = {

@@ -40,7 +40,7 @@ def draw_trained(
     training = read_facts(adapters)
     compare.check_conditions(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
     compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
-    folder = new_folder(parameters.output, "trained")
+    folder = new_folder(Path(parameters.output) / "07_model_output/trained")
     generate_samples(folder, parameters, starter_report, records, adapters=adapters, title="evaluate")
     return folder
 
@@ -73,7 +73,7 @@ def compare_with_baseline(
 
 def write_report(output: str, evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> Path:
     """Writes the report."""
-    folder = new_folder(output, "evaluation_report")
+    folder = new_folder(Path(output) / "08_reporting/evaluation")
     report.write_report(folder, evaluation, baseline, trained, report.read_history(adapters), adapters)
     return folder
 

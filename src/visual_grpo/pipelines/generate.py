@@ -38,7 +38,7 @@ def draw_prompts(parameters: Parameters) -> Path:
             for batch, samples in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
                 drawn += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
-        folder = new_folder(parameters.output, "generated")
+        folder = new_folder(Path(parameters.output) / "07_model_output/generated")
         _write(folder, drawn, scorer, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
     console.note(f"Drew {counted(len(drawn), 'picture')} of {counted(len(records), 'prompt')} {with_what}.")

@@ -64,7 +64,7 @@ def label_records(
                 shown.append(labelled)
             bar.advance()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    folder = new_folder(output, "negative_labels")
+    folder = new_folder(Path(output) / "08_reporting/negative_labels")
     (folder / "labels.jsonl").write_text(text, encoding="utf-8")
     if shown:
         draw(shown).save(folder / "labels.png")

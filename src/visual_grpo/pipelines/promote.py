@@ -48,7 +48,7 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
         "already": False,
         "stages": {},
     }
-    folder = new_folder(parameters.output, "promotion")
+    folder = new_folder(Path(parameters.output) / "08_reporting/promotion")
     if champion is not None and champion.digest == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
         stages = earlier_stages(parameters, digest, folder)

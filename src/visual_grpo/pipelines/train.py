@@ -80,7 +80,7 @@ def train(
         with open_logs(parameters.tracking, name, flatten(parameters.public())) as loggers:
             progress = TrainingCommand(run, scorer, tracker, loggers, tuple(spec.modules)).execute()
     loading = {module: spec.family.modules[module].adapter.plain for module in spec.modules}
-    adapters = new_folder(parameters.output, "adapters")
+    adapters = new_folder(Path(parameters.adapters_folder))
     complete_adapters(adapters, run, loading, tracker.run_name, records, start, changes)
     write_profile(profile, adapters)
     show_training(progress, run.trainer.step)

@@ -59,7 +59,8 @@ LISTED = "metadata.jsonl"
 def collect_votes(parameters: Parameters, records: RecordTable) -> Path:
     """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
-    if Path(parameters.output, "08_reporting/votes").resolve() in file.resolve().parents:
+    final = Path(parameters.output) / "08_reporting/votes"
+    if final.resolve() in file.resolve().parents:
         raise UserError(
             f"vote.choices is {file}, in a folder that each run of this pipeline replaces; keep choices with the data"
         )
@@ -67,7 +68,7 @@ def collect_votes(parameters: Parameters, records: RecordTable) -> Path:
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
     ballot = Ballot(find_pairs(parameters, records, file), file, parameters.vote.seed)
     _vote(parameters, ballot)
-    folder = new_folder(parameters.output, "votes")
+    folder = new_folder(final)
     if parameters.vote.source == AB:
         _report_blind(ballot.standing(), folder)
     else:
