@@ -135,8 +135,7 @@ def test_the_same_candidate_again_changes_nothing_draws_nothing_and_keeps_the_re
     first, reporting = gate.train("first", 0.1), gate.folder / "08_reporting"
     made = gate.ask(first)
     before = gate.client.get_registered_model(NAME).tags
-    reporting.mkdir()
-    shutil.copytree(made["report"], reporting / "promotion")
+    shutil.copytree(made["report"], reporting / ".promotion.previous")  # Where a kill between two renames leaves it.
     (reporting / "judgement.json").write_text(json.dumps({k: made[k] for k in ("candidate", "stages")}))
     again = gate.ask(first)
     assert (again["already"], again["version"], again["stages"], gate.drawn) == (True, 1, made["stages"], [])
