@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import get_args
 
 import pytest
 import torch
@@ -18,11 +20,24 @@ from visual_grpo.models.flow_sde import (
 from visual_grpo.starter.glm_image import modules
 
 SHAPE = (5, 4, 6, 8)
-SAMPLERS: list[Sampler] = ["sde", "cps"]
+SAMPLERS = get_args(Sampler)
 
 
 def drawn(seed: int) -> torch.Tensor:
     return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_sampler_keeps_the_distribution_of_the_flow(sampler: Sampler) -> None:
+    """With a single image x0 the velocity is (x - x0) / s, and x is N((1 - s) x0, s^2) at every sigma s."""
+    x0, mean, variance = 1.5, 0.05 * 1.5, 0.95**2
+    states = torch.tensor([1.0, 0.0], dtype=torch.float64).view(2, 1, 1, 1)
+    for sigma, next_sigma in pairwise(torch.linspace(0.95, 0.1, 1001, dtype=torch.float64).tolist()):
+        (one, zero), std = transition((states - x0) / sigma, states, sigma, next_sigma, 0.7, sampler)
+        slope, offset = float(one - zero), float(zero)
+        mean, variance = slope * mean + offset, slope**2 * variance + std**2
+    assert mean == pytest.approx(0.9 * x0, rel=0.01)
+    assert variance == pytest.approx(0.1**2, rel=0.05)
 
 
 def test_log_prob_and_kl_are_those_of_torch() -> None:

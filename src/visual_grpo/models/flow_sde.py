@@ -37,7 +37,7 @@ def transition(
     Raises ValueError where the standard deviation would be 0, as at the last step of ``cps``: such a step
     is no decision.
     """
-    mean, std = (_sde if sampler == "sde" else _cps)(velocity, state, sigma, next_sigma, noise)
+    mean, std = _TRANSITIONS[sampler](velocity, state, sigma, next_sigma, noise)
     if not std > 0:
         raise ValueError(
             f"a {sampler} step from sigma {sigma:g} to {next_sigma:g} with noise {noise:g} has no variance"
@@ -96,6 +96,9 @@ def _cps(velocity: Tensor, state: Tensor, sigma: float, next_sigma: float, noise
     clean, pure = state - sigma * velocity, state + (1 - sigma) * velocity
     mean = (1 - next_sigma) * clean + math.sqrt(next_sigma**2 - std**2) * pure
     return mean, std
+
+
+_TRANSITIONS = {"sde": _sde, "cps": _cps}
 
 
 def noises(seeds: Sequence[int], steps: int, shape: tuple[int, ...]) -> Tensor:
