@@ -24,7 +24,6 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessException, Proces
 from visual_grpo.common.device import in_thread, resolve_device, share_cores
 from visual_grpo.common.digests import content_digest, tree_digest
 from visual_grpo.common.errors import LostRankError, UserError
-from visual_grpo.common.machine_errors import machine_fault
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import ranks, sharding
@@ -33,7 +32,6 @@ _RANK_0_DECIDES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _KEEPALIVE = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 12_000}
 """A connection to another host is lost after 12 silent seconds; gloo itself would wait for `ranks.TIMEOUT`."""
 
-_PARENT = os.getppid()
 _jobs: Any = None
 """The process group on which the other ranks wait for their next job."""
 
@@ -41,8 +39,6 @@ _jobs: Any = None
 @contextmanager
 def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
     """Makes the other ranks run ``job(config, **arguments)`` during the block, which rank 0 runs.
-
-    Each rank's configuration names its own GPU.
 
     Raises:
         UserError: hosts differ, or an error of any rank.
@@ -73,11 +69,7 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
         _follow_rank_0()
         return
     end_with_parent(signal.SIGTERM)
-    try:
-        command()
-    except BaseException:  # torchrun ends the others, and may start all again.
-        _end_lost_torchrun()
-        raise
+    command()  # If it fails, torchrun ends the others, and may start all again.
     _announce(None)
 
 
@@ -157,21 +149,9 @@ def _follow_rank_0() -> None:
             job(_begin(config, arguments), **arguments)
             sharding.end()
     except LostRankError as error:
-        if machine_fault(error) is not None:
-            raise  # A collective that fails for want of memory is this rank's own error.
         if not dist.is_torchelastic_launched():
             sys.exit(0)  # Rank 0 looks for the process that failed first.
-        _end_lost_torchrun()
         sys.exit(f"Error: {error}")
-
-
-def _end_lost_torchrun() -> None:
-    """Kills this host's torchrun if the host of its store is gone: it would wait for minutes."""
-    try:
-        dist.distributed_c10d._get_default_store().check([""])
-    except RuntimeError:
-        if os.getppid() == _PARENT:
-            os.kill(_PARENT, signal.SIGKILL)
 
 
 def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:

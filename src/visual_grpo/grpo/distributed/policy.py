@@ -1,18 +1,15 @@
-"""Rollouts, samples and scores by all ranks: each draws whole groups of samples; rank 0 scores.
-
-Shapes: B rows of a rollout, b of them.
-"""
+"""Rollouts, samples and scores by all ranks: each draws whole groups of samples; rank 0 scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from visual_grpo.common.types import AdaptedModel, Adapters, PromptRecord, Rollout, Sample, Scores, begin_scoring
+from visual_grpo.common.types import AdaptedModel, PromptRecord, Rollout, Sample, Scores, begin_scoring
 from visual_grpo.config import SamplerConfig
 from visual_grpo.grpo.distributed import ranks
 
@@ -28,15 +25,15 @@ def roll_out(
     """
     if ranks.count() == 1:
         return draw(prompts)
-    start, size = ranks.blocks(len(prompts), ranks.count())[ranks.rank()]
+    block = ranks.block(len(prompts))
     local: list[Rollout[Any]] = []
 
     def compute() -> Any:
-        if not size:
+        if not (own := prompts[block]):
             return None
-        ranks.share = (start, size, len(prompts))
+        ranks.share = (block.start, len(own), len(prompts))
         try:
-            local.extend(draw(prompts[start : start + size]))
+            local.extend(draw(own))
         finally:
             ranks.share = None
         return [replace(rollout, trajectory=None) for rollout in local], generator.get_state()
@@ -51,29 +48,23 @@ class DistributedModel:
     """An ``AdaptedModel`` of which each rank draws its block of the records."""
 
     def __init__(self, local: AdaptedModel) -> None:
-        self.local = local
-
-    @property
-    def adapters(self) -> Adapters:
-        return self.local.adapters
+        self.local, self.adapters = local, local.adapters
 
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        start, size = ranks.blocks(len(records), ranks.count())[ranks.rank()]
-        block = slice(start, start + size)
-        parts = ranks.all_gather(
-            lambda: list(self.local.generate(records[block], seeds[block], sampler)) if size else []
-        )
+        block = ranks.block(len(records))
+        own, its_seeds = records[block], seeds[block]
+        parts = ranks.all_gather(lambda: list(self.local.generate(own, its_seeds, sampler)) if own else [])
         return [sample for part in parts for sample in part]
 
 
+@dataclass(frozen=True)
 class RankZeroScorer:
     """A ``Scorer``: rank 0 runs the rewards and sends the scores to the others."""
 
-    def __init__(self, local: Any) -> None:
-        """``local``: rank 0's `rewards.combine.RewardSet`; None on the others."""
-        self.local = local
+    local: Any
+    """Rank 0's `rewards.combine.RewardSet`; None on the others."""
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
         return ranks.broadcast(lambda: self.local(prompts, samples))
@@ -90,6 +81,14 @@ def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollou
     sizes = [len(part.samples) for part in parts]
     start = sum(sizes[: ranks.rank()])  # Ranks without a share come last.
     rows = 0 if local is None else len(local.samples)
+
+    def stat(name: str) -> float:
+        """Seconds of the slowest, the sum of speeds, means over rows of the rest."""
+        values = [part.stats[name] for part in parts]
+        if name.startswith("seconds/"):
+            return max(values)
+        return sum(values) if name.startswith("speed/") else float(np.average(values, weights=sizes))
+
     return Rollout(
         prompts=[prompt for part in parts for prompt in part.prompts],
         samples=[sample for part in parts for sample in part.samples],
@@ -97,18 +96,6 @@ def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollou
         block=range(start, start + rows),
         log_probs=torch.cat([part.log_probs for part in parts]),
         mask=torch.cat([part.mask for part in parts]),
-        stats=_joined_stats([part.stats for part in parts], sizes),
+        stats={name: stat(name) for name in parts[0].stats},
         rounding=max(part.rounding for part in parts),
     )
-
-
-def _joined_stats(stats: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
-    """Seconds of the slowest, the sum of speeds, means over rows of the rest."""
-
-    def joined(name: str) -> float:
-        values = [part[name] for part in stats]
-        if name.startswith("seconds/"):
-            return max(values)
-        return sum(values) if name.startswith("speed/") else float(np.average(values, weights=rows))
-
-    return {name: joined(name) for name in stats[0]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import traceback
 from collections.abc import Callable
@@ -44,8 +43,6 @@ def all_gather(compute: Callable[[], R]) -> list[R]:
     error: Exception | None = None
     try:
         value = compute()
-    except LostRankError:
-        raise
     except Exception as raised:
         error = raised
     sharding.serve_gathers()
@@ -71,25 +68,23 @@ def broadcast(compute: Callable[[], R]) -> R:
 
 def all_reduce(values: torch.Tensor) -> None:
     """Sums ``values`` over the ranks, in place."""
-    if count() > 1:
-        collective(lambda: dist.all_reduce(values))
+    collective(lambda: dist.all_reduce(values))
 
 
-def blocks(number: int, parts: int) -> list[tuple[int, int]]:
-    """(start, size) of ``parts`` neighbouring blocks of ``number`` things, as even as possible, empty ones last."""
-    size, rest = divmod(number, parts)
-    sizes = [size + (part < rest) for part in range(parts)]
-    return [(sum(sizes[:part]), own) for part, own in enumerate(sizes)]
+def block(number: int) -> slice:
+    """This rank's block of ``number`` things; blocks are neighbours, as even as possible, empty ones last."""
+    size, rest = divmod(number, count())
+    start = rank() * size + min(rank(), rest)
+    return slice(start, start + size + (rank() < rest))
 
 
 def _sendable(error: Exception) -> Exception:
-    trace = "".join(traceback.format_exception(error))
-    error.add_note(f"Raised in process {rank() + 1} of {count()}:\n{trace}")
+    told = f"Process {rank() + 1} of {count()} failed:\n{''.join(traceback.format_exception(error))}"
+    error.add_note(told)
     try:
-        copy.copy(error)  # As unpickling does, which fails where a constructor takes other arguments.
-        pickle.dumps(error)
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own; fails where a constructor takes other arguments.
     except Exception:
-        return RuntimeError(f"process {rank() + 1} of {count()} failed:\n{trace}")
+        return RuntimeError(told)
     return error
 
 
