@@ -65,12 +65,19 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
     _join()
     if not one_host:
         _notice_lost_hosts()
-    if ranks.rank():
-        _follow_rank_0()
-        return
-    end_with_parent(signal.SIGTERM)
-    command()  # If it fails, torchrun ends the others, and may start all again.
-    _announce(None)
+    try:
+        if ranks.rank():
+            _follow_rank_0()
+        else:
+            end_with_parent(signal.SIGTERM)
+            command()
+            _announce(None)
+    except BaseException:  # torchrun ends the others, and may start all again.
+        try:
+            dist.distributed_c10d._get_default_store().check([""])
+        except RuntimeError:  # The host of its store is gone: torchrun would wait for a quarter of an hour.
+            os.kill(os.getppid(), signal.SIGKILL)
+        raise
 
 
 @contextmanager
@@ -116,10 +123,8 @@ def _cause(others: ProcessContext) -> str | None:
 
 
 def _run_started(index: int, count: int, port: int) -> None:
-    """The main function of a process of `_started`."""
     silence_libraries()
-    store = TCPStore("127.0.0.1", port, count, is_master=False, timeout=ranks.TIMEOUT)
-    _join(store=store, rank=index + 1, world_size=count)
+    _join(store=TCPStore("127.0.0.1", port, count, timeout=ranks.TIMEOUT), rank=index + 1, world_size=count)
     _follow_rank_0()
 
 
@@ -149,9 +154,8 @@ def _follow_rank_0() -> None:
             job(_begin(config, arguments), **arguments)
             sharding.end()
     except LostRankError as error:
-        if not dist.is_torchelastic_launched():
-            sys.exit(0)  # Rank 0 looks for the process that failed first.
-        sys.exit(f"Error: {error}")
+        # Otherwise rank 0 looks for the process that failed first.
+        sys.exit(f"Error: {error}" if dist.is_torchelastic_launched() else 0)
 
 
 def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:

@@ -50,9 +50,7 @@ class DistributedModel:
     def __init__(self, local: AdaptedModel) -> None:
         self.local, self.adapters = local, local.adapters
 
-    def generate(
-        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> Sequence[Sample]:
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
         block = ranks.block(len(records))
         own, its_seeds = records[block], seeds[block]
         parts = ranks.all_gather(lambda: list(self.local.generate(own, its_seeds, sampler)) if own else [])
