@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class Painter:
     def __init__(self, gain: float = 0.0, side: int = 32) -> None:
         self.gain, self.side = gain, side
         self.batches: list[int] = []
+        self.adapters: dict[str, Any] = {}
 
     def generate(self, prompts: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
         self.batches.append(len(prompts))

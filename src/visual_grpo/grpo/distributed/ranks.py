@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import copy
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -82,7 +82,7 @@ def _sendable(error: Exception) -> Exception:
     told = f"Process {rank() + 1} of {count()} failed:\n{''.join(traceback.format_exception(error))}"
     error.add_note(told)
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - its own; fails where a constructor takes other arguments.
+        copy.deepcopy(error)  # As pickling does, it fails where a constructor takes other arguments.
     except Exception:
         return RuntimeError(told)
     return error
