@@ -19,6 +19,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("object_layout", {"detector": DETECTOR, "threshold": 2}, "threshold must be from 0 to 1, got 2"),
     ("object_layout", {"detector": f"{DETECTOR}_"}, "has no 'squares_'"),
     ("negative_points", {"weights": {"contrst": 1.0}}, "contrst"),
+    ("negative_points", {"weights": {"contrast": "high"}}, "weight of contrast must be a number"),
     ("negative_points", {"segmenter": {"kind": "watersed"}}, r"or sam3, got .*Did you mean 'watershed'\?"),
     ("negative_points", {"segmenter": {"edge": 0.3}}, r"a kind, watershed or sam2 or sam3, got \{'edge': 0.3\}"),
     ("negative_points", {"segmenter": {"kind": "watershed", "egde": 0.3}}, "'egde'; its options are edge"),

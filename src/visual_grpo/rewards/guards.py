@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
+from visual_grpo.rewards.reward import groups_of
 
 LUMA = (0.299, 0.587, 0.114)
 """Weights of R, G and B (ITU-R BT.601)."""
@@ -64,11 +64,8 @@ class GroupDiversity:
     needs = Needs(whole_groups=True)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        groups = defaultdict(list)
-        for row, record in enumerate(prompts):
-            groups[record.id].append(row)
         values = torch.full((len(samples),), torch.nan)
-        for rows in groups.values():
+        for rows in groups_of(prompts):
             if len(rows) > 1:
                 small = torch.stack([_small(samples[row]) for row in rows])
                 apart = torch.stack([(small - row).square().mean(1).sqrt() for row in small])

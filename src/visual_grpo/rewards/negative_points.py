@@ -108,6 +108,9 @@ class NegativePointsReward:
             hint = nearest_hint(unknown[0], WEIGHTS)
             raise UserError(f"reward negative_points: {unknown[0]!r} in weights is none of {', '.join(WEIGHTS)}.{hint}")
         self.weights = {**WEIGHTS, **(weights or {})}
+        for term, weight in self.weights.items():
+            if not isinstance(weight, int | float):
+                raise UserError(f"reward negative_points: the weight of {term} must be a number, got {weight!r}")
         self.think = think
         self._images: LRUCache[str, ImageEmbedding] = LRUCache(cache)
         self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(cache)
