@@ -24,8 +24,8 @@ LEARNED = "starter.vae_steps=150,starter.dit_steps=300,starter.ar_steps=100,star
 """A base model that has learned something: where samples tell nothing, what is left of their gradients is rounding."""
 ROW_BY_ROW = "policy.denoise_batch=1,policy.decode_batch=1,policy.rollout_batch=1,grpo.micro_batch_size=1"
 """Matrix products of another number of rows are rounded in another way, and AdamW makes much of little."""
-IN_PAIRS = ROW_BY_ROW.replace("=1", "=2")
-"""For sharded layers: a product of one row is rounded by where its weights lie in memory, which gathering changes."""
+REPRODUCIBLE = "MKL_CBWR=AVX2"
+"""Else MKL rounds a product of one row by where the weights lie in memory, which gathering sharded layers changes."""
 LONG = f"{COMMON},grpo.steps=200,grpo.schedule=constant,tracking.checkpoint_every=1,evaluation.every=0"
 
 
