@@ -12,6 +12,7 @@ from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.evaluation import pictures
 from visual_grpo.evaluation.pictures import GAP, INK, TEXT_SIZE, WIDTH, caption, grid, of_sample, printable, wrap
+from visual_grpo.rewards.combine import RewardSet
 
 ANSWER = TextSample(text="on the left", finished=True, frame=(64, 64))
 OTHER_FONT = pictures.DEFAULT_FONT.with_name("STIXGeneral.ttf")
@@ -97,28 +98,33 @@ def test_a_system_font_is_used_where_it_has_more_of_the_glyphs(system_fonts: lis
         assert (line, font.getname()[0]) == (expected, "STIXGeneral")
 
 
-class Judge:
-    """Returns the given picture, or None."""
+def unused(prompts, samples):
+    raise AssertionError("painting a sample must not score it")
 
-    needs_whole_groups = False
 
-    def __init__(self, painted: torch.Tensor | None) -> None:
+class Painting:
+    """A reward that paints every sample as the given picture."""
+
+    def __init__(self, painted: torch.Tensor) -> None:
         self.painted = painted
 
-    def __call__(self, prompts, samples):
-        raise AssertionError("painting a sample must not score it")
+    __call__ = staticmethod(unused)
 
     def picture(self, record, sample):
         return self.painted
 
 
+def judge(painted: torch.Tensor | None) -> RewardSet:
+    return RewardSet({"paints": (unused if painted is None else Painting(painted), 1.0)})
+
+
 def test_a_text_is_shown_as_it_is_painted_or_below_its_image(tmp_path: Path) -> None:
     flat("blue").save(tmp_path / "source.png")
     record = PromptRecord(id="a", prompt="where?", source_images=(tmp_path / "source.png",))
-    painted = of_sample(record, ANSWER, Judge(to_tensor(flat("red", 40, 20))))
+    painted = of_sample(record, ANSWER, judge(to_tensor(flat("red", 40, 20))))
     assert (painted.size, painted.getpixel((0, 0))) == ((40, 20), (255, 0, 0))
-    shown = of_sample(record, ANSWER, Judge(None))
+    shown = of_sample(record, ANSWER, judge(None))
     blue, ink = (np.flatnonzero(where(shown, colour).any(1)) for colour in ("blue", INK))
     assert blue.max() < ink.min()
-    assert of_sample(record, replace(ANSWER, text="many more words " * 6), Judge(None)).height > shown.height
-    assert where(of_sample(replace(record, source_images=()), ANSWER, Judge(None)), INK).any()
+    assert of_sample(record, replace(ANSWER, text="many more words " * 6), judge(None)).height > shown.height
+    assert where(of_sample(replace(record, source_images=()), ANSWER, judge(None)), INK).any()

@@ -129,48 +129,14 @@ def begin_scoring(scorer: Scorer, prompts: Sequence[PromptRecord], samples: Sequ
     return partial(scorer, prompts, samples) if begin is None else begin(prompts, samples)
 
 
-class Judge(Scorer, Protocol):
-    """A scorer that can also show what it judges."""
-
-    @property
-    def needs_whole_groups(self) -> bool:
-        """True if all samples of a prompt must come in one call."""
-        ...
-
-    def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
-        """The sample as a uint8 image [3, h, w]; None for a text that no reward paints."""
-        ...
-
-
 class SampleGenerator(Protocol):
-    """A policy at inference."""
+    """A `Model`, or a `DistributedModel`."""
 
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
         """Draws one sample per record, each a function of that record and its seed only."""
         ...
-
-
-class Adapters(Protocol):
-    """The adapters of a model's modules."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
-        ...
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None: ...
-
-    def save(self, folder: Path) -> None:
-        """Writes a folder for each module."""
-        ...
-
-
-class AdaptedModel(SampleGenerator, Protocol):
-    """A model with adapters on it, as a training run sees it."""
-
-    @property
-    def adapters(self) -> Adapters: ...
 
 
 T = TypeVar("T")
@@ -275,14 +241,6 @@ class Policy(Protocol[T]):
     def adapter_state_dict(self) -> dict[str, Tensor]: ...
 
     def load_adapter_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
-
-
-class JointPolicy(Protocol):
-    """A model of two stages that one rollout can train."""
-
-    def joint_rollout(
-        self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: Generator
-    ) -> JointRollout: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,16 +6,16 @@ import base64
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import heal, replace_folder
 from visual_grpo.config.command import rerun_command
+from visual_grpo.data.manifest import RecordTable
 
 if TYPE_CHECKING:
     from kedro_datasets._typing import ImagePreview, TablePreview
-
-    from visual_grpo.data.manifest import RecordTable
 
 
 class DataError(UserError, DatasetError):
@@ -77,8 +77,6 @@ class RecordsDataset(_PathDataset):
     """Loads a Parquet manifest as a lazy `RecordTable`; saves a manifest that a node has written beside it."""
 
     def load(self) -> RecordTable:
-        from visual_grpo.data.manifest import RecordTable
-
         return RecordTable(self._require("data_preparation"))
 
     def save(self, data: Path) -> None:
@@ -90,8 +88,6 @@ class RecordsDataset(_PathDataset):
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """Returns the first rows of the manifest, for Kedro-Viz."""
-        import pyarrow.parquet as pq
-
         with pq.ParquetFile(self._path) as file:
             rows = next(file.iter_batches(batch_size=nrows))
         # Lists, not pandas' arrays, which Kedro-Viz cannot turn into JSON.

@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import Record
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
 SEEN = "seen_prompts.json"
 SEALED = "sealed"
@@ -104,8 +102,6 @@ def schema() -> pa.Schema:
     ``held_with`` is the sha256 of the record's `group_key`; ``target_file`` the target's path in the dataset;
     ``original_*`` are of the upright original of the target.
     """
-    import pyarrow as pa
-
     text, texts = pa.string(), pa.list_(pa.string())
     optional = {
         **dict.fromkeys(("held_with", "target_image", "target_file", "target_sha256", "metadata"), text),
@@ -120,9 +116,6 @@ def write_manifest(
     path: Path, rows: Iterable[Mapping[str, Any]], report: Callable[[], Mapping[str, Any]] = dict
 ) -> None:
     """Writes rows of `schema` in groups, and what ``report`` returns after the last one into the file's metadata."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     path.parent.mkdir(parents=True, exist_ok=True)
     remaining = iter(rows)
     with pq.ParquetWriter(path, schema(), compression="zstd") as writer:
@@ -186,8 +179,6 @@ class RecordTable(Sequence[PromptRecord]):
 
     @cached_property
     def _file(self) -> pq.ParquetFile:
-        import pyarrow.parquet as pq
-
         return pq.ParquetFile(self.path, memory_map=True)
 
     @cached_property

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.data.columns import PICTURES, QUERIES, record_from_row
@@ -98,8 +101,6 @@ def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
 
 def count_table(path: Path, data: DataConfig) -> int | None:
     """Returns the number of rows, or None if it is not known without reading them."""
-    import pyarrow.parquet as pq
-
     if data.path.startswith(HUB) or _is_saved(path):
         return int(_load(path, data).num_rows)
     files = [path] if path.is_file() else _tables(path)
@@ -240,7 +241,6 @@ def _cell(value: Any, name: str, folder: Path | None) -> Any:
 def _name_in_errors(name: object) -> Iterator[None]:
     """Turns the library's error into one that names the file."""
     import datasets
-    import pyarrow as pa
 
     try:
         yield

@@ -23,8 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.stats import binomtest, nct, t
 
-CONFIDENCE = 0.95
+from visual_grpo.evaluation import CONFIDENCE
+
 POWER = 0.9
 """Share of the cases in which a gain is detected, unless asked otherwise."""
 _MOST_UNITS = 10_000_000
@@ -101,8 +104,6 @@ def t_interval(values: Values, confidence: float = CONFIDENCE) -> tuple[Values, 
     if count < 2:
         undefined = np.full(values.shape[:-1], np.nan)
         return undefined, undefined
-    from scipy.stats import t  # Half a second, which `kedro --help` should not pay.
-
     mean = values.mean(-1)
     half = t.ppf((1 + confidence) / 2, count - 1) * values.std(-1, ddof=1) / np.sqrt(count)
     return mean - half, mean + half
@@ -193,9 +194,6 @@ def detectable_gain(sd: float, units: int, alpha: float, power: float = POWER) -
 
     ``sd`` is the standard deviation of the units' differences, ``alpha`` the one-sided level.
     """
-    from scipy.optimize import brentq
-    from scipy.stats import nct, t  # Half a second, which `kedro --help` should not pay.
-
     if not (0 < alpha < power < 1):
         raise ValueError(f"expected 0 < alpha < power < 1, got alpha {alpha} and power {power}")
     if units < 2 or math.isnan(sd):
@@ -255,8 +253,6 @@ def _mean(values: Values) -> float:
 
 
 def _wilson(shares: np.ndarray) -> tuple[float, float]:
-    from scipy.stats import binomtest
-
     if not len(shares):
         return 0.0, 1.0
     # Of a number of cases; a half one (all prompts tied) is rounded towards the wider interval.

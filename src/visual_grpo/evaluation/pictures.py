@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from matplotlib import font_manager, get_data_path
 from matplotlib.ft2font import FT2Font
@@ -15,7 +16,10 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from visual_grpo.common.images import read_image, to_pil
-from visual_grpo.common.types import Judge, PromptRecord, Sample
+from visual_grpo.common.types import PromptRecord, Sample
+
+if TYPE_CHECKING:
+    from visual_grpo.rewards.combine import RewardSet
 
 WIDTH = 224
 """Width in pixels of every image in a picture."""
@@ -36,7 +40,7 @@ MISSING = "□"
 log = logging.getLogger(__name__)
 
 
-def of_sample(record: PromptRecord, sample: Sample, judge: Judge) -> Image.Image:
+def of_sample(record: PromptRecord, sample: Sample, judge: RewardSet) -> Image.Image:
     """Returns a sample as a picture: an image itself; a text as a reward paints it, else the source image with
     the text below."""
     painted = judge.picture(record, sample)

@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import described, is_image
-from visual_grpo.common.types import Judge, PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
+from visual_grpo.common.types import PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
 from visual_grpo.config import SamplerConfig
 from visual_grpo.evaluation.pictures import of_sample
+
+if TYPE_CHECKING:
+    from visual_grpo.rewards.combine import RewardSet
 
 SCORES = "scores.parquet"
 SPLITS = ("held_out", "eval")
@@ -108,7 +111,7 @@ def generate_batches(
 
 def generate_and_score(
     policy: SampleGenerator,
-    scorer: Judge,
+    scorer: RewardSet,
     asked: Sequence[Request],
     samplers: Mapping[str, SamplerConfig],
     folder: Path,
@@ -172,7 +175,7 @@ def file_stem(record_id: str) -> str:
 
 
 def _scored(
-    scorer: Judge, batches: Iterable[Generated]
+    scorer: RewardSet, batches: Iterable[Generated]
 ) -> Iterator[tuple[Sequence[Request], Sequence[Sample], Scores]]:
     """Scores each batch while the next is generated, as far as another process scores."""
     begun: tuple[Sequence[Request], Sequence[Sample], Callable[[], Scores]] | None = None

@@ -12,7 +12,7 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.data.manifest import FEW_PROMPTS
-from visual_grpo.evaluation.paired import CONFIDENCE
+from visual_grpo.evaluation import CONFIDENCE
 
 TASK_MEASURES = {
     "shapes/all": "all right",

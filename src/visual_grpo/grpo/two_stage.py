@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import JointPolicy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
+from visual_grpo.common.types import PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.metrics import Clock
@@ -87,7 +87,7 @@ class JointTrainer(StagesTrainer):
 
     def __init__(
         self,
-        policy: JointPolicy,
+        policy: Any,
         trainers: Mapping[str, GRPOTrainer[Any]],
         scorer: Scorer,
         weights: Mapping[str, Mapping[str, float]],
@@ -98,6 +98,7 @@ class JointTrainer(StagesTrainer):
     ) -> None:
         """
         Args:
+            policy: draws with ``joint_rollout(prompts, outer_size, inner_size, generator) -> JointRollout``.
             trainers: of the outer and the inner module; their group sizes are A and D.
             scorer: judges every decode once.
             weights: module -> reward -> weight in that module's total.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from visual_grpo.common import console
-from visual_grpo.common.types import JointPolicy, Policy, PromptRecord, Sample
+from visual_grpo.common.types import Policy, PromptRecord, Sample
 from visual_grpo.config import SamplerConfig
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.models.denoising import Denoiser
@@ -83,6 +83,6 @@ class Model:
             console.note(DISTILLED)
         return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference)
 
-    def joint_policy(self, outer: Any, inner: Any) -> JointPolicy:
-        """Returns the policy of two modules that one rollout trains."""
+    def joint_policy(self, outer: Any, inner: Any) -> Any:
+        """Returns the policy of two modules that one rollout trains; it has ``joint_rollout``."""
         raise NotImplementedError

@@ -16,13 +16,14 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import counted
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import Stopped
-from visual_grpo.common.types import Judge, PromptRecord, Sample, StepMetrics
+from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
 from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.data.manifest import SEALED, RecordTable, read_seen, write_seen
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
+from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, tracked
@@ -47,7 +48,7 @@ class TrainingCommand:
     def __init__(
         self,
         run: TrainingRun,
-        judge: Judge,
+        judge: RewardSet,
         tracker: Tracker,
         logs: Sequence[ExtraLog],
         modules: tuple[str, ...],
@@ -197,7 +198,7 @@ def _where_it_stopped(run: TrainingRun) -> str:
 
 
 def _grid(
-    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Tensor, judge: Judge, columns: int
+    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Tensor, judge: RewardSet, columns: int
 ) -> Image:
     captions = [
         f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")

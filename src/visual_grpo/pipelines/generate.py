@@ -10,11 +10,12 @@ from pathlib import Path
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import new_folder
-from visual_grpo.common.types import Judge, PromptRecord, Sample, TextSample
+from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
+from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
 from visual_grpo.training import components
 
@@ -62,7 +63,7 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
         yield records
 
 
-def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], judge: Judge, each: int) -> None:
+def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], judge: RewardSet, each: int) -> None:
     digits = len(str(len(drawn)))
     rows, pictures = [], []
     for number, (request, sample) in enumerate(drawn, start=1):

@@ -84,7 +84,7 @@ class ClipAndConditions:
 
 
 class RewardSet:
-    """Named rewards with their weights, as a ``Judge``.
+    """Named rewards with their weights, as a `Scorer`.
 
     ``rewards`` maps a name to (reward, weight); a reward is a ``FunctionReward`` or a plain function. Weight 0 means
     reported only, a negative weight means that lower is better. ``counting`` clips or conditions rewards, whose raw

@@ -18,14 +18,16 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import StopRequest, stop_request
-from visual_grpo.common.types import AdaptedModel, PromptRecord, Sample, Scorer, Scores, StepMetrics
+from visual_grpo.common.types import PromptRecord, Sample, Scorer, Scores, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.checks import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.distributed import ranks
+from visual_grpo.grpo.distributed.policy import DistributedModel
 from visual_grpo.grpo.two_stage import Trainer
+from visual_grpo.models.model import Model
 from visual_grpo.training import resuming
 from visual_grpo.training.ema import AdapterAverage
 from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints
@@ -72,7 +74,7 @@ class TrainingRun:
     def __init__(
         self,
         config: Parameters,
-        model: AdaptedModel,
+        model: Model | DistributedModel,
         scorer: Scorer,
         trainer: Trainer,
         *,

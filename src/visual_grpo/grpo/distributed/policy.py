@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from visual_grpo.common.types import AdaptedModel, PromptRecord, Rollout, Sample, Scores, begin_scoring
+from visual_grpo.common.types import PromptRecord, Rollout, Sample, Scores, begin_scoring
 from visual_grpo.config import SamplerConfig
 from visual_grpo.grpo.distributed import ranks
+
+if TYPE_CHECKING:
+    from visual_grpo.models.model import Model
 
 
 def roll_out(
@@ -45,9 +48,9 @@ def roll_out(
 
 
 class DistributedModel:
-    """An ``AdaptedModel`` of which each rank draws its block of the records."""
+    """A `Model` of which each rank draws its block of the records."""
 
-    def __init__(self, local: AdaptedModel) -> None:
+    def __init__(self, local: Model) -> None:
         self.local, self.adapters = local, local.adapters
 
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import binomtest
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
@@ -217,8 +218,6 @@ def _low(right: Values) -> float:
     """Lower end of Wilson's 95% interval of the mean, counting 0.5 as wrong; 0 without values."""
     if not len(right):
         return 0.0
-    from scipy.stats import binomtest  # Half a second, which `kedro --help` should not pay.
-
     interval = binomtest(int((right == 1).sum()), len(right)).proportion_ci(0.95, method="wilson")
     return float(interval.low)
 
