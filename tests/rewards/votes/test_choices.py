@@ -25,20 +25,13 @@ def test_what_is_appended_is_read(file: Path) -> None:
 
 
 def test_the_last_word_of_each_voter_counts_and_can_be_taken_back(file: Path) -> None:
-    lines = [
-        choice(pair(1), FIRST).line(),
-        choice(pair(1), SECOND, voter="bo").line(),
-        undo_line("ann", "pair1", AT),
-        undo_line("ann", "pair9", AT),
-        choice(pair(2), FIRST).line(),
-        choice(pair(2), SKIP).line(),
-    ]
+    lines = [choice(pair(1), FIRST).line(), choice(pair(1), SECOND, voter="bo").line()]
+    lines += [undo_line("ann", name, AT) for name in ("pair1", "pair9")]
+    lines += [choice(pair(2), said).line() for said in (FIRST, SKIP)]
     for line in lines:
         append_line(file, line)
-    assert [(own.voter, own.of.pair, own.choice) for own in read_choices(file).standing] == [
-        ("bo", "pair1", SECOND),
-        ("ann", "pair2", SKIP),
-    ]
+    found = [(own.voter, own.of.pair, own.choice) for own in read_choices(file).standing]
+    assert found == [("bo", "pair1", SECOND), ("ann", "pair2", SKIP)]
 
 
 @pytest.mark.parametrize(
