@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, run_to_its_end, started
+from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, started, told_at_its_end
 from visual_grpo.common.images import to_pil
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
@@ -26,6 +27,7 @@ INSTRUCTION_EDIT_FOLLOWING = """Was it done? {text_prompt}
 INSTRUCTION_EDIT_QUALITY = "Is it good? {text_prompt}"
 OTHER = INSTRUCTION_EDIT_QUALITY + 1 / 0
 '''
+EMBEDDING = "model.language_model.embed_tokens.weight"
 COLLATOR = 'raise SystemExit\nprompt_with_special_token = " Score: <|Reward|> END"\n'
 
 
@@ -87,9 +89,7 @@ def small_edit_reward(folder: Path) -> tuple[Any, dict[str, Tensor]]:
         sizes = {0: (1024, model.config.text_config.hidden_size), 3: (16, 1024), 5: (2, 16)}
         heads = {
             f"rm_heads.head_{head}.{layer}.{kind}": torch.randn(size if kind == "weight" else size[:1]) * 0.3
-            for head in (0, 1)
-            for layer, size in sizes.items()
-            for kind in ("weight", "bias")
+            for head, (layer, size), kind in itertools.product((0, 1), sizes.items(), ("weight", "bias"))
         }
     tensors = {name: value.bfloat16().contiguous().clone() for name, value in model.state_dict().items()} | heads
     save_file(tensors, folder / "model.safetensors")
@@ -103,15 +103,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str
     return folder, *small_edit_reward(folder)
 
 
-def loaded(small: tuple[Path, Any, Any], module: ModuleType, wording: ModuleType) -> Any:
-    folder = small[0]
-    return module.EditReward(str(folder), str(folder / "base"), wording.read_wording(str(folder)), "cpu")
-
-
 def test_a_small_model_is_what_its_parts_are(
     small: tuple[Path, Any, dict[str, Tensor]], edit_reward_model: ModuleType, wording: ModuleType
 ) -> None:
-    reward = loaded(small, edit_reward_model, wording)
+    folder = small[0]
+    read = wording.read_wording(str(folder))
+    reward = edit_reward_model.EditReward(str(folder), str(folder / "base"), read, "cpu")
     assert {parameter.dtype for parameter in reward.model.parameters()} == {torch.bfloat16}
     assert {parameter.dtype for head in reward.heads for parameter in head.parameters()} == {torch.float32}
     reward.model.float()
@@ -121,17 +118,15 @@ def test_a_small_model_is_what_its_parts_are(
     )
     source, edited = (to_pil(tiny.picture(seed, 64, 64)) for seed in (0, 1))
     found = reward(source, edited, "a hat")
-    expected = by_hand(small, [source, edited], wording)
+    expected = by_hand(small, [source, edited], read)
     assert list(found) == list(expected) == ["following", "quality"]
-    for given in positions:
-        assert torch.equal(given, torch.arange(given.shape[-1]).expand(3, 1, -1))
-    for aspect in expected:
-        assert found[aspect] == pytest.approx(expected[aspect], abs=1e-4)
+    assert all(torch.equal(given, torch.arange(given.shape[-1]).expand(3, 1, -1)) for given in positions)
+    assert [found[aspect] for aspect in expected] == [pytest.approx(own, abs=1e-4) for own in expected.values()]
     assert reward(edited, source, "a hat")["quality"] != pytest.approx(found["quality"], abs=1e-3)
 
 
 def by_hand(
-    small: tuple[Path, Any, dict[str, Tensor]], images: list[Image.Image], wording: ModuleType
+    small: tuple[Path, Any, dict[str, Tensor]], images: list[Image.Image], wording: dict[str, str]
 ) -> dict[str, tuple[float, float]]:
     """The same from the parts: images of 256 tokens, their features in the text, positions counted through."""
     from transformers import AutoProcessor
@@ -143,7 +138,7 @@ def by_hand(
     token = len(processor.tokenizer)
     processor.tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
     found = {}
-    for head, (aspect, text) in enumerate(wording.read_wording(str(folder)).items()):
+    for head, (aspect, text) in enumerate(wording.items()):
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
         said = f"<|im_start|>user\n{picture * 2}{text.replace('{text_prompt}', 'a hat')}<|im_end|>\n"
         inputs = processor(
@@ -168,15 +163,12 @@ def by_hand(
 
 
 def test_the_names_of_older_transformers(edit_reward_model: ModuleType) -> None:
-    zero = torch.zeros(1)
     heads = {
-        f"rm_heads.head_{h}.{n}.{k}": torch.full((1,), float(h))
-        for h in (0, 1)
-        for n in (0, 3, 5)
-        for k in ("weight", "bias")
+        f"rm_heads.head_{head}.{layer}.{kind}": torch.tensor(float(head))
+        for head, layer, kind in itertools.product((0, 1), (0, 3, 5), ("weight", "bias"))
     }
     names = ["visual.a", "model.visual.b", "model.layers.0.c", "model.language_model.norm.d", "lm_head.weight"]
-    body, (first, second) = edit_reward_model.split(heads | dict.fromkeys(names, zero))
+    body, (first, second) = edit_reward_model.split(heads | dict.fromkeys(names, torch.zeros(1)))
     assert sorted(body) == ["language_model.layers.0.c", "language_model.norm.d", "visual.a", "visual.b"]
     assert (first["5.bias"].item(), second["0.weight"].item()) == (0.0, 1.0)
 
@@ -187,20 +179,11 @@ def test_the_names_of_older_transformers(edit_reward_model: ModuleType) -> None:
         (lambda tensors: tensors.pop("rm_heads.head_1.5.bias"), "must have two heads of three layers"),
         (lambda tensors: tensors.update({"rm_head.weight": torch.zeros(1)}), r"not of it \['rm_head.weight'\]"),
         (lambda tensors: tensors.pop("model.visual.merger.ln_q.weight"), r"missing \['visual.merger.ln_q.weight'\]"),
-        (
-            lambda tensors: tensors.update(
-                {"model.language_model.embed_tokens.weight": torch.zeros(9, 96, dtype=torch.bfloat16)}
-            ),
-            r"has 9 tokens, .* need \d+",
-        ),
+        (lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING][:9]}), r"has 9 tokens, .* need \d+"),
     ],
 )
 def test_weights_of_another_model(
-    small: tuple[Path, Any, dict[str, Tensor]],
-    edit_reward_model: ModuleType,
-    tmp_path: Path,
-    change: Any,
-    reason: str,
+    small: tuple[Path, Any, dict[str, Tensor]], edit_reward_model: ModuleType, tmp_path: Path, change: Any, reason: str
 ) -> None:
     changed = dict(small[2])
     change(changed)
@@ -218,18 +201,17 @@ def test_a_file_that_would_run_code_is_refused(edit_reward_model: ModuleType, tm
         edit_reward_model.weights_file(str(tmp_path))
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return {"EDITREWARD": str(folder), "EDITREWARD_BASE": str(folder / "base"), "EDITREWARD_CODE": str(folder)}
+
+
 @pytest.mark.slow
 def test_a_small_model_over_http(small: tuple[Path, Any, Any], tmp_path: Path) -> None:
     folder = small[0]
-    sources = [tiny.picture(0, 64, 64), tiny.picture(1, 64, 64), tiny.picture(1, 64, 64)]
+    sources = [tiny.picture(seed, 64, 64) for seed in (0, 1, 1)]
     asked = [tiny.record(f"r{row}", "a hat", tmp_path, source=source) for row, source in enumerate(sources)]
     images = [tiny.picture(2, 64, 64)] * 3
-    environment = {
-        "EDITREWARD": str(folder),
-        "EDITREWARD_BASE": str(folder / "base"),
-        "EDITREWARD_CODE": str(folder),
-    }
-    with no_thread_left(), started(WORKERS / "editreward" / "worker.py", **environment) as url:
+    with no_thread_left(), started(WORKERS / "editreward" / "worker.py", **environment(folder)) as url:
         reward = FunctionReward("edit", HttpReward(url, model=f"editreward:{folder}", sources=True), max_failed_share=0)
         output = reward(asked, images)
         alone = reward(asked[1:2], images[1:2])
@@ -245,9 +227,7 @@ def test_a_small_model_over_http(small: tuple[Path, Any, Any], tmp_path: Path) -
 @pytest.mark.slow
 def test_what_is_missing_is_told(small: tuple[Path, Any, Any], tmp_path: Path) -> None:
     worker = WORKERS / "editreward" / "worker.py"
-    assert "ValueError: EDITREWARD_CODE must name a copy of github.com/TIGER" in run_to_its_end(worker).stderr
-    told = run_to_its_end(
-        worker, EDITREWARD=str(tmp_path), EDITREWARD_CODE=str(small[0]), EDITREWARD_BASE=str(small[0] / "base")
-    ).stderr
+    assert "ValueError: EDITREWARD_CODE must name a copy of github.com/TIGER" in told_at_its_end(worker)
+    told = told_at_its_end(worker, **environment(small[0]) | {"EDITREWARD": str(tmp_path)})
     assert f"Error: editreward:{tmp_path} could not be loaded: ValueError: {tmp_path} has none of model.pth" in told
     assert told.rstrip().endswith("EDITREWARD_CODE names a copy of the repository TIGER-AI-Lab/EditReward.")

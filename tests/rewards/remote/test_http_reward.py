@@ -19,7 +19,6 @@ from tests.rewards.remote.processes import Running, running
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.rewards.outputs import RewardCodeError
 from visual_grpo.rewards.remote import client
 from visual_grpo.rewards.remote.client import RefusedError
 from visual_grpo.rewards.remote.http_reward import HttpReward
@@ -139,12 +138,6 @@ def test_a_server_that_only_fails_is_left_alone_after_a_while() -> None:
         assert len(server.log) == 4
 
 
-def test_too_many_failures_stop_the_run_by_max_failed_share(worker: Running) -> None:
-    reward = http(worker, share=0.1)
-    with pytest.raises(RewardCodeError, match=r"failed on 2 of 16 samples, more than the share 0.1.*answered 422"):
-        reward(prompts({3: "!422", 4: "!422"}, 16), images(16))
-
-
 def test_nobody_there_is_said_with_the_address_and_without_its_password() -> None:
     with running() as server:
         pass
@@ -152,8 +145,10 @@ def test_nobody_there_is_said_with_the_address_and_without_its_password() -> Non
     reward = FunctionReward("judge", HttpReward(url, retries=0))
     with pytest.raises(UserError, match=r"failed on 8 of 8 samples: no connection to http://127.0.0.1:[0-9]+/score"):
         reward(prompts({}), images(8))
-    with pytest.raises(UserError, match=r"no connection to http://127.0.0.1:[0-9]+/health"):
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"no connection to http://127.0.0.1:[0-9]+/health.*make worker NAME="):
         reward.check_machine()
+    assert time.monotonic() - start < 5
 
 
 def test_a_worker_that_restarts_in_the_middle_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +207,7 @@ def test_an_interrupted_process_does_not_wait_for_answers() -> None:
 
 
 def test_parts_are_reported(worker: Running) -> None:
-    asked = prompts({0: "!parts"}, 2)
-    output = http(worker, batch_size=1)(asked, images(2))
+    output = http(worker, batch_size=1)(prompts({0: "!parts"}, 2), images(2))
     assert output.parts["double"][0] == 0
     assert output.parts["double"][1].isnan()
 
@@ -237,10 +231,8 @@ def test_sources_and_key_are_sent_only_if_asked_for(tmp_path: Path) -> None:
         assert reward.needs == Needs(source=True)
         reward(record, images(1))
         log = server.log
-    assert [each["asked"] for each in log] == [
-        ["images", "prompts", "metadata"],
-        ["images", "prompts", "metadata", "sources"],
-    ]
+    keys = ["images", "prompts", "metadata"]
+    assert [list(each["sent"]) for each in log] == [keys, [*keys, "sources"]]
     assert [each["auth"] for each in log] == [None, "Bearer swordfish"]
 
 
@@ -249,9 +241,5 @@ def test_the_machine_check_says_what_to_start() -> None:
         HttpReward(server.url, model="mean").check_machine()
         with pytest.raises(UserError, match=r"asks for 'hpsv3', and the worker at .* has 'mean'"):
             HttpReward(server.url, model="hpsv3").check_machine()
-    start = time.monotonic()
-    with pytest.raises(UserError, match=r"no connection to .*/health.*make worker NAME="):
-        HttpReward(server.url).check_machine()
-    assert time.monotonic() - start < 5
     with running("loading") as server, pytest.raises(UserError, match="still loads its weights"):
         HttpReward(server.url).check_machine()

@@ -10,9 +10,10 @@ import pytest
 from visual_grpo.rewards.remote.client import RequestError, Scored
 from visual_grpo.rewards.remote.http_reward import PROTOCOLS, Batch
 
+SENT = {"images": ["AA", "BB"], "prompts": ["a cat", "a dog"]}
 BATCH = Batch(
-    images=["AA", "BB"],
-    prompts=["a cat", "a dog"],
+    images=SENT["images"],
+    prompts=SENT["prompts"],
     metadata=[{"k": 1}, {}],
     sources=[["SS"], ["S1", "S2"]],
     model="overall_quality",
@@ -21,12 +22,7 @@ BATCH = Batch(
 
 def test_this_projects_own_body_and_answer() -> None:
     own = PROTOCOLS["worker"]
-    assert own.body(BATCH) == {
-        "images": ["AA", "BB"],
-        "prompts": ["a cat", "a dog"],
-        "metadata": [{"k": 1}, {}],
-        "sources": [["SS"], ["S1", "S2"]],
-    }
+    assert own.body(BATCH) == {**SENT, "metadata": [{"k": 1}, {}], "sources": [["SS"], ["S1", "S2"]]}
     first, second = own.answers({"scores": [0.5, None], "parts": {"fine": [1, "x"]}}, BATCH)
     assert first == Scored(0.5, {"fine": 1.0})
     assert isinstance(second, Scored)
@@ -37,11 +33,7 @@ def test_this_projects_own_body_and_answer() -> None:
 def test_flow_factorys_body_and_answer() -> None:
     service = PROTOCOLS["flow_factory"]
     assert service.path == "/compute"
-    assert service.body(BATCH) == {
-        "images": ["AA", "BB"],
-        "prompts": ["a cat", "a dog"],
-        "condition_images": [["SS"], ["S1", "S2"]],
-    }
+    assert service.body(BATCH) == {**SENT, "condition_images": [["SS"], ["S1", "S2"]]}
     assert service.answers({"rewards": [0.25, 1]}, BATCH) == [Scored(0.25), Scored(1.0)]
 
 
@@ -70,10 +62,8 @@ def test_unirls_body_has_the_result_as_the_last_turn() -> None:
     ],
 )
 def test_unirls_answers(result: Any, score: Scored | str) -> None:
-    answer = {
-        "results": [result, {"overall_quality": {"x": 1.0}}],
-        "errors": [{"overall_quality": "out of memory"}, {}],
-    }
+    results = [result, {"overall_quality": {"x": 1.0}}]
+    answer = {"results": results, "errors": [{"overall_quality": "out of memory"}, {}]}
     first, second = PROTOCOLS["unirl"].answers(answer, BATCH)
     assert (first.reason if isinstance(first, RequestError) else first) == score
     assert second == Scored(1.0)

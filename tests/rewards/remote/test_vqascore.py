@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -53,15 +54,8 @@ def small_clip_flant5(folder: Path, shards: int = 2) -> Path:
     pieces += [(character, -4.0) for character in map(chr, range(33, 127))]
     tokenizer = T5Tokenizer(vocab=pieces, extra_ids=0)
     tokenizer.save_pretrained(folder / "tokenizer")
-    config = T5Config(
-        vocab_size=128,  # More than the tokenizer has, as in Flan-T5.
-        d_model=24,
-        d_kv=8,
-        d_ff=32,
-        num_layers=2,
-        num_heads=3,
-        feed_forward_proj="gated-gelu",
-    )
+    sizes = {"vocab_size": 128, "d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 3}
+    config = T5Config(**sizes, feed_forward_proj="gated-gelu")  # More tokens than the tokenizer has, as in Flan-T5.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(config)
@@ -72,16 +66,9 @@ def small_clip_flant5(folder: Path, shards: int = 2) -> Path:
     tensors = {**model.state_dict(), **projector, TOWER: torch.zeros(16)}
     tensors["embed_tokens.weight"] = tensors["shared.weight"]
     tensors["lm_head.weight"] = lm_head  # Flan-T5's is one of its own.
-    settings = config.to_dict() | {
-        "tie_word_embeddings": False,
-        "architectures": ["CLIPT5ForConditionalGeneration"],
-        "model_type": "clip_t5",
-        "mm_vision_tower": str(tower),
-        "mm_hidden_size": 16,
-        "mm_projector_type": "mlp2x_gelu",
-        "mm_vision_select_layer": -2,
-        "mm_vision_select_feature": "patch",
-    }
+    settings = config.to_dict() | {"architectures": ["CLIPT5ForConditionalGeneration"], "model_type": "clip_t5"}
+    settings |= {"tie_word_embeddings": False, "mm_vision_tower": str(tower), "mm_hidden_size": 16}
+    settings |= {"mm_projector_type": "mlp2x_gelu", "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch"}
     del settings["scale_decoder_outputs"]  # Of transformers 5 only, which makes it of tie_word_embeddings.
     (folder / "config.json").write_text(json.dumps(settings))
     save(folder, tensors, shards)
@@ -139,12 +126,11 @@ def test_a_small_model_is_what_its_parts_are(folder: Path, clip_flant5: ModuleTy
     model.language.float()
     model.vision.float()
     images = [to_pil(tiny.picture(seed, 40, 40)) for seed in (0, 1)]
-    answers = [model.answer(image, text) for image in images for text in ("a cat", "a dog on the mat")]
-    expected = [by_hand(folder, image, text, question) for image in images for text in ("a cat", "a dog on the mat")]
-    for answer, own in zip(answers, expected, strict=True):
-        assert answer == pytest.approx(own, abs=1e-5)
-    firsts = [answer[0] for answer in answers]
-    assert min(abs(a - b) for row, a in enumerate(firsts) for b in firsts[:row]) > 1e-3
+    pairs = list(itertools.product(images, ("a cat", "a dog on the mat")))
+    answers = [model.answer(*pair) for pair in pairs]
+    assert answers == [pytest.approx(by_hand(folder, *pair, question), abs=1e-5) for pair in pairs]
+    firsts = sorted(answer[0] for answer in answers)
+    assert min(after - before for before, after in itertools.pairwise(firsts)) > 1e-3
 
 
 def test_a_picture_is_filled_to_a_square(clip_flant5: ModuleType) -> None:
@@ -174,9 +160,8 @@ def test_weights_of_another_model(tmp_path: Path, clip_flant5: ModuleType, chang
 
 @pytest.mark.slow
 def test_a_small_model_over_http(folder: Path) -> None:
-    prompts = [
-        PromptRecord(id=str(row), prompt=text) for row, text in enumerate(("a cat", "a dog on the mat", " ", "a cat"))
-    ]
+    texts = ("a cat", "a dog on the mat", " ", "a cat")
+    prompts = [PromptRecord(id=str(row), prompt=text) for row, text in enumerate(texts)]
     images = [tiny.picture(row, 40, 48) for row in range(4)]
     weights = {"VQASCORE": str(folder), "VQASCORE_TOKENIZER": str(folder / "tokenizer")}
     with no_thread_left(), started(WORKERS / "vqascore" / "worker.py", **weights) as url:
