@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision import models
 
 from tests.rewards.learned import tiny
@@ -45,10 +45,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     folder = tmp_path_factory.mktemp("weights")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sizes = {"0": (8, 1024), "2": (1024, 128), "4": (128, 64), "6": (64, 16), "7": (16, 1)}
-        layers = nn.ModuleDict({number: nn.Linear(*pair) for number, pair in sizes.items()})
         torch.save(models.alexnet().state_dict(), folder / "backbone.pth")
-    torch.save(nn.ModuleDict({"layers": layers}).state_dict(), folder / "aesthetic-model.pth")
+    torch.save(tiny.perceptron().state_dict(), folder / "aesthetic-model.pth")
     return {
         "clip": str(tiny.saved_clip(folder / "clip")),
         "dino": str(tiny.saved_dino(folder / "dino")),

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import CLIPModel, CLIPProcessor
 
-from tests.rewards.learned.tiny import LONGEST, picture, record
+from tests.rewards.learned.tiny import LONGEST, perceptron, picture, record
 from visual_grpo.common.errors import UserError
 from visual_grpo.rewards.learned.clip import Aesthetic, ClipScore, Hps, PickScore
 
@@ -27,18 +27,15 @@ def plain(folder: Path, prompt: str, image: Tensor) -> Any:
         return model(**inputs)
 
 
-def test_clip_score_is_the_cosine_of_both_embeddings(clip_folder: Path) -> None:
-    found = ClipScore(model=str(clip_folder))(PROMPTS, IMAGES)
+def test_scores_are_the_cosines_of_both_embeddings_or_their_logit_over_26(clip_folder: Path) -> None:
     outputs = [plain(clip_folder, record.prompt, image) for record, image in zip(PROMPTS, IMAGES, strict=True)]
-    expected = [float((output.image_embeds[0] * output.text_embeds[0]).sum()) for output in outputs]
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
-    assert max(expected) - min(expected) > 0.05, "the test would not see which image goes with which text"
-
-
-def test_pick_score_is_the_logit_over_26(clip_folder: Path) -> None:
-    found = PickScore(model=str(clip_folder))(PROMPTS, IMAGES)
-    outputs = [plain(clip_folder, record.prompt, image) for record, image in zip(PROMPTS, IMAGES, strict=True)]
-    assert found.tolist() == pytest.approx([float(output.logits_per_image[0, 0]) / 26 for output in outputs], abs=1e-5)
+    cosines = [float((output.image_embeds[0] * output.text_embeds[0]).sum()) for output in outputs]
+    logits = [float(output.logits_per_image[0, 0]) / 26 for output in outputs]
+    assert max(cosines) - min(cosines) > 0.05, "the test would not see which image goes with which text"
+    for kind, expected in ((ClipScore, cosines), (Hps, cosines), (PickScore, logits)):
+        assert kind(model=str(clip_folder))(PROMPTS, IMAGES).tolist() == pytest.approx(expected, abs=1e-5)
+    for made in (Hps(), PickScore()):
+        assert made.encoder.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
 
 
 def test_a_prompt_beyond_the_models_length(clip_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -64,28 +61,6 @@ def test_two_rewards_over_one_model_hold_its_weights_once(clip_folder: Path) -> 
     assert ClipScore(model=str(clip_folder)).encoder.model is PickScore(model=str(clip_folder)).encoder.model
 
 
-WIDTH = 8
-TWO_IMAGES = [picture(0), picture(1, 64, 32)]
-TWO_PROMPTS = [record("a", "a red cat"), record("b", "the mat")]
-
-
-def perceptron(width: int = WIDTH) -> nn.Module:
-    """As the predictor was trained, with the dropout that numbers its layers 0, 2, 4, 6 and 7."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layers = nn.Sequential(
-            nn.Linear(width, 1024),
-            nn.Dropout(0.2),
-            nn.Linear(1024, 128),
-            nn.Dropout(0.2),
-            nn.Linear(128, 64),
-            nn.Dropout(0.1),
-            nn.Linear(64, 16),
-            nn.Linear(16, 1),
-        )
-    return nn.ModuleDict({"layers": layers}).eval()
-
-
 @pytest.fixture
 def head(tmp_path: Path) -> Path:
     torch.save(perceptron().state_dict(), tmp_path / "aesthetic-model.pth")
@@ -93,21 +68,18 @@ def head(tmp_path: Path) -> Path:
 
 
 def test_the_mark_of_a_plain_perceptron(clip_folder: Path, head: Path) -> None:
-    model, processor = CLIPModel.from_pretrained(clip_folder).eval(), CLIPProcessor.from_pretrained(clip_folder)
-    with torch.no_grad():
-        outputs = [model(**processor(text="a", images=[image], return_tensors="pt")) for image in TWO_IMAGES]
-        layers = dict(perceptron().named_children())["layers"]
-        expected = [float(layers(output.image_embeds)[0, 0]) for output in outputs]
+    layers = perceptron()["layers"]
+    expected = [float(layers(plain(clip_folder, "a", image).image_embeds)[0, 0]) for image in IMAGES]
     reward = Aesthetic(model=str(clip_folder), head=str(head))
     reward.check_machine()
-    assert reward(TWO_PROMPTS, TWO_IMAGES).tolist() == pytest.approx(expected, abs=1e-5)
+    assert reward(PROMPTS, IMAGES).tolist() == pytest.approx(expected, abs=1e-5)
     assert abs(expected[0] - expected[1]) > 1e-3
 
 
 def test_heads_that_do_not_fit_are_refused(clip_folder: Path, head: Path) -> None:
     def refused(told: str) -> None:
         with pytest.raises(UserError, match=told):
-            Aesthetic(model=str(clip_folder), head=str(head))(TWO_PROMPTS, TWO_IMAGES)
+            Aesthetic(model=str(clip_folder), head=str(head))(PROMPTS, IMAGES)
 
     torch.save(perceptron(16).state_dict(), head / "aesthetic-model.pth")
     refused("no head for embeddings of width 8: (?s:.*)size mismatch for layers.0.weight")
@@ -115,14 +87,3 @@ def test_heads_that_do_not_fit_are_refused(clip_folder: Path, head: Path) -> Non
     refused("(?s:.*)Missing key.*layers.0.bias")
     (head / "aesthetic-model.pth").unlink()
     refused("this folder lacks aesthetic-model.pth")
-
-
-def test_hps_is_the_plain_cosine(clip_folder: Path) -> None:
-    model, processor = CLIPModel.from_pretrained(clip_folder).eval(), CLIPProcessor.from_pretrained(clip_folder)
-    expected = []
-    for prompt, image in zip(TWO_PROMPTS, TWO_IMAGES, strict=True):
-        with torch.no_grad():
-            logits = model(**processor(text=prompt.prompt, images=[image], return_tensors="pt")).logits_per_image
-        expected.append(float(logits[0, 0] / model.logit_scale.detach().exp()))
-    assert Hps(model=str(clip_folder))(TWO_PROMPTS, TWO_IMAGES).tolist() == pytest.approx(expected, abs=1e-5)
-    assert Hps().encoder.processing.path == "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
