@@ -64,12 +64,11 @@ class Origin:
 
     def check(self) -> None:
         """Refuses missing files that the hub does not have either, and damaged ones or another model's."""
-        folder = self._local()
-        if folder is None:
-            self._ask_hub()
-            log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
-        else:
+        if (folder := self._local()) is not None:
             self._check_content(folder)
+            return
+        self._ask_hub()
+        log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
 
     def folder(self) -> Path:
         """The checked folder with the files, downloaded if need be."""
@@ -168,29 +167,89 @@ def _missing(folder: Path, needed: Sequence[Sequence[str]]) -> list[str]:
     return missing
 
 
-class Compute:
-    """The options ``device``, ``dtype`` and ``batch_size`` of a reward. Raises UserError for impossible values."""
+class Encoder:
+    """A model of transformers and its processor, both loaded at the first use.
 
-    def __init__(self, reward: str, device: str, dtype: str, batch_size: int | None) -> None:
+    Raises UserError for an impossible ``dtype`` or ``batch_size``, which are those of `EncoderReward`.
+    """
+
+    model_class: ClassVar[str]
+    processor_class: ClassVar[str]
+
+    def __init__(
+        self, origin: Origin, device: str, dtype: str, batch_size: int | None = None, processing: Origin | None = None
+    ) -> None:
+        """``processing``: where the processor is, if not with the model."""
         if dtype not in get_args(Dtype):
-            raise UserError(f"{reward}: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+            raise UserError(f"{origin.reward}: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
         if batch_size is not None and batch_size < 1:
-            raise UserError(f"{reward}: batch_size must be at least 1 or null, got {batch_size}")
-        self.reward = reward
+            raise UserError(f"{origin.reward}: batch_size must be at least 1 or null, got {batch_size}")
+        self.origin, self.processing = origin, processing or origin
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self._device = device
-        self._batch_size = batch_size
+        self._device, self._batch_size = device, batch_size
 
     @property
     def device(self) -> torch.device:
         """Raises UserError if this machine does not have it."""
-        return resolve_device(self._device, f"the option device of the reward {self.reward}")
+        return resolve_device(self._device, f"the option device of the reward {self.origin.reward}")
+
+    @property
+    def origins(self) -> Sequence[Origin]:
+        return list(dict.fromkeys([self.origin, self.processing]))
+
+    def check_machine(self) -> None:
+        """Raises UserError if the device or a file is not there."""
+        _ = self.device
+        for origin in self.origins:
+            origin.check()
+
+    @cached_property
+    def model(self) -> Any:
+        """The frozen model on the device, shared by all rewards with the same weights, dtype and device."""
+        folder = self.origin.folder()
+        key = (folder.resolve(), self.model_class, self.dtype, str(self.device))
+        if (model := _models.get(key)) is None:
+            # from_pretrained initialises layers at random: keep the global generator's state.
+            with torch.random.fork_rng(), hidden_progress_bars():
+                model = _models[key] = self._load(folder)
+        return model
+
+    def _load(self, folder: Path) -> Any:
+        model, report = self._from_pretrained(
+            self.model_class, folder, dtype=self.dtype, use_safetensors=True, output_loading_info=True
+        )
+        if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
+            raise UserError(
+                f"{self.origin.reward}: {folder} is no complete {self.model_class}: it lacks {len(missing)} of its"
+                f" weights, for example {missing[0]}. Save or download it again"
+            )
+        return model.eval().requires_grad_(False).to(self.device)
+
+    @cached_property
+    def processor(self) -> Any:
+        return self._from_pretrained(self.processor_class, self.processing.folder())
+
+    def _from_pretrained(self, class_name: str, folder: Path, **options: Any) -> Any:
+        try:
+            return getattr(transformers, class_name).from_pretrained(folder, local_files_only=True, **options)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            raise UserError(
+                f"{self.origin.reward}: the {class_name} in {folder} cannot be loaded: {error}\nIts files are damaged"
+                " or do not belong together. Save or download it again"
+            ) from error
+
+    def pixels(self, image_processor: Any, samples: Sequence[Tensor]) -> list[Tensor]:
+        """Resizes, crops and normalises uint8 images [3, height, width]; returns [3, s, s] float32 each."""
+        return [
+            image_processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first")["pixel_values"][0]
+            for sample in samples
+        ]
 
     def rows(self, model: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> Tensor:
         """Applies ``model`` to B inputs of one shape without gradient; returns [B, ...] float32 on the CPU.
 
-        Every batch has the same number of rows, the last one filled up with copies: a matrix product may round
-        differently for another number of rows, and then a score would depend on the samples beside it.
+        The last batch is filled up with copies: a matrix product may round differently for another number of rows, and
+        then a score would depend on the samples beside it.
         """
         size = self._batch_size or (1 if self.device.type == "cpu" else _ACCELERATOR_BATCH)
         outputs = []
@@ -200,76 +259,6 @@ class Compute:
             with torch.no_grad():
                 outputs.append(model(batch)[: len(rows)].float().cpu())
         return torch.cat(outputs) if outputs else torch.zeros(0)
-
-
-class Encoder:
-    """A model of transformers and its processor, both loaded at the first use."""
-
-    model_class: ClassVar[str]
-    processor_class: ClassVar[str]
-
-    def __init__(self, compute: Compute, origin: Origin, processing: Origin | None = None) -> None:
-        """``processing``: where the processor is, if not with the model."""
-        self.compute, self.origin, self.processing = compute, origin, processing or origin
-
-    def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
-        _ = self.compute.device
-        for origin in self.origins:
-            origin.check()
-
-    @property
-    def origins(self) -> Sequence[Origin]:
-        return list(dict.fromkeys([self.origin, self.processing]))
-
-    @cached_property
-    def model(self) -> Any:
-        """The frozen model on the device, shared by all rewards with the same weights, dtype and device."""
-        folder = self.origin.folder()
-        key = (folder.resolve(), self.model_class, self.compute.dtype, str(self.compute.device))
-        model = _models.get(key)
-        if model is None:
-            # from_pretrained initialises layers at random: keep the global generator's state.
-            with torch.random.fork_rng(), hidden_progress_bars():
-                model = _load(self.compute, folder, self.model_class)
-            _models[key] = model
-        return model
-
-    def pixels(self, image_processor: Any, samples: Sequence[Tensor]) -> list[Tensor]:
-        """Resizes, crops and normalises uint8 images [3, height, width]; returns [3, s, s] float32 each."""
-        return [
-            image_processor(sample.cpu(), return_tensors="pt", input_data_format="channels_first")["pixel_values"][0]
-            for sample in samples
-        ]
-
-    @cached_property
-    def processor(self) -> Any:
-        folder, processor_class = self.processing.folder(), getattr(transformers, self.processor_class)
-        try:
-            return processor_class.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{self.compute.reward}: the {self.processor_class} in {folder} cannot be loaded: {error}. Save or"
-                " download it again"
-            ) from error
-
-
-def _load(compute: Compute, folder: Path, model_class: str) -> Any:
-    try:
-        model, report = getattr(transformers, model_class).from_pretrained(
-            folder, dtype=compute.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # RuntimeError: weights of other shapes.
-        raise UserError(
-            f"{compute.reward}: the {model_class} in {folder} cannot be loaded: {error}\nIts files are damaged or do"
-            " not belong together. Save or download it again"
-        ) from error
-    if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
-        raise UserError(
-            f"{compute.reward}: {folder} is no complete {model_class}: it lacks {len(missing)} of its weights, for"
-            f" example {missing[0]}. Save or download it again"
-        )
-    return model.eval().requires_grad_(False).to(compute.device)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -291,10 +280,6 @@ class EncoderReward:
     dtype: str = "float32"
     batch_size: int | None = None
     encoder: Encoder = field(init=False)
-
-    @property
-    def compute(self) -> Compute:
-        return Compute(self.name, self.device, self.dtype, self.batch_size)
 
     def check_machine(self) -> None:
         """Raises UserError if the device or a file is not there."""
