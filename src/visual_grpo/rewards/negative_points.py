@@ -241,9 +241,8 @@ def _unusable(error: AnswerError, query: Query) -> Judgement:
 
 def _prompts(answer: Answer, used: tuple[Point, ...], query: Query) -> tuple[PointPrompt, PointPrompt, PointPrompt]:
     """The answer without and with its negatives, and the true points with its negatives."""
-    answered = PointPrompt(positives=answer.points, negatives=used, box=answer.box)
     true = PointPrompt(positives=query.points, negatives=used, box=query.box)
-    return answered.without_negatives(), answered, true
+    return replace(answer.prompt, negatives=()), replace(answer.prompt, negatives=used), true
 
 
 def _counts(mask: Tensor, truth: Tensor) -> tuple[int, int]:

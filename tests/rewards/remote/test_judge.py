@@ -20,7 +20,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.rewards.remote.client import RequestError
 from visual_grpo.rewards.remote.judge import VlmJudge
-from visual_grpo.rewards.remote.replies import reply_of, score_in, yes_probability
+from visual_grpo.rewards.remote.rubrics import reply_of, score_in, yes_probability
 from visual_grpo.rewards.reward import FunctionReward
 
 LOG = math.log

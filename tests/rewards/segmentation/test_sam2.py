@@ -16,7 +16,8 @@ from visual_grpo.rewards.segmentation.sam2 import Sam2Embedding, Sam2Segmenter
 HEIGHT, WIDTH = 48, 80
 POINTS = PointPrompt(positives=((10, 20), (60.5, 7)), negatives=((33, 41),))
 BOXED = PointPrompt(positives=((30, 20),), box=(12, 5, 70, 40))
-PROMPTS = [POINTS, BOXED, POINTS.without_negatives(), PointPrompt(positives=((3, 3),), negatives=((70, 30),) * 3)]
+BARE = PointPrompt(positives=POINTS.positives)
+PROMPTS = [POINTS, BOXED, BARE, PointPrompt(positives=((3, 3),), negatives=((70, 30),) * 3)]
 
 
 @pytest.fixture(scope="module", params=["sam2", "sam3"])

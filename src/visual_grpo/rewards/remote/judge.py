@@ -26,12 +26,10 @@ from visual_grpo.rewards.remote.client import (
     reward_output,
     shown,
 )
-from visual_grpo.rewards.remote.replies import Reply, reply_of, score_in, yes_probability
-from visual_grpo.rewards.remote.rubrics import find_rubric
+from visual_grpo.rewards.remote.rubrics import Reply, find_rubric, reply_of, score_in, yes_probability
 
 log = logging.getLogger(__name__)
 
-YES_OR_NO = "Answer with one word, Yes or No."
 COMPLETIONS, MODELS = "/chat/completions", "/models"
 MODES = ("yes_probability", "score")
 _TOP = 20
@@ -82,11 +80,9 @@ class VlmJudge(ServerReward):
         self.low, self.high = _range(self.score_range)
         self._pattern = None if self.pattern is None else _compiled(self.pattern)
         self.needs = Needs(source=self._rubric.source)
-        settings: dict[str, Any] = {"temperature": 0.0, "seed": 0}
+        settings: dict[str, Any] = {"temperature": 0.0, "seed": 0, "max_tokens": self.max_tokens or 512}
         if self.mode == "yes_probability":
             settings |= {"max_tokens": self.max_tokens or 1, "logprobs": True, "top_logprobs": _TOP}
-        else:
-            settings |= {"max_tokens": self.max_tokens or 512}
         self.settings = {key: value for key, value in {**settings, **(self.extra or {})}.items() if value is not None}
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
@@ -166,7 +162,10 @@ class VlmJudge(ServerReward):
     def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
         images = [read_image(path) for path in record.source_images] if self._rubric.source else []
         urls = [f"data:image/{self.image_format};base64,{self.encoded(image)}" for image in [*images, to_pil(sample)]]
-        hint = YES_OR_NO if self.mode == "yes_probability" else _score_hint(self.low, self.high)
+        hint = "Answer with one word, Yes or No."
+        if self.mode == "score":
+            hint = f"Give a score from {self.low:g} (not at all) to {self.high:g} (perfectly)."
+            hint += " End with a line of Score: and the number."
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
         return json.dumps({"model": model, "messages": messages, **self.settings}, sort_keys=True).encode()
@@ -188,10 +187,7 @@ class VlmJudge(ServerReward):
             remedy = ": it has no log-probabilities; the endpoint must support top_logprobs, or set mode to score"
         log.warning(
             "vlm_judge: %d of %d answers could not be parsed and are unscored, such as %r%s",
-            sum(map(_is_unparsed, answers)),
-            len(answers),
-            sanitize(odd[0].text[:200]),
-            remedy,
+            *(sum(map(_is_unparsed, answers)), len(answers), sanitize(odd[0].text[:200]), remedy),
         )
 
 
@@ -217,7 +213,3 @@ def _range(bounds: Sequence[float]) -> tuple[float, float]:
     if not low < high:
         raise UserError(f"vlm_judge: score_range must be [lowest, highest], got {bounds!r}")
     return low, high
-
-
-def _score_hint(low: float, high: float) -> str:
-    return f"Give a score from {low:g} (not at all) to {high:g} (perfectly). End with a line of Score: and the number."

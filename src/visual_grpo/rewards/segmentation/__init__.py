@@ -31,9 +31,6 @@ class PointPrompt:
     box: Box | None = None
     """Segmenters that support only points ignore it."""
 
-    def without_negatives(self) -> PointPrompt:
-        return PointPrompt(positives=self.positives, box=self.box)
-
 
 class Segmenter(Protocol):
     """``embed`` is expensive and runs once per image; ``masks`` takes all prompts of an image in one batch.
