@@ -64,13 +64,6 @@ def test_anything_else_is_refused_by_name(returned: object, complaint: str) -> N
         call(returned)
 
 
-def test_ratios_become_float32_pairs() -> None:
-    scored = (torch.tensor([1, 2, torch.nan]), torch.tensor([2, 0, torch.nan], dtype=torch.float64))
-    above, below = call(RewardOutput(values=torch.zeros(3), ratios={"share": scored})).ratios["share"]
-    assert above.dtype == below.dtype == torch.float32
-    assert (above[:2].tolist(), below[:2].tolist()) == ([1, 2], [2, 0])
-
-
 class Painting:
     """Paints whatever a sample is."""
 
@@ -119,11 +112,11 @@ def leaving(prompts: object, samples: object) -> list[float]:
 def test_an_error_inside_names_reward_records_and_the_rewards_own_lines(broken: Any, said: str) -> None:
     with pytest.raises(UserError) as caught:
         FunctionReward("mine", broken)(PROMPTS, SAMPLES)
-    head, *frames, kind = str(caught.value).splitlines()
+    head, first, *_, kind = str(caught.value).splitlines()
     assert head == "reward 'mine' failed on the records 'a', 'b', 'c':"
+    assert "test_reward.py" in first
+    assert first.endswith(f"in {broken.__name__}")
     assert kind.startswith(said)
-    assert "test_reward.py" in "".join(frames)
-    assert f"in {broken.__name__}" in "".join(frames)
 
 
 def mean(prompts, samples):
@@ -152,10 +145,6 @@ def free(prompts, samples, **options):
     return [float(options["level"])] * len(samples)
 
 
-def wrapped(*arguments):
-    return mean(*arguments)
-
-
 class Uncallable:
     pass
 
@@ -178,7 +167,6 @@ class Picky:
         ("above", {"level": 150, "gain": 2.0}, [0, 0, 2]),
         ("free", {"level": 4}, [4, 4, 4]),
         ("bright", {}, [0, 100, 200]),
-        ("wrapped", {}, [0, 100, 200]),
     ],
 )
 def test_functions_and_classes_get_their_options(path: str, options: dict, scores: list[float]) -> None:
@@ -242,7 +230,7 @@ def flaky(broken: Iterator[bool], share: float) -> FunctionReward:
             raise ConnectionError(f"no answer for {prompts[0].id}")
         ones = torch.ones(len(samples))
         values = torch.tensor(mean(prompts, samples))
-        return RewardOutput(values=values, parts={"fine": ones}, ratios={"share": (ones, 2 * ones)})
+        return RewardOutput(values=values, parts={"fine": ones}, ratios={"share": (ones, 2 * ones.double())})
 
     return FunctionReward("mine", score, max_failed_share=share)
 
@@ -257,7 +245,7 @@ def test_a_sample_that_fails_alone_is_unscored_and_too_many_stop_the_run(caplog)
     assert output.parts["fine"].isnan().tolist() == [False, True, False]
     above, below = output.ratios["share"]
     assert above.isnan().tolist() == below.isnan().tolist() == [False, True, False]
-    assert below[0] == 2
+    assert (below[0], below.dtype) == (2, torch.float32)
     assert "'mine' failed on 'b', left unscored: ConnectionError: no answer for b" in caplog.text
     with pytest.raises(UserError, match=r"failed on 2 of 8 samples, .*share 0.2 that rewards.mine.max_failed_share"):
         reward(PROMPTS, SAMPLES)
@@ -295,15 +283,17 @@ def test_failing_in_the_first_call_or_without_a_share_stops_at_once() -> None:
         reward(PROMPTS, SAMPLES)
 
 
-def test_a_reward_that_paints_into_its_images_or_sorts_its_prompts_changes_copies() -> None:
+def test_a_reward_that_paints_sorts_or_switches_gradients_off_changes_nothing_outside() -> None:
     def careless(prompts, samples):
+        torch.set_grad_enabled(False)
         prompts.sort(key=lambda prompt: prompt.id, reverse=True)
         for sample in samples:
             sample.fill_(255)
-        return torch.ones(len(samples), requires_grad=True) * 2
+        return torch.ones(len(samples), requires_grad=True)
 
     prompts, before = list(PROMPTS), [sample.clone() for sample in SAMPLES]
     assert not FunctionReward("mine", careless)(prompts, SAMPLES).values.requires_grad
+    assert torch.is_grad_enabled()
     assert prompts == PROMPTS
     assert all(torch.equal(*pair) for pair in zip(before, SAMPLES, strict=True))
 
@@ -321,21 +311,10 @@ def test_a_reward_that_compares_samples_is_asked_again_group_by_group() -> None:
             return mean(prompts, samples)
 
     prompts = [PromptRecord(id=i, prompt="") for i in ("a", "a", "b", "b")]
-    images = [torch.full((3, 4, 4), value, dtype=torch.uint8) for value in (0, 200, 50, 60)]
+    images = [*SAMPLES[::2], *SAMPLES[:2]]
     reward = FunctionReward("mine", Ranking(), max_failed_share=0.5)
     reward(prompts, images)
-    sizes.append(0)
     values = reward(prompts, images).values
-    assert sizes[2:] == [4, 2, 2]
+    assert sizes == [4, 4, 2, 2]
     assert values[:2].isnan().all()
-    assert values[2:].tolist() == [50, 60]
-
-
-def test_a_reward_that_switches_gradients_off_leaves_the_trainings_on() -> None:
-    def careless(prompts, samples):
-        torch.set_grad_enabled(False)
-        raise RuntimeError("and it fails")
-
-    with pytest.raises(UserError, match="and it fails"):
-        FunctionReward("mine", careless)(PROMPTS, SAMPLES)
-    assert torch.is_grad_enabled()
+    assert values[2:].tolist() == [0, 100]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
+from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import Running, running
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
@@ -89,9 +89,11 @@ def test_one_bad_image_is_unscored(worker: Running, fault: str, reason: str, cap
     assert re.search(rf"'judge' failed on 'r{row}', left unscored: .*{reason}", caplog.text)
 
 
-def test_null_is_unscored_and_no_failure(worker: Running) -> None:
-    reward = http(worker, share=0.0)
-    check_all_but(reward(prompts({2: "!null"}), images(PLAIN + 1)), 2)
+def test_null_is_unscored_and_no_failure_and_a_part_may_be_of_some_images(worker: Running) -> None:
+    reward = http(worker, share=0.0, batch_size=1)
+    output = reward(prompts({2: "!null", 3: "!parts"}), images(PLAIN + 1))
+    check_all_but(output, 2)
+    assert output.parts["double"].isnan().tolist() == [row != 3 for row in range(PLAIN + 1)]
     assert (reward.budget.scored, reward.budget.failed) == (PLAIN + 1, 0)
 
 
@@ -206,12 +208,6 @@ def test_an_interrupted_process_does_not_wait_for_answers() -> None:
         assert len(server.log) == 1
 
 
-def test_parts_are_reported(worker: Running) -> None:
-    output = http(worker, batch_size=1)(prompts({0: "!parts"}, 2), images(2))
-    assert output.parts["double"][0] == 0
-    assert output.parts["double"][1].isnan()
-
-
 def test_a_whole_set_of_rewards_waits_for_it_in_the_background(worker: Running) -> None:
     rewards = RewardSet({"judge": (http(worker), 1.0), "local": (lambda p, s: [1.0] * len(s), 0.0)})
     asked = prompts({3: "!hang"})
@@ -222,9 +218,7 @@ def test_a_whole_set_of_rewards_waits_for_it_in_the_background(worker: Running) 
 
 
 def test_sources_and_key_are_sent_only_if_asked_for(tmp_path: Path) -> None:
-    source = tmp_path / "source.png"
-    Image.new("RGB", (8, 8), "red").save(source)
-    record = [PromptRecord(id="a", prompt="edit", source_images=(source,))]
+    record = [tiny.record("a", folder=tmp_path, source=images(1)[0])]
     with running() as server:
         http(server)(record, images(1))
         reward = http(server, sources=True, api_key="swordfish")

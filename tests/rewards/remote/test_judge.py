@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import Running, running
 from tests.rewards.remote.test_http_reward import expected, images, prompts
 from visual_grpo.common.errors import UserError
@@ -147,8 +148,7 @@ def test_what_is_asked_has_the_rubric_the_model_and_the_scaled_image() -> None:
 
 @pytest.mark.parametrize(("rubric", "count"), [("instruction", 2), ("identity", 2), ("alignment", 1)])
 def test_rubrics_about_an_edit_send_the_source_first(rubric: str, count: int, tmp_path: Path) -> None:
-    Image.new("RGB", (8, 8), "white").save(tmp_path / "source.png")
-    record = PromptRecord(id="a", prompt="edit", source_images=(tmp_path / "source.png",))
+    record = tiny.record("a", folder=tmp_path, source=tiny.picture(0))
     with running() as server:
         reward = judge(server, rubric=rubric)
         assert reward.needs == Needs(source=count == 2)
