@@ -96,7 +96,8 @@ def _environment(added: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(WORKERS), **added}
 
 
-def module_of(worker: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def module_of(worker: str, name: str) -> ModuleType:
     """A module beside a worker's script."""
-    monkeypatch.syspath_prepend(str(WORKERS / worker))
-    return importlib.import_module(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(WORKERS / worker)
+        return importlib.import_module(name)

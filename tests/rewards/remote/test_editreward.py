@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +17,11 @@ from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, s
 from visual_grpo.common.images import to_pil
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
+
+wording = module_of("editreward", "edit_wording")
+edit_reward_model = module_of("editreward", "edit_reward_model")
+Small = tuple[Path, Any, dict[str, Tensor]]
+"""Its folder, its base model, and the tensors of its weights."""
 
 # Texts that stand where those of the authors' repository do.
 PROMPTS = '''
@@ -39,17 +43,7 @@ def copy_of_the_repository(folder: Path, prompts: str = PROMPTS, collator: str =
     return folder
 
 
-@pytest.fixture
-def wording(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("editreward", "edit_wording", monkeypatch)
-
-
-@pytest.fixture
-def edit_reward_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("editreward", "edit_reward_model", monkeypatch)
-
-
-def test_the_wording_is_read_and_nothing_is_run(tmp_path: Path, wording: ModuleType) -> None:
+def test_the_wording_is_read_and_nothing_is_run(tmp_path: Path) -> None:
     copy = copy_of_the_repository(tmp_path)
     read = wording.read_wording(str(copy))
     assert read == wording.read_wording(str(copy / "EditReward"))
@@ -69,9 +63,7 @@ def test_the_wording_is_read_and_nothing_is_run(tmp_path: Path, wording: ModuleT
         ("a b", COLLATOR, "prompts.py cannot be read"),
     ],
 )
-def test_another_version_of_the_repository(
-    tmp_path: Path, wording: ModuleType, prompts: str, collator: str, reason: str
-) -> None:
+def test_another_version_of_the_repository(tmp_path: Path, prompts: str, collator: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         wording.read_wording(str(copy_of_the_repository(tmp_path, prompts, collator)))
 
@@ -97,15 +89,13 @@ def small_edit_reward(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, Tensor]]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     folder = tmp_path_factory.mktemp("editreward")
     copy_of_the_repository(folder)
     return folder, *small_edit_reward(folder)
 
 
-def test_a_small_model_is_what_its_parts_are(
-    small: tuple[Path, Any, dict[str, Tensor]], edit_reward_model: ModuleType, wording: ModuleType
-) -> None:
+def test_a_small_model_is_what_its_parts_are(small: Small) -> None:
     folder = small[0]
     read = wording.read_wording(str(folder))
     reward = edit_reward_model.EditReward(str(folder), str(folder / "base"), read, "cpu")
@@ -125,9 +115,7 @@ def test_a_small_model_is_what_its_parts_are(
     assert reward(edited, source, "a hat")["quality"] != pytest.approx(found["quality"], abs=1e-3)
 
 
-def by_hand(
-    small: tuple[Path, Any, dict[str, Tensor]], images: list[Image.Image], wording: dict[str, str]
-) -> dict[str, tuple[float, float]]:
+def by_hand(small: Small, images: list[Image.Image], read: dict[str, str]) -> dict[str, tuple[float, float]]:
     """The same from the parts: images of 256 tokens, their features in the text, positions counted through."""
     from transformers import AutoProcessor
 
@@ -138,7 +126,7 @@ def by_hand(
     token = len(processor.tokenizer)
     processor.tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
     found = {}
-    for head, (aspect, text) in enumerate(wording.items()):
+    for head, (aspect, text) in enumerate(read.items()):
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
         said = f"<|im_start|>user\n{picture * 2}{text.replace('{text_prompt}', 'a hat')}<|im_end|>\n"
         inputs = processor(
@@ -162,7 +150,7 @@ def by_hand(
     return found
 
 
-def test_the_names_of_older_transformers(edit_reward_model: ModuleType) -> None:
+def test_the_names_of_older_transformers() -> None:
     heads = {
         f"rm_heads.head_{head}.{layer}.{kind}": torch.tensor(float(head))
         for head, layer, kind in itertools.product((0, 1), (0, 3, 5), ("weight", "bias"))
@@ -182,9 +170,7 @@ def test_the_names_of_older_transformers(edit_reward_model: ModuleType) -> None:
         (lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING][:9]}), r"has 9 tokens, .* need \d+"),
     ],
 )
-def test_weights_of_another_model(
-    small: tuple[Path, Any, dict[str, Tensor]], edit_reward_model: ModuleType, tmp_path: Path, change: Any, reason: str
-) -> None:
+def test_weights_of_another_model(small: Small, tmp_path: Path, change: Any, reason: str) -> None:
     changed = dict(small[2])
     change(changed)
     torch.save({"model": changed}, tmp_path / "model.pth")
@@ -192,7 +178,7 @@ def test_weights_of_another_model(
         edit_reward_model.EditReward(str(tmp_path), str(small[0] / "base"), {}, "cpu")
 
 
-def test_a_file_that_would_run_code_is_refused(edit_reward_model: ModuleType, tmp_path: Path) -> None:
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"model": Path()}, tmp_path / "model.pth")
     with pytest.raises(Exception, match=r"[Ww]eights.only"):
         edit_reward_model.read(edit_reward_model.weights_file(str(tmp_path)))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,8 @@ from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
 
+rules, colours = module_of("geneval", "geneval_rules"), module_of("geneval", "geneval_colours")
+detector, NAMES = module_of("geneval", "geneval_detector"), module_of("geneval", "geneval_names").NAMES
 # Tasks as the lines of GenEval's evaluation_metadata.jsonl have them.
 SINGLE = {"tag": "single_object", "include": [{"class": "bench", "count": 1}]}
 TWO = {"tag": "two_object", "include": [{"class": "bench", "count": 1}, {"class": "cat", "count": 1}]}
@@ -28,16 +28,6 @@ KITE_ABOVE = {"class": "kite", "count": 1, "position": ["above", 0]}
 POSITION = {"tag": "position", "include": [{"class": "dog", "count": 1}, KITE_ABOVE]}
 GREEN_BUS, RED_APPLE = ({"class": name, "count": 1, "color": c} for name, c in (("bus", "green"), ("apple", "red")))
 ATTRIBUTES = {"tag": "color_attr", "include": [GREEN_BUS, RED_APPLE]}
-
-
-@pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("geneval", "geneval_rules", monkeypatch)
-
-
-@pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
-    return module_of("geneval", "geneval_names", monkeypatch).NAMES
 
 
 BOX = (0, 0, 10, 10)
@@ -80,17 +70,15 @@ RED_DOG = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"},
         (RED_DOG, [(*DOG, "red"), ABOVE], 1.0),
     ],
 )
-def test_tasks_by_hand(
-    rules: ModuleType, names: Sequence[str], task: dict[str, Any], objects: list[Any], share: float
-) -> None:
+def test_tasks_by_hand(task: dict[str, Any], objects: list[Any], share: float) -> None:
     """Objects are (class, box, confidence, colour)."""
     found: dict[str, list[Any]] = {}
-    colours = {}
+    seen = {}
     for name, box, confidence, *colour in objects:
         one = rules.Found(box, confidence)
         found.setdefault(name, []).append(one)
-        colours[id(one)] = colour[0] if colour else "white"
-    told = rules.judge(rules.task_of(task, names), found, lambda _, own: [colours[id(one)] for one in own])
+        seen[id(one)] = colour[0] if colour else "white"
+    told = rules.judge(rules.task_of(task, NAMES), found, lambda _, own: [seen[id(one)] for one in own])
     assert (told.correct, told.share) == (share == 1, share)
 
 
@@ -111,7 +99,7 @@ def test_tasks_by_hand(
         ((0, 0, 10, 10), set()),
     ],
 )
-def test_relations_by_hand(rules: ModuleType, box: Any, expected: set[str]) -> None:
+def test_relations_by_hand(box: Any, expected: set[str]) -> None:
     assert rules.relations(box, (0, 0, 10, 10)) == expected
 
 
@@ -132,22 +120,18 @@ def asking(entry: dict[str, Any]) -> dict[str, Any]:
         (asking({"position": ["on", 0]}), "position of cat must be"),
     ],
 )
-def test_metadata_that_is_no_task(
-    rules: ModuleType, names: Sequence[str], metadata: dict[str, Any], reason: str
-) -> None:
+def test_metadata_that_is_no_task(metadata: dict[str, Any], reason: str) -> None:
     with pytest.raises(rules.UnusableError, match=reason):
-        rules.task_of(metadata, names)
+        rules.task_of(metadata, NAMES)
 
 
-def test_sizes_of_the_detectors_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    detector = module_of("geneval", "geneval_detector", monkeypatch)
+def test_sizes_of_the_detectors_input() -> None:
     assert detector.sizes_of(512, 512) == detector.Sizes((512, 512), (800, 800), (800, 800))
     # 800 / 300 would make the longer side 2400: 1333 / 900 decides. 300 * 1333 / 900 = 444.33.
     assert detector.sizes_of(900, 300) == detector.Sizes((900, 300), (1333, 444), (1344, 448))
 
 
-def test_what_the_detector_found_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    detector = module_of("geneval", "geneval_detector", monkeypatch)
+def test_what_the_detector_found_by_hand() -> None:
     sizes = detector.Sizes((4, 8), (4, 8), (4, 12))
     class_logits = torch.zeros(3, 81)
     # e^9 / (e^9 + 80) = 0.9902 for a cat; equally sure of a dog and a cow, 0.4951; and "no object".
@@ -168,8 +152,7 @@ def test_what_the_detector_found_by_hand(monkeypatch: pytest.MonkeyPatch) -> Non
     assert detector.found_in(class_logits[:, :], -mask_logits.abs(), sizes) == {}  # Empty masks are no objects.
 
 
-def test_only_the_object_is_cut_out(monkeypatch: pytest.MonkeyPatch, rules: ModuleType) -> None:
-    colours = module_of("geneval", "geneval_colours", monkeypatch)
+def test_only_the_object_is_cut_out() -> None:
     mask = np.zeros((4, 8), dtype=bool)
     mask[1, 2:4] = mask[2, 2] = True
     cut = colours.cut_out(Image.new("RGB", (8, 4), (255, 0, 0)), rules.Found((2, 1, 4, 3), 0.9, mask))

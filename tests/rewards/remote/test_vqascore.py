@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,20 +20,11 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
 
+question, clip_flant5 = module_of("vqascore", "vqa_question"), module_of("vqascore", "clip_flant5")
 TOWER = "vision_tower.vision_tower.vision_model.post_layernorm.weight"
 
 
-@pytest.fixture
-def question(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("vqascore", "vqa_question", monkeypatch)
-
-
-@pytest.fixture
-def clip_flant5(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("vqascore", "clip_flant5", monkeypatch)
-
-
-def test_the_probability_of_yes_by_hand(question: ModuleType) -> None:
+def test_the_probability_of_yes_by_hand() -> None:
     # P(Yes) = 0.36, P(end | Yes) = 0.81: the package reports sqrt(0.36 * 0.81) = 0.54.
     answer = [math.log(0.36), math.log(0.81)]
     assert question.probability(answer) == pytest.approx(0.36)
@@ -92,7 +82,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     return {name: value for file in folder.glob("*.bin") for name, value in torch.load(file).items()}
 
 
-def by_hand(folder: Path, image: Image.Image, text: str, question: ModuleType) -> list[float]:
+def by_hand(folder: Path, image: Image.Image, text: str) -> list[float]:
     """The same from the parts, in float32, without what transformers adds to T5's encoder and decoder."""
     from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, T5Config, T5ForConditionalGeneration
 
@@ -119,7 +109,7 @@ def by_hand(folder: Path, image: Image.Image, text: str, question: ModuleType) -
         return [first[yes].item(), second[end].item()]
 
 
-def test_a_small_model_is_what_its_parts_are(folder: Path, clip_flant5: ModuleType, question: ModuleType) -> None:
+def test_a_small_model_is_what_its_parts_are(folder: Path) -> None:
     model = clip_flant5.ClipFlanT5(str(folder), str(folder / "tokenizer"), None, "cpu")
     assert len(model.tokenizer) == 99
     assert {parameter.dtype for parameter in model.language.parameters()} == {torch.bfloat16}
@@ -128,12 +118,12 @@ def test_a_small_model_is_what_its_parts_are(folder: Path, clip_flant5: ModuleTy
     images = [to_pil(tiny.picture(seed, 40, 40)) for seed in (0, 1)]
     pairs = list(itertools.product(images, ("a cat", "a dog on the mat")))
     answers = [model.answer(*pair) for pair in pairs]
-    assert answers == [pytest.approx(by_hand(folder, *pair, question), abs=1e-5) for pair in pairs]
+    assert answers == [pytest.approx(by_hand(folder, *pair), abs=1e-5) for pair in pairs]
     firsts = sorted(answer[0] for answer in answers)
     assert min(after - before for before, after in itertools.pairwise(firsts)) > 1e-3
 
 
-def test_a_picture_is_filled_to_a_square(clip_flant5: ModuleType) -> None:
+def test_a_picture_is_filled_to_a_square() -> None:
     red, grey = (255, 0, 0), (9, 9, 9)
     wide, tall = (clip_flant5.square(Image.new("RGB", size, red), grey) for size in ((6, 2), (1, 4)))
     assert (wide.size, tall.size) == ((6, 6), (4, 4))
@@ -149,7 +139,7 @@ def test_a_picture_is_filled_to_a_square(clip_flant5: ModuleType) -> None:
         (lambda tensors: tensors.update({"model.layers.0.w": torch.zeros(1)}), r"not of it \['model.layers.0.w'\]"),
     ],
 )
-def test_weights_of_another_model(tmp_path: Path, clip_flant5: ModuleType, change: Any, reason: str) -> None:
+def test_weights_of_another_model(tmp_path: Path, change: Any, reason: str) -> None:
     small_clip_flant5(tmp_path, shards=1)
     tensors = tensors_of(tmp_path)
     change(tensors)

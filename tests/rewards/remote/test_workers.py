@@ -19,6 +19,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
 
+soft_tifa, scores = module_of("geneval2", "soft_tifa"), module_of("unifiedreward", "scores")
+
 FAILING = """
 import sys
 from serve import serve
@@ -124,8 +126,7 @@ def test_every_worker_has_a_lock_with_hashes_and_no_address() -> None:
         assert "://" not in lock, folder
 
 
-def test_soft_tifa_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    soft_tifa = module_of("geneval2", "soft_tifa", monkeypatch)
+def test_soft_tifa_by_hand() -> None:
     # Four questions: (0.9 * 0.8 * 0.5 * 0.1)^(1/4) and (0.9 + 0.8 + 0.5 + 0.1) / 4.
     found = [0.9, 0.8, 0.5, 0.1]
     assert soft_tifa.geometric_mean(found) == pytest.approx(0.036**0.25) == pytest.approx(0.43559, abs=1e-5)
@@ -135,8 +136,7 @@ def test_soft_tifa_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert soft_tifa.geometric_mean([0.0, 0.0]) == pytest.approx(1e-10)
 
 
-def test_the_spellings_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    soft_tifa = module_of("geneval2", "soft_tifa", monkeypatch)
+def test_the_spellings_of_an_answer() -> None:
     assert soft_tifa.spellings("Yes") == ["yes", " yes", "Yes", " Yes"]
     assert soft_tifa.spellings("four") == ["four", " four", "Four", " Four", "4", " 4"]
     listed = [["How many cats are in the image?", "four"], ["Are the cats white?", "Yes"]]
@@ -147,8 +147,7 @@ def test_the_spellings_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             soft_tifa.questions_of({"vqa_list": wrong})
 
 
-def test_what_unifiedreward_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    scores = module_of("unifiedreward", "scores", monkeypatch)
+def test_what_unifiedreward_says() -> None:
     said = "The cat is red.\nAlignment Score (1-5): 3.62\nCoherence Score (1-5): 4\nStyle Score (1-5): 2.5."
     assert scores.parse(said) == {"Alignment": 3.62, "Coherence": 4.0, "Style": 2.5}
     assert scores.mean(scores.parse(said)) == pytest.approx((3.62 + 4 + 2.5) / 3)
