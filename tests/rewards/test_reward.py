@@ -245,7 +245,8 @@ def test_a_sample_that_fails_alone_is_unscored_and_too_many_stop_the_run(caplog)
     assert output.parts["fine"].isnan().tolist() == [False, True, False]
     above, below = output.ratios["share"]
     assert above.isnan().tolist() == below.isnan().tolist() == [False, True, False]
-    assert (below[0], below.dtype) == (2, torch.float32)
+    assert below.dtype == torch.float32
+    assert below[0] == 2
     assert "'mine' failed on 'b', left unscored: ConnectionError: no answer for b" in caplog.text
     with pytest.raises(UserError, match=r"failed on 2 of 8 samples, .*share 0.2 that rewards.mine.max_failed_share"):
         reward(PROMPTS, SAMPLES)

@@ -39,7 +39,7 @@ def save_sam2(folder: Path) -> Path:
         "window_size_per_stage": [8, 4, 8, 4],
         "global_attention_blocks": [3],
     }
-    vision = {"backbone_config": backbone, "backbone_channel_list": stages[::-1]}
+    vision: dict[str, Any] = {"backbone_config": backbone, "backbone_channel_list": stages[::-1]}
     vision |= {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]], "fpn_hidden_size": WIDTH}
     torch.manual_seed(0)
     model = Sam2Model(_config(Sam2Config, vision)).float()

@@ -123,13 +123,14 @@ def test_choices_that_cannot_be_predicted_are_refused_with_the_accuracy(tmp_path
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     damaged = tmp_path / "head.json"
     damaged.write_text('{"format": 1, "head": {}}')
-    for options, message in (
-        ({"choices": str(tmp_path / "none")}, r"no file of choices .*--pipeline=vote"),
-        ({"head": str(tmp_path / "none")}, "no head"),
-        ({"head": str(damaged)}, r"cannot be read .*Delete it"),
+    missing = str(tmp_path / "none")
+    for reward, message in (
+        (VotesReward(choices=missing), r"no file of choices .*--pipeline=vote"),
+        (VotesReward(head=missing), "no head"),
+        (VotesReward(head=str(damaged)), r"cannot be read .*Delete it"),
     ):
         with pytest.raises(UserError, match=message):
-            VotesReward(**options).check_machine()
+            reward.check_machine()
     for name, message in (("no_numbers", "not finite"), ("PROMPTS", "must be a function"), ("nothing", "has no")):
         with pytest.raises(UserError, match=message):
             load_features(f"tests.rewards.votes.test_reward:{name}")(PROMPTS[:1], NEW[:1])
