@@ -142,10 +142,7 @@ class RewardSet:
         return any(function.needs.whole_groups for function in self.functions.values())
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
-        """Returns an image sample itself, or the first painting reward's picture of a text, uint8 [3, h, w].
-
-        None for a text that no reward paints.
-        """
+        """An image itself, or the first painting reward's picture of a text, uint8 [3, h, w]; None if none paints."""
         if is_image(sample):
             image: Tensor = sample
             return image

@@ -131,21 +131,19 @@ def _places(box: Region) -> set[str]:
 
 def _parse_detection(entry: Any) -> tuple[Detection, float]:
     try:
-        label, box, score = entry
-        top, left, bottom, right = map(float, box)
+        label, (top, left, bottom, right), score = entry
+        box = (float(top), float(left), float(bottom), float(right))
         score = float(score)
     except (TypeError, ValueError) as error:
         raise _detection_error(entry) from error
-    if not isinstance(label, str) or not is_box([top, left, bottom, right]) or not 0 <= score <= 1:
+    if not isinstance(label, str) or not is_box(box) or not 0 <= score <= 1:
         raise _detection_error(entry)
-    return Detection(label, (top, left, bottom, right)), score
+    return Detection(label, box), score
 
 
 def _detection_error(got: Any) -> UserError:
-    return UserError(
-        "object_layout: the detector must return a list of (label, (top, left, bottom, right), score) with numbers from"
-        f" 0 to 1, got {got!r}"
-    )
+    expected = "a list of (label, (top, left, bottom, right), score) with numbers from 0 to 1"
+    return UserError(f"object_layout: the detector must return {expected}, got {got!r}")
 
 
 def requested_objects(record: PromptRecord) -> list[RequestedObject]:

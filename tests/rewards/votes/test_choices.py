@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.rewards.votes.voters import AT, choice, pair
-from visual_grpo.rewards.votes.choices import FIRST, SECOND, SKIP, TIE, append_line, read_choices, undo_line
+from visual_grpo.rewards.votes.choices import FIRST, SECOND, SKIP, TIE, UNDO, append_line, read_choices
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def test_what_is_appended_is_read(file: Path) -> None:
 
 def test_the_last_word_of_each_voter_counts_and_can_be_taken_back(file: Path) -> None:
     lines = [choice(pair(1), FIRST).line(), choice(pair(1), SECOND, voter="bo").line()]
-    lines += [undo_line("ann", name, AT) for name in ("pair1", "pair9")]
+    lines += [{"voter": "ann", "choice": UNDO, "pair": name, "at": AT} for name in ("pair1", "pair9")]
     lines += [choice(pair(2), said).line() for said in (FIRST, SKIP)]
     for line in lines:
         append_line(file, line)

@@ -147,10 +147,6 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
             raise
 
 
-def undo_line(voter: str, pair: str, at: str) -> dict[str, str]:
-    return {"voter": voter, "choice": UNDO, "pair": pair, "at": at}
-
-
 LONGEST_NAME = 60
 
 
@@ -209,8 +205,7 @@ class Ballot:
         meant = {"left": left, "right": FIRST if left == SECOND else SECOND, TIE: TIE, SKIP: SKIP}
         if answer not in meant:
             raise RefusedError(f"choice must be one of {', '.join(meant)}")
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[answer], shown_left=left, at=at)
+        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[answer], shown_left=left, at=_now())
         append_line(self.file, choice.line())
         choices[pair] = choice
         self._here.add(voter)
@@ -224,7 +219,7 @@ class Ballot:
         if not choices:
             raise RefusedError("there is nothing to take back")
         pair = next(reversed(choices))
-        append_line(self.file, undo_line(voter, pair, datetime.now(UTC).isoformat(timespec="milliseconds")))
+        append_line(self.file, {"voter": voter, "choice": UNDO, "pair": pair, "at": _now()})
         del choices[pair]
         return self.state(voter)
 
@@ -246,3 +241,7 @@ class Ballot:
 
     def _hash(self, *of: str) -> bytes:
         return hashlib.sha256("\0".join([str(self.seed), *of]).encode()).digest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

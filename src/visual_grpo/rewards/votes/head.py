@@ -46,10 +46,7 @@ def load_features(name: str) -> Features:
 
 
 def pixel_features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-    """[B, 61] float64: a small copy, and statistics of colours, luma, chroma and edges.
-
-    Except for edges, they hardly depend on the size of a picture.
-    """
+    """[B, 61] float64: a small copy, and statistics of colours, luma, chroma and edges."""
     return torch.stack([_picture_features(sample) for sample in samples])
 
 
