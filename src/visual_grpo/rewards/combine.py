@@ -57,10 +57,7 @@ class ClipAndConditions:
             )
 
     def apply(self, values: Tensor, weight: float, scored: Mapping[str, Tensor]) -> Tensor:
-        """Returns the [B] scores that count; NaN if the sample, or a condition on it, is unscored.
-
-        ``scored`` has the raw scores of every reward.
-        """
+        """The [B] scores that count, by all rewards' raw scores; NaN where the sample or a condition is unscored."""
         low, high = self.clip
         if low is not None or high is not None:
             values = values.clamp(low, high)
@@ -106,10 +103,8 @@ class RewardSet:
         return self.begin(prompts, samples)()
 
     def begin(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
-        """Starts the rewards that wait for other processes; returns a function that computes the rest and all scores.
-
-        Call that function before the next ``begin``: a reward judges one batch at a time.
-        """
+        """Starts the rewards that wait for other processes; returns a function that computes the rest and all scores,
+        to be called before the next ``begin``."""
         begun = {
             name: in_thread(partial(function, prompts, samples), f"reward-{name}")
             for name, function in self.functions.items()

@@ -102,10 +102,7 @@ class RewardCodeError(UserError):
 
 @dataclass
 class FailureBudget:
-    """Limits the samples that a reward's code may fail on.
-
-    An error before any sample was scored indicates a bug and always raises.
-    """
+    """Limits the samples that a reward's code may fail on; before any sample was scored, every error raises."""
 
     share: float = 0.0
     """Largest share of failed samples in the run so far; one unit may fail regardless unless the share is 0."""
@@ -120,10 +117,9 @@ class FailureBudget:
         samples: Sequence[Sample],
         units: Sequence[Sequence[int]],
     ) -> RewardOutput:
-        """Calls ``score(prompts, samples)``; if that fails, scores unit by unit to isolate the failing ones.
+        """Calls ``score(prompts, samples)``; if that fails, scores each of ``units`` alone: rows of samples or groups.
 
-        ``units`` lists the rows that can be scored alone: single samples or groups, in order. Raises RewardCodeError if
-        too many failed.
+        Raises RewardCodeError if too many failed.
         """
         try:
             output = score(prompts, samples)

@@ -69,10 +69,8 @@ class FunctionReward:
                 self.function.check_machine()
 
     def commits(self) -> dict[str, str]:
-        """Returns option -> commit of the hub's repository, from the callable's ``origins``.
-
-        Raises UserError if the files are not on this machine and the hub does not answer.
-        """
+        """Option -> commit on the hub, of the callable's ``origins``. Raises UserError if the hub must answer and
+        does not."""
         commits = {origin.option: origin.commit() for origin in getattr(self.function, "origins", ())}
         return {option: commit for option, commit in commits.items() if commit is not None}
 

@@ -105,10 +105,9 @@ def mean_squared_error(sample: Tensor, target: Tensor) -> Tensor:
 def against_targets(
     measure: Callable[[Tensor, Tensor], Tensor], prompts: Sequence[PromptRecord], samples: Sequence[Tensor]
 ) -> Tensor:
-    """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1].
+    """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1]; each target is read once.
 
-    Each target is read once, even if several samples share it. Raises ``UserError`` for a record without a target or
-    with a target of another size.
+    Raises ``UserError`` for a record without a target or with a target of another size.
     """
     targets = {record.id: _target(record) for record in prompts}
 

@@ -171,10 +171,6 @@ class Aesthetic(ClipReward):
     name = "aesthetic"
     head: str | None = None
 
-    def check_machine(self) -> None:
-        super().check_machine()
-        self._origin.check()
-
     @property
     def origins(self) -> Sequence[Origin]:
         return [*super().origins, self._origin]

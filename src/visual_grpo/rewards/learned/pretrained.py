@@ -168,10 +168,7 @@ def _missing(folder: Path, needed: Sequence[Sequence[str]]) -> list[str]:
 
 
 class Encoder:
-    """A model of transformers and its processor, both loaded at the first use.
-
-    Raises UserError for an impossible ``dtype`` or ``batch_size``, which are those of `EncoderReward`.
-    """
+    """A model of transformers and its processor, both loaded at the first use; options as in `EncoderReward`."""
 
     model_class: ClassVar[str]
     processor_class: ClassVar[str]
@@ -196,12 +193,6 @@ class Encoder:
     @property
     def origins(self) -> Sequence[Origin]:
         return list(dict.fromkeys([self.origin, self.processing]))
-
-    def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
-        _ = self.device
-        for origin in self.origins:
-            origin.check()
 
     @cached_property
     def model(self) -> Any:
@@ -281,13 +272,15 @@ class EncoderReward:
     batch_size: int | None = None
     encoder: Encoder = field(init=False)
 
-    def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
-        self.encoder.check_machine()
-
     @property
     def origins(self) -> Sequence[Origin]:
         return self.encoder.origins
+
+    def check_machine(self) -> None:
+        """Raises UserError if the device or a file is not there."""
+        _ = self.encoder.device
+        for origin in self.origins:
+            origin.check()
 
 
 def read_weights(reward: str, file: Path) -> dict[str, Tensor]:

@@ -134,10 +134,7 @@ class ServerReward:
                 raise UserError(f"the header {str(name)!r} must be printable text")
 
     def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
-        """Returns an answer, or a `RequestError`, for each of ``count`` samples.
-
-        Raises RefusedError where no further request would succeed.
-        """
+        """An answer or a `RequestError` for each of ``count`` samples. Raises RefusedError if all would be refused."""
         return _run(self._ask(path, count, batch_size, body, read))
 
     async def _ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
@@ -221,10 +218,7 @@ class ServerReward:
         )
 
     async def _exchange(self, session: ClientSession, path: str, body: bytes | None, seconds: float) -> Any:
-        """Sends a POST, or without a body a GET, and returns the JSON of its answer.
-
-        Raises RequestError and RefusedError.
-        """
+        """The JSON that a POST, or without a body a GET, is answered with. Raises RequestError and RefusedError."""
         url = shown(self.url + path)
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         options: dict[str, Any] = {"allow_redirects": False, "timeout": ClientTimeout(total=seconds)}

@@ -112,17 +112,12 @@ PROTOCOLS = {
 
 
 def _scored(scores: Any, parts: Any, count: int) -> list[Scored | RequestError]:
-    """Checks ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list or None.
-
-    Raises RequestError for anything but one entry per sample.
-    """
+    """Of ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list. Raises RequestError."""
     _checked_list("scores", scores, count)
     parts = {} if parts is None else parts
     if not isinstance(parts, dict) or not all(map(_PART.fullmatch, parts)):
-        raise RequestError(
-            f"its parts must be an object of lists with names of letters, digits and _.-, got {parts!r:.60}",
-            by_sample=True,
-        )
+        expected = "an object of lists with names of letters, digits and _.-"
+        raise RequestError(f"its parts must be {expected}, got {parts!r:.60}", by_sample=True)
     columns = {name: _checked_list(f"parts.{name}", column, count) for name, column in parts.items()}
     return [_judged(score, {name: column[row] for name, column in columns.items()}) for row, score in enumerate(scores)]
 

@@ -63,10 +63,9 @@ RUBRICS = {
 
 
 def find_rubric(name: str, source: bool | None) -> Rubric:
-    """Returns the rubric of that name, or one with the user's question.
+    """The rubric of that name, or one with the user's question; ``source`` overrides whether the source is sent.
 
-    ``source`` overrides whether the source image is sent; None keeps the rubric's value. Raises UserError for anything
-    but a name or a question with known fields.
+    Raises UserError for anything but a name or a question with known fields.
     """
     if name in RUBRICS:
         rubric = RUBRICS[name]
@@ -128,10 +127,10 @@ def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
 
 
 def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
-    """Returns the score in a reply; NaN if there is none, several, or one outside ``low`` to ``high``.
+    """The score in a reply; NaN if there is none, several, or one outside ``low`` to ``high``.
 
-    The score is the last match of the group of ``pattern``; without a pattern, the number after the last "Score" or
-    "Rating", else the only number. "7/10" is 7 if ``high`` is 10.
+    That is the last match of ``pattern``; without one, the number after the last "Score" or "Rating", else the only
+    number. "7/10" is 7 if ``high`` is 10.
     """
     if pattern is not None:
         return _within(pattern.findall(text)[-1:], low, high)

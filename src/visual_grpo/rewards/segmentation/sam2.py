@@ -46,6 +46,11 @@ class Sam2Segmenter(Encoder):
         origin = Origin(reward="negative_points", option="segmenter.path", path=path, needed=needed)
         super().__init__(origin, device, dtype)
 
+    def check_machine(self) -> None:
+        """Raises UserError if the device or a file is not there."""
+        _ = self.device
+        self.origin.check()
+
     @torch.inference_mode()
     def embed(self, image: Tensor) -> Sam2Embedding:
         """``image``: uint8 [3, H, W], RGB; it is stretched to the model's square input."""
@@ -73,8 +78,7 @@ class Sam2Segmenter(Encoder):
     def _batches(self, prompts: Sequence[PointPrompt]) -> Iterator[list[int]]:
         """Groups the indices of prompts with the same number of points into batches.
 
-        Padding points (label -10) would allow one call for all prompts, but the decoder does not mask them in its
-        attention: a mask would depend on the other prompts of its batch.
+        Padding points (label -10) are not masked in the decoder's attention: a mask would depend on its batch.
         """
         rows_of: dict[int, list[int]] = {}
         for row, prompt in enumerate(prompts):

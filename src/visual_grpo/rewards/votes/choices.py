@@ -114,7 +114,7 @@ def read_choices(file: Path) -> Choices:
 
 
 def _parsed(text: bytes) -> tuple[str, str, Choice | None]:
-    """Returns voter, pair and choice of a line; None for a choice that is undone."""
+    """Voter, pair and choice of a line; None = undone."""
     line = json.loads(text)
     if not isinstance(line, Mapping):
         raise TypeError("no JSON object")
@@ -192,7 +192,7 @@ class Ballot:
     def choose(self, voter: str, pair: str, answer: str) -> dict[str, Any]:
         """Stores a choice (``left``, ``right``, ``tie`` or ``skip``) and returns the new state.
 
-        Raises RefusedError, also for a pair that is judged already, and OSError if the choice cannot be stored.
+        Raises RefusedError, and OSError if the choice cannot be stored.
         """
         if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
             raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")

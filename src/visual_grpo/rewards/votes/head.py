@@ -96,13 +96,10 @@ PICTURE_RIDGE = 0.1
 
 
 def bradley_terry(first: ArrayLike, second: ArrayLike, preference: ArrayLike, items: int, ridge: float) -> Values:
-    """Returns the scores [items], in log odds, with mean 0 over items that are connected by choices.
+    """The scores [items], in log odds, with mean 0 over items that are connected by choices.
 
-    Args:
-        first: [n] int, the item on one side of each choice, 0 <= first < items.
-        second: [n] int, that on the other side.
-        preference: [n] in 0..1: 1 = the first was preferred, 0.5 = tie.
-        ridge: > 0, of ridge / 2 * |u|^2.
+    ``first`` and ``second``: [n] int, the items of each choice, 0 <= item < items. ``preference``: [n] in 0..1, 1 = the
+    first was preferred, 0.5 = tie. ``ridge``: > 0, of ridge / 2 * |u|^2.
     """
     one, other = np.asarray(first, dtype=np.intp), np.asarray(second, dtype=np.intp)
     return logistic_ridge(np.eye(items)[one] - np.eye(items)[other], preference, ridge)
@@ -184,9 +181,7 @@ class Head:
 def fit_head(first: Values, second: Values, preference: Values, groups: Sequence[str]) -> Head:
     """Fits choices between pictures with features ``first`` and ``second``, both [n, d].
 
-    Args:
-        preference: [n], 1 = the first, 0 = the second, 0.5 = tie.
-        groups: [n]; choices of one group (a prompt) are held out together.
+    ``preference``: as of `bradley_terry`. ``groups``: [n]; choices of one group (a prompt) are held out together.
     """
     pictures = np.concatenate([first, second])
     mean, spread = pictures.mean(0), pictures.std(0)

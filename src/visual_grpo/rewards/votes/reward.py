@@ -175,10 +175,7 @@ def choices_digest(choices: Sequence[Choice]) -> str:
 
 
 def fitted_head(file: Path, features: str) -> FittedHead:
-    """Returns the head beside ``file`` if it was fitted to its choices, else fits one.
-
-    Raises UserError if no choice can be used or a picture cannot be read.
-    """
+    """The head beside ``file`` if it was fitted to its choices, else a new one. Raises UserError if it cannot be."""
     choices = read_choices(file).standing
     check_enough(choices, 1, file)
     digest = choices_digest(choices)
