@@ -118,22 +118,19 @@ def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], rows: Sequence[
     return all(torch.equal(one[name][list(rows)].nan_to_num(9e9), other[name].nan_to_num(9e9)) for name in other)
 
 
-def orders(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
-    """Permutations of the rows; of a reward that compares the samples of a prompt, those that keep it together."""
+def chosen_rows(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
+    """Rows that must be scored as in the whole batch: all in other orders, single ones, and some together.
+
+    Samples of a prompt stay together for a reward that compares them.
+    """
     drawn = random.Random(0)
     groups = groups_of(prompts) if reward.needs.whole_groups else [[row] for row in range(len(prompts))]
 
     def mixed() -> list[int]:
         return [row for group in drawn.sample(groups, len(groups)) for row in drawn.sample(group, len(group))]
 
-    return [mixed(), mixed()]
-
-
-def parts(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
-    """Rows that must be scored as in the whole batch: single ones and some together."""
-    if reward.needs.whole_groups:
-        return groups_of(prompts)
-    return [*([row] for row in range(len(prompts))), [7, 1], [0, 3, 4, 8, 2]]
+    some = [] if reward.needs.whole_groups else [[7, 1], [0, 3, 4, 8, 2]]
+    return [mixed(), mixed(), *groups, *some]
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - ELSEWHERE))
@@ -152,7 +149,7 @@ def test_order_and_neighbours_do_not_matter(
     assert not all_rows["values"].isnan().any()
     assert len(all_rows["values"].unique()) > 1, "the test would see nothing"
     torch.manual_seed(2)
-    for chosen in [*orders(reward, rows), *parts(reward, rows)]:
+    for chosen in chosen_rows(reward, rows):
         found = whole(reward, [rows[row] for row in chosen], [samples[row] for row in chosen])
         assert same(all_rows, found, chosen), chosen
     # The callable itself: what it is given here are not the copies that a run gives it.

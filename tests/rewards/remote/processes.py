@@ -7,8 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -60,16 +58,6 @@ def running(plan: str = "ok", *, port: int = 0) -> Iterator[Running]:
     with _process(HERE / "server.py", str(port), plan, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         yield Running(process, int(process.stdout.readline()))
-
-
-@contextmanager
-def no_thread_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    end = time.monotonic() + 2
-    while (left := [t for t in threading.enumerate() if t not in before]) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert left == []
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, started, told_at_its_end
+from tests.rewards.remote.processes import WORKERS, module_of, started, told_at_its_end
 from visual_grpo.common.images import to_pil
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
@@ -197,7 +197,7 @@ def test_a_small_model_over_http(small: tuple[Path, Any, Any], tmp_path: Path) -
     sources = [tiny.picture(seed, 64, 64) for seed in (0, 1, 1)]
     asked = [tiny.record(f"r{row}", "a hat", tmp_path, source=source) for row, source in enumerate(sources)]
     images = [tiny.picture(2, 64, 64)] * 3
-    with no_thread_left(), started(WORKERS / "editreward" / "worker.py", **environment(folder)) as url:
+    with started(WORKERS / "editreward" / "worker.py", **environment(folder)) as url:
         reward = FunctionReward("edit", HttpReward(url, model=f"editreward:{folder}", sources=True), max_failed_share=0)
         output = reward(asked, images)
         alone = reward(asked[1:2], images[1:2])

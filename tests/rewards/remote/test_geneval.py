@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, started, told_at_its_end
+from tests.rewards.remote.processes import WORKERS, module_of, started, told_at_its_end
 from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
@@ -200,7 +200,7 @@ def test_a_small_detector_over_http(detector_folder: Path, clip_folder: Path) ->
     def scored(reward: HttpReward, rows: slice) -> RewardOutput:
         return FunctionReward("geneval", reward, max_failed_share=0)(prompts[rows], images[rows])
 
-    with no_thread_left(), started(WORKERS / "geneval" / "worker.py", **weights) as url:
+    with started(WORKERS / "geneval" / "worker.py", **weights) as url:
         reward = HttpReward(url, model=f"geneval-correct:{detector_folder}+{clip_folder}")
         output = scored(reward, slice(None))
         alone = scored(reward, slice(5, 6))

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, started
+from tests.rewards.remote.processes import WORKERS, module_of, started
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
@@ -154,7 +154,7 @@ def test_a_small_model_over_http(folder: Path) -> None:
     prompts = [PromptRecord(id=str(row), prompt=text) for row, text in enumerate(texts)]
     images = [tiny.picture(row, 40, 48) for row in range(4)]
     weights = {"VQASCORE": str(folder), "VQASCORE_TOKENIZER": str(folder / "tokenizer")}
-    with no_thread_left(), started(WORKERS / "vqascore" / "worker.py", **weights) as url:
+    with started(WORKERS / "vqascore" / "worker.py", **weights) as url:
         reward = FunctionReward("vqa", HttpReward(url, model=f"vqascore:{folder}"), max_failed_share=0)
         output = reward(prompts, images)
         alone = reward(prompts[3:], images[3:])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, started, told_at_its_end
+from tests.rewards.remote.processes import WORKERS, module_of, started, told_at_its_end
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
@@ -66,7 +66,7 @@ def grey(*values: int) -> list[torch.Tensor]:
 
 
 def test_the_template_scores_over_http() -> None:
-    with no_thread_left(), started(WORKERS / "template" / "worker.py") as url:
+    with started(WORKERS / "template" / "worker.py") as url:
         reward = HttpReward(url, model="brightness-1")
         reward.check_machine()
         output = FunctionReward("bright", reward)(records("a", "b", "c"), grey(0, 51, 255))
@@ -169,7 +169,7 @@ def test_soft_tifa_of_a_small_model_over_http(tmp_path: Path) -> None:
     listed = [["How many dogs are there?", "2"], ["How many cats are there?", "4"]]  # Its tokens are characters.
     tasks: list[dict[str, Any]] = [{"vqa_list": listed}, {}, {"vqa_list": listed}]
     asked = [PromptRecord(id=str(row), prompt="cats", metadata=task) for row, task in enumerate(tasks)]
-    with no_thread_left(), started(WORKERS / "geneval2" / "worker.py", VLM=str(tmp_path)) as url:
+    with started(WORKERS / "geneval2" / "worker.py", VLM=str(tmp_path)) as url:
         reward = FunctionReward("tifa", HttpReward(url, model=f"soft-tifa:{tmp_path}"))
         output = reward(asked, images)
         alone = reward(asked[2:], images[2:])
