@@ -111,15 +111,15 @@ def against_targets(
     """
     targets = {record.id: _target(record) for record in prompts}
 
-    def compared(record: PromptRecord, sample: Tensor) -> Tensor:
+    def compared(pair: tuple[PromptRecord, Tensor]) -> Tensor:
+        record, sample = pair
         target = targets[record.id].to(sample.device)
         _check_size(record, f"target image {record.target_image}", target, sample)
         return measure(sample.float() / 255, target.float() / 255)
 
     if not len(samples):
         return torch.zeros(0)
-    pairs = list(zip(prompts, samples, strict=True))
-    return torch.stack(map_on_cores(lambda pair: compared(*pair), pairs, samples[0].device)).cpu()
+    return torch.stack(map_on_cores(compared, list(zip(prompts, samples, strict=True)), samples[0].device)).cpu()
 
 
 def _target(record: PromptRecord) -> Tensor:

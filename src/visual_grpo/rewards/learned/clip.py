@@ -49,7 +49,8 @@ class Clip(Encoder):
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length, from uint8 images [3, height, width] of any sizes."""
         pixels = self.pixels(self.processor.image_processor, samples)
-        return F.normalize(self.rows(self._image_features, pixels), dim=-1)
+        features = self.rows(lambda rows: self.model.get_image_features(pixel_values=rows).pooler_output, pixels)
+        return F.normalize(features, dim=-1)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """[B, d] float32 of unit length; a text is cut at the model's maximum length."""
@@ -66,10 +67,6 @@ class Clip(Encoder):
     def cosines(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         """[B] float32 in [-1, 1]: cosine of each image with its prompt."""
         return (self.images(samples) * self.texts([record.prompt for record in prompts])).sum(-1)
-
-    def _image_features(self, pixels: Tensor) -> Tensor:
-        features: Tensor = self.model.get_image_features(pixel_values=pixels).pooler_output
-        return features
 
     @cached_property
     def _texts(self) -> LRUCache[str, Tensor]:

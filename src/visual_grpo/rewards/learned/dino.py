@@ -34,15 +34,12 @@ class Dino(Encoder):
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length: the class token of uint8 images [3, height, width] of any sizes."""
-        return F.normalize(self.rows(self._class_token, self.pixels(self.processor, samples)), dim=-1)
+        pixels = self.pixels(self.processor, samples)
+        return F.normalize(self.rows(lambda rows: self.model(pixel_values=rows).pooler_output, pixels), dim=-1)
 
     def self_similarity(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, n, n] float32 in [-1, 1]: cosines between the keys of an image's n patches in the last layer."""
         return self.rows(self._key_cosines, self.pixels(self.processor, samples))
-
-    def _class_token(self, pixels: Tensor) -> Tensor:
-        token: Tensor = self.model(pixel_values=pixels).pooler_output
-        return token
 
     def _key_cosines(self, pixels: Tensor) -> Tensor:
         keys: list[Tensor] = []

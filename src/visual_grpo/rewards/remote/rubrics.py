@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
@@ -99,17 +99,14 @@ def reply_of(completion: Any) -> Reply:
         choice = completion["choices"][0]
         text = choice["message"]["content"]
         positions = (choice.get("logprobs") or {}).get("content") or []
-        top = next((_top(position) for position in positions if str(position["token"]).strip(_AROUND)), [])
+        first = next((position for position in positions if str(position["token"]).strip(_AROUND)), None)
+        listed = [] if first is None else first.get("top_logprobs") or [first]
+        top = [(str(entry["token"]), float(entry["logprob"])) for entry in listed]
         if text is not None and not isinstance(text, str):
             raise TypeError("content is no text")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"the answer is no chat completion: {str(completion)[:200]}", by_sample=True) from error
     return Reply(text or "", top)
-
-
-def _top(position: Mapping[str, Any]) -> list[tuple[str, float]]:
-    listed = position.get("top_logprobs") or [position]
-    return [(str(entry["token"]), float(entry["logprob"])) for entry in listed]
 
 
 def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:

@@ -190,7 +190,9 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
     differences = (first - second) / scale
     folds = _folds(groups)
     ridge = _best_ridge(differences, preference, folds)
-    right = _right(_held_out(differences, preference, folds), preference)
+    decided = preference != 0.5
+    signs = np.sign(_held_out(differences, preference, folds)[decided]) * np.sign(preference[decided] - 0.5)
+    right = (signs + 1) / 2  # 0.5 for a prediction of a tie
     head = Head(
         weights=logistic_ridge(differences, preference, ridge),
         mean=mean,
@@ -246,13 +248,6 @@ def _best_ridge(differences: Values, preference: Values, folds: Values) -> float
             z = differences[~inside] @ weights
             likelihood[number] -= float((np.logaddexp(0.0, -z) + (1 - preference[~inside]) * z).sum())
     return RIDGES[int(likelihood.argmax())]
-
-
-def _right(predicted: Values, preference: Values) -> Values:
-    """[decided]: 1 for a correct prediction, 0.5 for a prediction of a tie, else 0."""
-    decided = preference != 0.5
-    signs = np.sign(predicted[decided]) * np.sign(preference[decided] - 0.5)
-    return np.asarray((signs + 1) / 2, dtype=np.float64)
 
 
 def family_scores(choices: Sequence[Choice]) -> pd.DataFrame:

@@ -212,9 +212,7 @@ def _fit(folder: Path, choices: Sequence[Choice], features: str) -> Head:
 
 def write_head(file: Path, fitted: FittedHead) -> None:
     """Replaces the file; numbers are written so that they are read back exactly."""
-    head = {name: value.tolist() if name in _VECTORS else value for name, value in vars(fitted.head).items()}
-    text = json.dumps({"format": FORMAT, **asdict(fitted), "head": head}, indent=1)
-    write_atomically(file, text)
+    write_atomically(file, json.dumps({"format": FORMAT, **asdict(fitted)}, indent=1, default=np.ndarray.tolist))
 
 
 def read_head(file: Path) -> FittedHead:
