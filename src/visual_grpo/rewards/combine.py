@@ -33,11 +33,6 @@ class ClipAndConditions:
     Conditioned rewards of GDPO (arXiv 2601.05242): an easy reward is worth nothing without a hard one.
     """
 
-    @property
-    def changes(self) -> bool:
-        """True if any score may be changed."""
-        return self.clip != (None, None) or bool(self.only_where)
-
     def check(self, name: str, weight: float, rewards: Mapping[str, object]) -> None:
         """Raises UserError if this cannot be applied to the reward ``name`` of this weight among ``rewards``."""
         low, high = self.clip
@@ -94,7 +89,7 @@ class RewardSet:
             raise UserError(f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight")
         self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
         self.functions = {name: _named(name, function) for name, (function, _) in rewards.items()}
-        self.counting = {name: rule for name, rule in counting.items() if rule.changes}
+        self.counting = {name: rule for name, rule in counting.items() if rule != ClipAndConditions()}
         for name, rule in self.counting.items():
             rule.check(name, self.weights[name], rewards)
 

@@ -160,11 +160,8 @@ class KeptRegion:
             )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        sources = {
-            record.id: to_tensor(read_image(record.source_images[0]))
-            for record in {record.id: record for record in prompts}.values()
-            if region_of(record) and record.source_images
-        }
+        unique = {record.id: record for record in prompts if region_of(record) and record.source_images}
+        sources = {name: to_tensor(read_image(record.source_images[0])) for name, record in unique.items()}
         values = torch.full((len(samples),), torch.nan)
         for row, (record, sample) in enumerate(zip(prompts, samples, strict=True)):
             if record.id in sources:

@@ -95,9 +95,6 @@ class VlmJudge(ServerReward):
 
     def check_machine(self) -> None:
         """Asks whether the endpoint is there and has the model. Raises UserError."""
-        self._checked_model()
-
-    def _checked_model(self) -> str:
         listed = self.get(MODELS, "Start a server there (docs/reward_workers.md), or set the option url")
         entries = listed.get("data") if isinstance(listed, dict) else None
         names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
@@ -107,20 +104,13 @@ class VlmJudge(ServerReward):
         if self.model is not None and self.model not in names:
             raise RefusedError(f"the option model asks for {self.model!r}, and {url} has {has}")
         self.model = self.model or names[0]
-        return self.model
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
-        model = self.model or self._checked_model()
-        questions = [self._rubric.question_about(record) for record in prompts]
-        bodies = {
-            row: self._body(model, question, prompts[row], samples[row])
-            for row, question in enumerate(questions)
-            if question is not None
-        }
-        replies = self._replies(list(dict.fromkeys(bodies.values())))
-        answers = [
-            self._judged(replies[bodies[row]]) if row in bodies else Scored(math.nan) for row in range(len(samples))
-        ]
+        if self.model is None:
+            self.check_machine()
+        bodies = [self._body(record, sample) for record, sample in zip(prompts, samples, strict=True)]
+        replies = self._replies([body for body in dict.fromkeys(bodies) if body is not None])
+        answers = [Scored(math.nan) if body is None else self._judged(replies[body]) for body in bodies]
         self._warn(replies.values(), answers)
         return reward_output(answers)
 
@@ -159,7 +149,11 @@ class VlmJudge(ServerReward):
         key = hashlib.sha256(shown(self.url).encode() + b"\n" + body).hexdigest()
         return Path(self.cache or "") / key[:2] / f"{key[2:]}.json"
 
-    def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
+    def _body(self, record: PromptRecord, sample: Tensor) -> bytes | None:
+        """None for a record that the question does not fit."""
+        question = self._rubric.question_about(record)
+        if question is None:
+            return None
         images = [read_image(path) for path in record.source_images] if self._rubric.source else []
         urls = [f"data:image/{self.image_format};base64,{self.encoded(image)}" for image in [*images, to_pil(sample)]]
         hint = "Answer with one word, Yes or No."
@@ -168,7 +162,7 @@ class VlmJudge(ServerReward):
             hint += " End with a line of Score: and the number."
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
-        return json.dumps({"model": model, "messages": messages, **self.settings}, sort_keys=True).encode()
+        return json.dumps({"model": self.model, "messages": messages, **self.settings}, sort_keys=True).encode()
 
     def _judged(self, reply: Reply | RequestError) -> Scored | RequestError:
         if isinstance(reply, RequestError):
