@@ -139,9 +139,8 @@ class Origin:
 
     def _unavailable(self, why: object) -> UserError:
         first = (str(why).strip() or type(why).__name__).splitlines()[0].rstrip(".")
-        return UserError(
-            f"{self._named}, which is not on this machine and cannot be downloaded: {first}. {self._remedy}"
-        )
+        what = "which is not on this machine and cannot be downloaded"
+        return UserError(f"{self._named}, {what}: {first}. {self._remedy}")
 
     @property
     def _named(self) -> str:

@@ -42,7 +42,17 @@ def load_features(name: str) -> Features:
     function = load_attribute(name, "the features of the reward votes")
     if not callable(function):
         raise UserError(f"features: {name!r} must be a function (prompts, pictures) -> [B, d], it is {function!r}")
-    return _checked_features(name, function)
+
+    def features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        output = function(prompts, samples)
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(samples):
+            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(output)}")
+        output = output.detach().cpu().double()
+        if not output.isfinite().all():
+            raise UserError(f"features: {name!r} returned numbers that are not finite")
+        return output
+
+    return features
 
 
 def pixel_features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
@@ -68,19 +78,6 @@ def _mean_difference(values: Tensor) -> Tensor:
     """Mean difference of neighbouring pixels; 0 for a picture of one pixel."""
     down, right = values.diff(dim=0).abs(), values.diff(dim=1).abs()
     return (down.sum() + right.sum()) / max(1, down.numel() + right.numel())
-
-
-def _checked_features(name: str, function: Features) -> Features:
-    def features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        output = function(prompts, samples)
-        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(samples):
-            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(output)}")
-        output = output.detach().cpu().double()
-        if not output.isfinite().all():
-            raise UserError(f"features: {name!r} returned numbers that are not finite")
-        return output
-
-    return features
 
 
 Values = NDArray[np.float64]
@@ -110,10 +107,8 @@ def logistic_ridge(differences: Values, preference: ArrayLike, ridge: float, sta
 
     That is a Bradley-Terry model whose scores are linear in features, with no constant because swapping the sides must
     swap the probabilities. Newton's method; steps are halved until they do not make it worse, so that it converges from
-    anywhere (the function is strictly concave). Raises ValueError for a ridge that is not above 0.
+    anywhere (the function is strictly concave: ``ridge`` > 0).
     """
-    if not ridge > 0:
-        raise ValueError(f"a ridge must be above 0, got {ridge}")
     y = np.asarray(preference, dtype=np.float64)
     w = np.zeros(differences.shape[1]) if start is None else start.copy()
     value = _objective(differences, y, w, ridge)
