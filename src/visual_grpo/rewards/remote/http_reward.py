@@ -205,8 +205,9 @@ class HttpReward(ServerReward):
             )
 
         def body(rows: Sequence[int]) -> bytes:
+            content = self._protocol.body(batch(rows))
             try:
-                return json.dumps(self._protocol.body(batch(rows)), allow_nan=False).encode()
+                return json.dumps(content, allow_nan=False).encode()
             except (TypeError, ValueError) as error:
                 ids = ", ".join(repr(prompts[row].id) for row in rows[:5])
                 raise UserError(f"http: the metadata of the records {ids} is no JSON: {error}") from error
