@@ -6,7 +6,8 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -205,9 +206,10 @@ class Encoder:
         return model
 
     def _load(self, folder: Path) -> Any:
-        model, report = self._from_pretrained(
-            self.model_class, folder, dtype=self.dtype, use_safetensors=True, output_loading_info=True
-        )
+        with self._loading(self.model_class, folder):
+            model, report = getattr(transformers, self.model_class).from_pretrained(
+                folder, dtype=self.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
         if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
             raise UserError(
                 f"{self.origin.reward}: {folder} is no complete {self.model_class}: it lacks {len(missing)} of its"
@@ -217,11 +219,14 @@ class Encoder:
 
     @cached_property
     def processor(self) -> Any:
-        return self._from_pretrained(self.processor_class, self.processing.folder())
+        folder, processor_class = self.processing.folder(), getattr(transformers, self.processor_class)
+        with self._loading(self.processor_class, folder):
+            return processor_class.from_pretrained(folder, local_files_only=True)
 
-    def _from_pretrained(self, class_name: str, folder: Path, **options: Any) -> Any:
+    @contextmanager
+    def _loading(self, class_name: str, folder: Path) -> Iterator[None]:
         try:
-            return getattr(transformers, class_name).from_pretrained(folder, local_files_only=True, **options)
+            yield
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             raise UserError(
                 f"{self.origin.reward}: the {class_name} in {folder} cannot be loaded: {error}\nIts files are damaged"
