@@ -113,11 +113,6 @@ def whole(reward: FunctionReward, prompts: Sequence[PromptRecord], samples: Sequ
     return {"values": output.values, **output.parts, **ratios}
 
 
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], rows: Sequence[int]) -> bool:
-    """Bit for bit, where ``other`` has the rows ``rows`` of ``one``; NaN equals NaN."""
-    return all(torch.equal(one[name][list(rows)].nan_to_num(9e9), other[name].nan_to_num(9e9)) for name in other)
-
-
 def chosen_rows(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
     """Rows that must be scored as in the whole batch: all in other orders, single ones, and some together.
 
@@ -151,7 +146,8 @@ def test_order_and_neighbours_do_not_matter(
     torch.manual_seed(2)
     for chosen in chosen_rows(reward, rows):
         found = whole(reward, [rows[row] for row in chosen], [samples[row] for row in chosen])
-        assert same(all_rows, found, chosen), chosen
+        expected = {name: all_rows[name][chosen] for name in found}
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     # The callable itself: what it is given here are not the copies that a run gives it.
     given = make(len(rows))
     reward.function(rows, given)
