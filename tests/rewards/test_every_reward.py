@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision import models
 
 from tests.rewards.learned import tiny
-from visual_grpo.common.images import to_pil, to_tensor
+from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
@@ -23,7 +24,6 @@ from visual_grpo.starter.shapes.draw import draw as draw_shape
 
 SIDE = 64
 """Pixels."""
-GROUPS = (3, 2, 4)
 
 ELSEWHERE = {"votes", "http", "vlm_judge"}
 """Of people's choices (tests/rewards/votes), or scored by another program (tests/rewards/remote)."""
@@ -45,10 +45,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     folder = tmp_path_factory.mktemp("weights")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        sizes = {"0": (8, 1024), "2": (1024, 128), "4": (128, 64), "6": (64, 16), "7": (16, 1)}
-        layers = nn.ModuleDict({number: nn.Linear(*pair) for number, pair in sizes.items()})
         torch.save(models.alexnet().state_dict(), folder / "backbone.pth")
-    torch.save(nn.ModuleDict({"layers": layers}).state_dict(), folder / "aesthetic-model.pth")
+    torch.save(tiny.perceptron().state_dict(), folder / "aesthetic-model.pth")
     return {
         "clip": str(tiny.saved_clip(folder / "clip")),
         "dino": str(tiny.saved_dino(folder / "dino")),
@@ -58,38 +56,26 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
-    """Each with all that any reward reads."""
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[PromptRecord]:
+    """Groups of 3, 2 and 4 samples of records, each with all that any reward reads."""
     folder = tmp_path_factory.mktemp("records")
-    found = []
+    found: list[PromptRecord] = []
     for number, (color, shape) in enumerate([("red", "circle"), ("blue", "square"), ("green", "triangle")]):
-        paths = {kind: folder / f"{kind}{number}.png" for kind in ("source", "target")}
-        for offset, path in enumerate(paths.values()):
-            to_pil(tiny.picture(100 + 2 * number + offset, SIDE, SIDE)).save(path)
-        found.append(
-            PromptRecord(
-                id=f"r{number}",
-                prompt=f'a {color} {shape} that says "CAT {number}"',
-                target_image=paths["target"],
-                source_images=(paths["source"],),
-                metadata={
-                    "color": color,
-                    "shape": shape,
-                    "position": "center",
-                    "size": "small",
-                    "objects": [{"label": "spot", "color": color, "position": "left"}],
-                    "region": [[0, 0, 0.5, 0.5 + number / 10]],
-                    "box": [10, 10, 60, 60],
-                    "points": [[20, 20]],
-                },
-            )
-        )
+        source, target = (tiny.picture(100 + 2 * number + offset, SIDE, SIDE) for offset in (0, 1))
+        prompt = f'a {color} {shape} that says "CAT {number}"'
+        metadata = {
+            "color": color,
+            "shape": shape,
+            "position": "center",
+            "size": "small",
+            "objects": [{"label": "spot", "color": color, "position": "left"}],
+            "region": [[0, 0, 0.5, 0.5 + number / 10]],
+            "box": [10, 10, 60, 60],
+            "points": [[20, 20]],
+        }
+        record = tiny.record(f"r{number}", prompt, folder, source=source, target=target)
+        found += [replace(record, metadata=metadata)] * (3, 2, 4)[number]
     return found
-
-
-@pytest.fixture(scope="module")
-def rows(records: list[PromptRecord]) -> list[PromptRecord]:
-    return [record for record, size in zip(records, GROUPS, strict=True) for _ in range(size)]
 
 
 def images(count: int) -> list[Tensor]:
@@ -99,8 +85,7 @@ def images(count: int) -> list[Tensor]:
 
 
 def _shape(number: int) -> Tensor:
-    drawn = draw_shape(COMBINATIONS[7 * number % len(COMBINATIONS)], SIDE, SIDE, random.Random(number))
-    return to_tensor(drawn)
+    return to_tensor(draw_shape(COMBINATIONS[7 * number % len(COMBINATIONS)], SIDE, SIDE, random.Random(number)))
 
 
 def _word(number: int) -> Tensor:
@@ -128,28 +113,19 @@ def whole(reward: FunctionReward, prompts: Sequence[PromptRecord], samples: Sequ
     return {"values": output.values, **output.parts, **ratios}
 
 
-def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor], rows: Sequence[int]) -> bool:
-    """Bit for bit, where ``other`` has the rows ``rows`` of ``one``; NaN equals NaN."""
-    return all(torch.equal(one[name][list(rows)].nan_to_num(9e9), other[name].nan_to_num(9e9)) for name in other)
+def chosen_rows(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
+    """Rows that must be scored as in the whole batch: all in other orders, single ones, and some together.
 
+    Samples of a prompt stay together for a reward that compares them.
+    """
+    drawn = random.Random(0)
+    groups = groups_of(prompts) if reward.needs.whole_groups else [[row] for row in range(len(prompts))]
 
-def orders(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
-    """Permutations of the rows; of a reward that compares the samples of a prompt, those that keep it together."""
-    generator, found = torch.Generator().manual_seed(0), []
-    for _ in range(2):
-        groups = groups_of(prompts)
-        mixed = [[group[i] for i in torch.randperm(len(group), generator=generator)] for group in groups]
-        shuffled = [row for i in torch.randperm(len(mixed), generator=generator) for row in mixed[i]]
-        free = torch.randperm(len(prompts), generator=generator).tolist()
-        found.append(shuffled if reward.needs.whole_groups else free)
-    return found
+    def mixed() -> list[int]:
+        return [row for group in drawn.sample(groups, len(groups)) for row in drawn.sample(group, len(group))]
 
-
-def parts(reward: FunctionReward, prompts: Sequence[PromptRecord]) -> list[list[int]]:
-    """Rows that must be scored as in the whole batch: single ones and some together."""
-    if reward.needs.whole_groups:
-        return groups_of(prompts)
-    return [*([row] for row in range(len(prompts))), [7, 1], [0, 3, 4, 8, 2]]
+    some = [] if reward.needs.whole_groups else [[7, 1], [0, 3, 4, 8, 2]]
+    return [mixed(), mixed(), *groups, *some]
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN.keys() - ELSEWHERE))
@@ -168,9 +144,10 @@ def test_order_and_neighbours_do_not_matter(
     assert not all_rows["values"].isnan().any()
     assert len(all_rows["values"].unique()) > 1, "the test would see nothing"
     torch.manual_seed(2)
-    for chosen in [*orders(reward, rows), *parts(reward, rows)]:
+    for chosen in chosen_rows(reward, rows):
         found = whole(reward, [rows[row] for row in chosen], [samples[row] for row in chosen])
-        assert same(all_rows, found, chosen), chosen
+        expected = {name: all_rows[name][chosen] for name in found}
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     # The callable itself: what it is given here are not the copies that a run gives it.
     given = make(len(rows))
     reward.function(rows, given)

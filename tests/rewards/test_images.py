@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tests.rewards.learned import tiny
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_pil
-from visual_grpo.common.types import PromptRecord, RewardOutput
-from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, FineNoise, GroupDiversity, JpegSizeReward
-from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.rewards.target import KeptRegion, MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
+
+RECORD = PromptRecord(id="x", prompt="")
 
 
 def noise(seed: int = 0, side: int = 32) -> Tensor:
@@ -30,8 +32,7 @@ def flat(value: int, side: int = 32) -> Tensor:
 
 
 def record(folder: Path, name: str, target: Tensor) -> PromptRecord:
-    to_pil(target).save(folder / f"{name}.png")
-    return PromptRecord(id=name, prompt=name, target_image=folder / f"{name}.png")
+    return tiny.record(name, folder=folder, target=target)
 
 
 def test_pixel_and_psnr_by_hand(tmp_path: Path) -> None:
@@ -43,149 +44,101 @@ def test_pixel_and_psnr_by_hand(tmp_path: Path) -> None:
 
 def test_the_target_itself_is_best(tmp_path: Path) -> None:
     records = [record(tmp_path, "a", noise(0)), record(tmp_path, "b", noise(1))]
-    own, swapped = [noise(0), noise(1)], [noise(1), noise(0)]
-    assert PixelReward()(records, own).tolist() == [1, 1]
-    assert PsnrReward()(records, own).tolist() == [60, 60]
-    assert SsimReward()(records, own).tolist() == pytest.approx([1, 1])
-    for reward in (PixelReward(), PsnrReward(), SsimReward()):
+    for reward, best in ((PixelReward(), 1), (PsnrReward(), 60), (SsimReward(), 1)):
         assert reward.needs.target
-        assert (reward(records, swapped) < reward(records, own)).all()
+        assert reward(records, [noise(0), noise(1)]).tolist() == pytest.approx([best, best])
+        assert (reward(records, [noise(1), noise(0)]) < best).all()
 
 
-def test_targets_of_another_size_or_missing_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'x'.*x.png is \[3, 64, 64\].*sample \[3, 32, 32\]"):
-        PixelReward()([record(tmp_path, "x", flat(0, side=64))], [flat(0)])
-    with pytest.raises(UserError, match="'bare' has no target_image"):
-        SsimReward()([PromptRecord(id="bare", prompt="")], [flat(0)])
-    with pytest.raises(UserError, match=r"at least 11 pixels a side, got \[10, 10\]"):
-        SsimReward()([record(tmp_path, "y", flat(0, side=10))], [flat(0, side=10)])
+@pytest.mark.parametrize(
+    ("reward", "sides", "complaint"),
+    [
+        (PixelReward(), (64, 32), r"'x'.*x-target.png is \[3, 64, 64\].*sample \[3, 32, 32\]"),
+        (SsimReward(), (10, 10), r"at least 11 pixels a side, got \[10, 10\]"),
+        (FineNoise(), (2, 2), r"at least 3 x 3 pixels, got \[2, 2\]"),
+        (MsSsimReward(), (160, 160), r"at least 161 pixels a side, got .*\[160, 160\]"),
+    ],
+)
+def test_impossible_sizes_are_told(tmp_path: Path, reward: Any, sides: tuple[int, int], complaint: str) -> None:
+    target, sample = (flat(0, side) for side in sides)
+    with pytest.raises(UserError, match=complaint):
+        reward([record(tmp_path, "x", target)], [sample])
 
 
 def test_jpeg_size_is_that_of_a_jpeg_file(tmp_path: Path) -> None:
-    prompts = [PromptRecord(id="x", prompt="")] * 2
-    plain, busy = JpegSizeReward()(prompts, [flat(9, 64), noise(0, 64)]).tolist()
+    plain, busy = JpegSizeReward()([RECORD] * 2, [flat(9, 64), noise(0, 64)]).tolist()
     assert plain > busy  # smaller is better
     to_pil(noise(0, 64)).save(tmp_path / "x.jpg", quality=95)
     assert -busy == pytest.approx((tmp_path / "x.jpg").stat().st_size / 1000)
 
 
 def test_edge_density_counts_the_pixels_along_an_edge() -> None:
-    half = flat(0)
-    half[:, :, 16:] = 255
-    density = EdgeDensity()([PromptRecord(id="x", prompt="")] * 2, [flat(80), half])
-    assert density == [0, pytest.approx(2 / 32)]  # the two columns on either side
-    weak = flat(100)
-    weak[:, :, 16:] = 150  # rises by 50 / 255 over two pixels: 0.098 a pixel
-    assert EdgeDensity()([PromptRecord(id="x", prompt="")], [weak]) == [0]
-    weak[:, :, 16:] = 152
-    assert EdgeDensity()([PromptRecord(id="x", prompt="")], [weak]) == [pytest.approx(2 / 32)]
+    # A step of 50 rises by 50 / 255 over two pixels: 0.098 a pixel, and one of 52 by 0.102.
+    images = [flat(80) for _ in range(4)]
+    for image, step in zip(images, (0, 50, 52, 175), strict=True):
+        image[:, :, 16:] += step
+    assert EdgeDensity()([RECORD] * 4, images) == [0, 0, pytest.approx(2 / 32), pytest.approx(2 / 32)]
 
 
 def test_colour_entropy_in_bits() -> None:
     quarters = flat(0)
     quarters[0, :16] = 255
     quarters[2, :, 16:] = 255
-    assert ColourEntropy()([PromptRecord(id="x", prompt="")] * 2, [flat(7), quarters]) == [
-        0,
-        pytest.approx(2),
-    ]
     shades = flat(31)
     shades[:, :16] = 32  # another of 8 levels
-    assert ColourEntropy()([PromptRecord(id="x", prompt="")], [shades]) == [pytest.approx(1)]
+    found = ColourEntropy()([RECORD] * 3, [flat(7), quarters, shades])
+    assert found == [0, pytest.approx(2), pytest.approx(1)]
 
 
 def test_source_ssim_is_of_the_nearest_source_and_unscored_without_one(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}.png" for number in range(2)]
-    for number, path in enumerate(paths):
-        to_pil(noise(number)).save(path)
-    both = PromptRecord(id="both", prompt="edit", source_images=tuple(paths))
-    first = PromptRecord(id="first", prompt="edit", source_images=(paths[0],))
-    none = PromptRecord(id="none", prompt="a cat")
-    values = SourceSsim()([both, both, first, first, none], [noise(0), noise(1), noise(0), noise(1), noise(0)])
+    first, second = (tiny.record(str(seed), folder=tmp_path, source=noise(seed)) for seed in (0, 1))
+    both = replace(first, id="both", source_images=first.source_images + second.source_images)
+    values = SourceSsim()([both, both, first, first, RECORD], [noise(0), noise(1), noise(0), noise(1), noise(0)])
     assert values[:3].tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert values[3] < 0.5
     assert values[4].isnan()
-    assert not FunctionReward("source_ssim", SourceSsim()).needs.target
-
-
-def smoothed(image: Tensor, window: Tensor) -> Tensor:
-    """[3, h, w] filtered with a window [k, k] at every position where it fits whole."""
-    patches = image.unfold(1, len(window), 1).unfold(2, len(window), 1)
-    return (patches * window).sum((-2, -1))
 
 
 def luminance_and_structure(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Per channel, the means of SSIM and of its contrast-structure term (Wang et al. 2004, equations 6 to 13)."""
+
+    def smoothed(image: Tensor) -> Tensor:
+        return F.conv2d(image[:, None], window[None, None])[:, 0]
+
     line = torch.exp(-((torch.arange(11, dtype=torch.float64) - 5) ** 2) / (2 * 1.5**2))
     window = torch.outer(line, line) / line.sum() ** 2
-    mean_one, mean_other = smoothed(one, window), smoothed(other, window)
-    variances = [smoothed(x**2, window) - mean**2 for x, mean in ((one, mean_one), (other, mean_other))]
-    covariance = smoothed(one * other, window) - mean_one * mean_other
+    mean_one, mean_other = smoothed(one), smoothed(other)
+    variances = [smoothed(x**2) - mean**2 for x, mean in ((one, mean_one), (other, mean_other))]
+    covariance = smoothed(one * other) - mean_one * mean_other
     structure = (2 * covariance + 0.03**2) / (sum(variances) + 0.03**2)
     luminance = (2 * mean_one * mean_other + 0.01**2) / (mean_one**2 + mean_other**2 + 0.01**2)
     return (luminance * structure).mean((1, 2)), structure.mean((1, 2))
 
 
-def halved(image: Tensor) -> Tensor:
-    return image.unfold(1, 2, 2).unfold(2, 2, 2).mean((-2, -1))
-
-
-def similar_pair(side: int) -> tuple[Tensor, Tensor]:
-    target = noise(0, side // 16).repeat_interleave(16, 1).repeat_interleave(16, 2)
-    return target, (0.8 * target + 0.2 * noise(1, side)).to(torch.uint8)
-
-
 def test_ssim_and_ms_ssim_follow_their_papers(tmp_path: Path) -> None:
-    target, sample = similar_pair(192)
+    target = noise(0, 12).repeat_interleave(16, 1).repeat_interleave(16, 2)
+    sample = (0.8 * target + 0.2 * noise(1, 192)).to(torch.uint8)
     one, other = sample.double() / 255, target.double() / 255
     expected, whole = torch.ones(3, dtype=torch.float64), luminance_and_structure(one, other)[0]
     for level, weight in enumerate((0.0448, 0.2856, 0.3001, 0.2363, 0.1333)):  # Wang et al. 2003, section 3.2
         similarity, structure = luminance_and_structure(one, other)
         expected *= (similarity if level == 4 else structure) ** weight
-        one, other = halved(one), halved(other)
+        one, other = F.avg_pool2d(one, 2), F.avg_pool2d(other, 2)
     prompts = [record(tmp_path, "x", target)]
     assert SsimReward()(prompts, [sample]).item() == pytest.approx(whole.mean().item(), abs=1e-4)
     assert MsSsimReward()(prompts, [sample]).item() == pytest.approx(expected.mean().item(), abs=1e-4)
     assert abs(whole.mean() - expected.mean()) > 0.1
+    least = noise(0, 161)
+    assert MsSsimReward()([record(tmp_path, "least", least)], [least]).item() == pytest.approx(1)
 
 
-def test_ms_ssim_tells_the_least_size(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"at least 161 pixels a side, got .*\[160, 160\]"):
-        MsSsimReward()([record(tmp_path, "s", noise(0, 160))], [noise(1, 160)])
-    assert MsSsimReward()([record(tmp_path, "l", noise(0, 161))], [noise(0, 161)]).item() == pytest.approx(1)
-
-
-RECORD = PromptRecord(id="x", prompt="")
-
-
-def judged(*samples: Tensor) -> RewardOutput:
-    return FineNoise()([RECORD] * len(samples), samples)
-
-
-def grey(values: Tensor) -> Tensor:
-    return values.round().clamp(0, 255).to(torch.uint8).expand(3, *values.shape)
-
-
-@pytest.mark.parametrize("deviation", [4.0, 10.0, 25.0])
-def test_the_noise_that_was_added_is_found(deviation: float) -> None:
-    drawn = torch.randn(128, 128, generator=torch.Generator().manual_seed(0)) * deviation
-    ramp = torch.linspace(90, 160, 128)[None] + torch.linspace(-20, 20, 128)[:, None]
-    assert -judged(grey(ramp + drawn)).values.item() == pytest.approx(deviation, rel=0.04)
-    assert -judged(grey(ramp)).values.item() < 0.7, "a slope is no noise, but for its rounding"
-
-
-def test_a_single_pixel_by_hand() -> None:
-    dot = torch.zeros(5, 5)
-    dot[2, 2] = 90
-    output = judged(grey(dot))
+def test_the_noise_of_a_single_pixel_by_hand() -> None:
+    dot = torch.zeros(3, 5, 5, dtype=torch.uint8)
+    dot[:, 2, 2] = 90
+    output = FineNoise()([RECORD], [dot])
     assert output.values.item() == pytest.approx(-math.sqrt(math.pi / 2) / 6 * 16 * 90 / 9)
     # The Laplacian is -360 at the dot, 90 at its four neighbours and 0 at the corners: their mean is 0.
     assert output.parts["sharpness"].item() == pytest.approx((360**2 + 4 * 90**2) / 9)
-
-
-def test_an_image_that_is_too_small_is_refused() -> None:
-    with pytest.raises(UserError, match=r"at least 3 x 3 pixels, got \[2, 9\]"):
-        judged(torch.zeros(3, 2, 9, dtype=torch.uint8))
 
 
 A, B, ALONE = (PromptRecord(id=name, prompt="") for name in ("a", "b", "alone"))
@@ -212,10 +165,7 @@ def even(value: int) -> Tensor:
 
 @pytest.fixture
 def edit(tmp_path: Path) -> PromptRecord:
-    to_pil(even(51)).save(tmp_path / "source.png")
-    return PromptRecord(
-        id="e", prompt="edit", source_images=(tmp_path / "source.png",), metadata={"region": UPPER_LEFT}
-    )
+    return replace(tiny.record("e", folder=tmp_path, source=even(51)), metadata={"region": UPPER_LEFT})
 
 
 def scored(record: PromptRecord, sample: Tensor, **metadata: Any) -> float:
@@ -245,28 +195,18 @@ def test_without_a_region_or_without_an_outside_a_record_is_unscored(edit: Promp
     assert math.isnan(scored(edit, even(0), region=[[0, 0, 1, 0.5], [0, 0.5, 1, 1]])), "all is edited"
 
 
-@pytest.mark.parametrize(
-    "region",
-    [
-        [0, 0, 0.5, 0.5],
-        [],
-        "upper left",
-        [[0, 0, 0.5]],
-        [[0.5, 0, 0.5, 1]],
-        [[0, 0, 0.5, "1"]],
-        [[0, 0, 0.5, True]],
-        [[0, 0, float("nan"), 1]],
-    ],
-)
-def test_malformed_boxes_are_refused_by_record(edit: PromptRecord, region: Any) -> None:
-    with pytest.raises(UserError, match=r"record 'e' has metadata region .*; expected a list of boxes \[top, left"):
-        RewardSet({"kept": (KeptRegion(), 1.0)}).check_records([edit, replace(edit, metadata={"region": region})])
+def test_malformed_boxes_are_refused_by_record(edit: PromptRecord) -> None:
+    boxes = [[0, 0, 0.5], [0.5, 0, 0.5, 1], [0, 0, 0.5, "1"], [0, 0, 0.5, True], [0, 0, math.nan, 1]]
+    for region in ([0, 0, 0.5, 0.5], [], "upper left", *([box] for box in boxes)):
+        with pytest.raises(UserError, match=r"record 'e' has metadata region .*; expected a list of boxes \[top, left"):
+            KeptRegion().check_records([edit, replace(edit, metadata={"region": region})])
 
 
 def test_records_that_cannot_be_judged_are_refused(edit: PromptRecord) -> None:
-    rewards = RewardSet({"kept": (KeptRegion(), 1.0)})
-    rewards.check_records([edit, replace(edit, metadata={})])
+    KeptRegion().check_records([edit, replace(edit, metadata={})])
     with pytest.raises(UserError, match="record 'e' has a region but no source_image"):
-        rewards.check_records([replace(edit, source_images=())])
+        KeptRegion().check_records([replace(edit, source_images=())])
+    with pytest.raises(UserError, match="'x' has no target_image"):
+        SsimReward()([RECORD], [flat(0)])
     with pytest.raises(UserError, match=r"is \[3, 8, 10\] and the sample \[3, 8, 8\]"):
         KeptRegion()([edit], [even(0)[:, :, :8]])

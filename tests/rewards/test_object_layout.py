@@ -11,7 +11,6 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.object_layout import COLOURS, ObjectLayout, _lab, colour_of
 
 HERE = "tests.rewards.test_object_layout"
@@ -33,7 +32,7 @@ def squares(image: Tensor) -> list[Any]:
 
 
 def rubbish(image: Tensor) -> Any:
-    return {0: None, 1: [("dog", (0, 0, 5, 5), 1)], 2: [("dog", 0.5)], 3: [(7, (0, 0, 1, 1), 1)]}[int(image[0, 0, 0])]
+    return [None, [("dog", (0, 0, 5, 5), 1)], [("dog", 0.5)], [(7, (0, 0, 1, 1), 1)]][int(image[0, 0, 0])]
 
 
 def scene(*placed: tuple[str, int, int], faint: bool = False) -> Tensor:
@@ -81,14 +80,10 @@ def test_faint_detections_do_not_count() -> None:
 
 
 def test_colours_by_name() -> None:
-    named = {"black": 20, "white": 240, "grey": 120}
-    for name, level in named.items():
-        assert colour_of(torch.full((3, 4, 4), level, dtype=torch.uint8)) == name
-    for name, rgb in [(name, rgb) for name, typical in COLOURS.items() for rgb in typical]:
-        assert colour_of(torch.tensor(rgb, dtype=torch.uint8)[:, None, None]) == name
-    between = {"red": (160, 10, 20), "blue": (20, 20, 160), "green": (20, 120, 20), "yellow": (255, 255, 90)}
-    for name, rgb in between.items():
-        assert colour_of(torch.tensor(rgb, dtype=torch.uint8)[:, None, None]) == name
+    between = [("red", (160, 10, 20)), ("blue", (20, 20, 160)), ("green", (20, 120, 20)), ("yellow", (255, 255, 90))]
+    between += [(name, (level,) * 3) for name, level in (("black", 20), ("white", 240), ("grey", 120))]
+    for name, rgb in [*between, *((name, rgb) for name, typical in COLOURS.items() for rgb in typical)]:
+        assert colour_of(torch.tensor(rgb, dtype=torch.uint8)[:, None, None].expand(3, 4, 4)) == name
     # The primary red of sRGB in CIELAB, as CIE's formulas give it.
     assert _lab(torch.tensor([255.0, 0, 0]).double()).tolist() == pytest.approx([53.24, 80.09, 67.20], abs=0.01)
 
@@ -104,16 +99,14 @@ def test_colours_by_name() -> None:
     ],
 )
 def test_malformed_objects_are_refused_by_record(objects: Any, told: str) -> None:
-    rewards = RewardSet({"objects": (ObjectLayout(detector=f"{HERE}:squares"), 1.0)})
-    good = asking({"label": "dog"})
-    rewards.check_records([good, PromptRecord(id="n", prompt="")])
+    reward, good = ObjectLayout(detector=f"{HERE}:squares"), asking({"label": "dog"})
+    reward.check_records([good, PromptRecord(id="n", prompt="")])
     with pytest.raises(UserError, match=f"record 'o': its metadata objects .*{told}"):
-        rewards.check_records([good, replace(good, metadata={"objects": objects})])
+        reward.check_records([good, replace(good, metadata={"objects": objects})])
 
 
 @pytest.mark.parametrize("kind", range(4))
 def test_what_a_detector_may_not_return(kind: int) -> None:
+    reward, image = ObjectLayout(detector=f"{HERE}:rubbish"), torch.full((3, 4, 4), kind, dtype=torch.uint8)
     with pytest.raises(UserError, match=r"the detector must return a list of \(label, \(top, left, bottom, right\)"):
-        ObjectLayout(detector=f"{HERE}:rubbish")(
-            [asking({"label": "dog"})], [torch.full((3, 4, 4), kind, dtype=torch.uint8)]
-        )
+        reward([asking({"label": "dog"})], [image])

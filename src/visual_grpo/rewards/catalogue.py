@@ -58,10 +58,7 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
 
 
 def transport_of(name: str, function: str | None) -> frozenset[str]:
-    """Returns a reward's attribute ``transport``: options that say how a server is asked and cannot affect a score.
-
-    Empty for a reward whose code cannot be loaded.
-    """
+    """A reward's options that say how a server is asked and cannot affect a score; none if it cannot be loaded."""
     try:
         return frozenset(getattr(load_function(function or BUILT_IN.get(name, "")), "transport", ()))
     except UserError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -15,14 +14,7 @@ from torch import Tensor
 from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
 from visual_grpo.common.images import is_image
-from visual_grpo.common.types import (
-    Fraction,
-    PromptRecord,
-    RewardOutput,
-    Sample,
-    Scores,
-    weighted_total,
-)
+from visual_grpo.common.types import Fraction, PromptRecord, RewardOutput, Sample, Scores, weighted_total
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 
 RAW = "raw"
@@ -40,11 +32,6 @@ class ClipAndConditions:
 
     Conditioned rewards of GDPO (arXiv 2601.05242): an easy reward is worth nothing without a hard one.
     """
-
-    @property
-    def changes(self) -> bool:
-        """Returns True if any score may be changed."""
-        return self.clip != (None, None) or bool(self.only_where)
 
     def check(self, name: str, weight: float, rewards: Mapping[str, object]) -> None:
         """Raises UserError if this cannot be applied to the reward ``name`` of this weight among ``rewards``."""
@@ -65,10 +52,7 @@ class ClipAndConditions:
             )
 
     def apply(self, values: Tensor, weight: float, scored: Mapping[str, Tensor]) -> Tensor:
-        """Returns the [B] scores that count; NaN if the sample, or a condition on it, is unscored.
-
-        ``scored`` has the raw scores of every reward.
-        """
+        """The [B] scores that count, by all rewards' raw scores; NaN where the sample or a condition is unscored."""
         low, high = self.clip
         if low is not None or high is not None:
             values = values.clamp(low, high)
@@ -97,12 +81,15 @@ class RewardSet:
         counting: Mapping[str, ClipAndConditions] = MappingProxyType({}),
     ) -> None:
         for name, (_, weight) in rewards.items():
-            _check(name, weight)
+            if name == "total" or "/" in name:
+                raise UserError(f"a reward cannot be named {name!r}: 'total' and '/' name results in the reports")
+            if not math.isfinite(weight):
+                raise UserError(f"the weight of reward {name!r} must be a finite number, got {weight}")
         if not any(weight for _, weight in rewards.values()):
             raise UserError(f"nothing to optimise: the rewards {sorted(rewards)} all have weight 0; give one a weight")
         self.weights = {name: float(weight) for name, (_, weight) in rewards.items()}
         self.functions = {name: _named(name, function) for name, (function, _) in rewards.items()}
-        self.counting = {name: rule for name, rule in counting.items() if rule.changes}
+        self.counting = {name: rule for name, rule in counting.items() if rule != ClipAndConditions()}
         for name, rule in self.counting.items():
             rule.check(name, self.weights[name], rewards)
 
@@ -111,26 +98,20 @@ class RewardSet:
         return self.begin(prompts, samples)()
 
     def begin(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
-        """Starts the rewards that wait for other processes; returns a function that computes the rest and all scores.
-
-        Call that function before the next ``begin``: a reward judges one batch at a time.
-        """
+        """Starts the rewards that wait for other processes; returns a function that computes the rest and all scores,
+        to be called before the next ``begin``."""
         begun = {
             name: in_thread(partial(function, prompts, samples), f"reward-{name}")
             for name, function in self.functions.items()
             if function.waits
         }
-        return partial(self._finish, begun, prompts, samples)
 
-    def _finish(
-        self,
-        begun: Mapping[str, Future[RewardOutput]],
-        prompts: Sequence[PromptRecord],
-        samples: Sequence[Sample],
-    ) -> Scores:
-        computed = {name: function(prompts, samples) for name, function in self.functions.items() if name not in begun}
-        outputs = computed | {name: future.result() for name, future in begun.items()}
-        return self.combined({name: outputs[name] for name in self.weights})
+        def finish() -> Scores:
+            here = {name: function(prompts, samples) for name, function in self.functions.items() if name not in begun}
+            outputs = here | {name: future.result() for name, future in begun.items()}
+            return self.combined({name: outputs[name] for name in self.weights})
+
+        return finish
 
     def combined(self, outputs: Mapping[str, RewardOutput]) -> Scores:
         """Combines the outputs of all rewards for the same samples."""
@@ -151,10 +132,7 @@ class RewardSet:
         return any(function.needs.whole_groups for function in self.functions.values())
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
-        """Returns an image sample itself, or the first painting reward's picture of a text, uint8 [3, h, w].
-
-        None for a text that no reward paints.
-        """
+        """An image itself, or the first painting reward's picture of a text, uint8 [3, h, w]; None if none paints."""
         if is_image(sample):
             image: Tensor = sample
             return image
@@ -176,23 +154,24 @@ class RewardSet:
     def check_records(self, records: Iterable[PromptRecord]) -> None:
         """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs."""
         functions = list(self.functions.values())
-        targets = [function.name for function in functions if function.needs.target]
-        sources = [function.name for function in functions if function.needs.source]
         # Several rewards read them: an iterator would be empty for all but the first.
         records = records if isinstance(records, Sequence) else list(records)
         problems = Problems()
         for function in functions:
             with problems.collect():
                 function.check_records(records)
-        with problems.collect():
-            _check_images(targets, "target", [record.id for record in records if record.target_image is None])
-        with problems.collect():
-            _check_images(sources, "source", [record.id for record in records if not record.source_images])
+        missing = {
+            "target": [record.id for record in records if record.target_image is None],
+            "source": [record.id for record in records if not record.source_images],
+        }
+        for kind, ids in missing.items():
+            comparing = [function.name for function in functions if getattr(function.needs, kind)]
+            with problems.collect():
+                _check_images(comparing, kind, ids)
         problems.raise_if_any()
 
 
 def _check_images(rewards: Sequence[str], kind: str, missing: Sequence[str]) -> None:
-    """Raises UserError for records without the target or source image that rewards compare with."""
     if not rewards or not missing:
         return
     without = f"{counted(len(missing), 'record')} {'has' if len(missing) == 1 else 'have'}"
@@ -210,10 +189,3 @@ def _named(name: str, function: PlainReward) -> FunctionReward:
         return function
     # Wraps the callable, whose optional methods are looked up.
     return FunctionReward(name, function.function, max_failed_share=function.budget.share)
-
-
-def _check(name: str, weight: float) -> None:
-    if name == "total" or "/" in name:
-        raise UserError(f"a reward cannot be named {name!r}: 'total' and '/' name results in the reports")
-    if not math.isfinite(weight):
-        raise UserError(f"the weight of reward {name!r} must be a finite number, got {weight}")

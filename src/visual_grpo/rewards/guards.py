@@ -92,7 +92,7 @@ class FineNoise:
         lumas = [_luma(sample) for sample in samples]
         return RewardOutput(
             values=torch.tensor([-_noise(luma) for luma in lumas]),
-            parts={"sharpness": torch.tensor([_sharpness(luma) for luma in lumas])},
+            parts={"sharpness": torch.tensor([float(_filtered(luma, _LAPLACIAN).var(correction=0)) for luma in lumas])},
         )
 
 
@@ -107,10 +107,6 @@ def _noise(luma: Tensor) -> float:
     """From the mean absolute response of the mask, whose standard deviation is 6 times that of the noise; sqrt(pi / 2)
     turns a normal variable's mean absolute value into its standard deviation."""
     return math.sqrt(math.pi / 2) / 6 * float(_filtered(luma, _NOISE).abs().mean())
-
-
-def _sharpness(luma: Tensor) -> float:
-    return float(_filtered(luma, _LAPLACIAN).var(correction=0))
 
 
 def _filtered(luma: Tensor, mask: Sequence[Sequence[float]]) -> Tensor:

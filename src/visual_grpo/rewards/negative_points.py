@@ -23,6 +23,8 @@ from visual_grpo.rewards.segmentation.answer import Answer, AnswerError, draw_an
 
 _MOST, _SPACING = 4, 0.05
 """Of the negatives that the segmenter gets: their number, and their distance as a share of the image's shorter side."""
+Embedded = tuple[Tensor, Any]
+"""An image, uint8 [3, H, W], and its embedding by the segmenter."""
 WEIGHTS = {"iou": 1.0, "contrast": 0.5, "placement": 0.2, "number": 0.05, "format": 0.1, "box": 0.0, "points": 0.0}
 """The weight of each term in the reward.
 
@@ -30,15 +32,6 @@ iou, 0..1: IoU of the answer's mask with the true mask. contrast, -1..1: change 
 to the true points. placement, -1..1, number, -1..0, box and points, 0..1: `placement_term` and so on. format: 1 for an
 answer that can be parsed, else 0.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageEmbedding:
-    """An image and its embedding by the segmenter."""
-
-    pixels: Tensor
-    """uint8 [3, H, W]."""
-    embedding: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +105,15 @@ class NegativePointsReward:
             if not isinstance(weight, int | float):
                 raise UserError(f"reward negative_points: the weight of {term} must be a number, got {weight!r}")
         self.think = think
-        self._images: LRUCache[str, ImageEmbedding] = LRUCache(cache)
+        self._images: LRUCache[str, Embedded] = LRUCache(cache)
         self._queries: LRUCache[tuple[Path, Path | None], Query] = LRUCache(cache)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[TextSample]) -> RewardOutput:
         judged: dict[int, Judgement] = {}
         for name in dict.fromkeys(record.id for record in prompts):
             rows = [row for row, record in enumerate(prompts) if record.id == name]
-            image, query = self._prepare(prompts[rows[0]])
-            judged |= zip(rows, self._judge(image, query, [samples[row] for row in rows]), strict=True)
+            (_, embedding), query = self._prepare(prompts[rows[0]])
+            judged |= zip(rows, self._judge(embedding, query, [samples[row] for row in rows]), strict=True)
         return self._output([judged[row] for row in range(len(prompts))])
 
     def check_machine(self) -> None:
@@ -141,9 +134,9 @@ class NegativePointsReward:
 
     def picture(self, record: PromptRecord, sample: TextSample) -> Tensor:
         """uint8 [3, h, w]: the image with truth and answer, and the masks without and with the negatives."""
-        image, query = self._prepare(record)
-        (judgement,) = self._judge(image, query, [sample])
-        return draw_answer(image.pixels, query.truth, judgement.answer, judgement.fault, judgement.masks)
+        (pixels, embedding), query = self._prepare(record)
+        (judgement,) = self._judge(embedding, query, [sample])
+        return draw_answer(pixels, query.truth, judgement.answer, judgement.fault, judgement.masks)
 
     def masks(self, pixels: Tensor, samples: Sequence[TextSample]) -> list[Tensor | None]:
         """The mask, bool [H, W], of each answer about an image, uint8 [3, H, W], as the reward judges it; no truth is
@@ -158,29 +151,29 @@ class NegativePointsReward:
         masks = iter(self.segmenter.masks(self.segmenter.embed(pixels), prompts) if prompts else ())
         return [next(masks) if isinstance(answer, Answer) else None for answer in parsed]
 
-    def _prepare(self, record: PromptRecord) -> tuple[ImageEmbedding, Query]:
+    def _prepare(self, record: PromptRecord) -> tuple[Embedded, Query]:
         """The record's image, cached by content because records may share it, and the ground truth of its query."""
         content = record.source_images[0].read_bytes()
         image = cached(self._images, lambda content: hashlib.sha256(content).hexdigest())(self._embed)(content)
-        by_files = cached(self._queries, lambda record, image: (record.source_images[0], record.target_image))
-        return image, by_files(self._read_query)(record, image)
+        by_files = cached(self._queries, lambda record, embedding: (record.source_images[0], record.target_image))
+        return image, by_files(self._read_query)(record, image[1])
 
-    def _embed(self, content: bytes) -> ImageEmbedding:
+    def _embed(self, content: bytes) -> Embedded:
         pixels = to_tensor(read_image(io.BytesIO(content)))
-        return ImageEmbedding(pixels=pixels, embedding=self.segmenter.embed(pixels))
+        return pixels, self.segmenter.embed(pixels)
 
-    def _read_query(self, record: PromptRecord, image: ImageEmbedding) -> Query:
+    def _read_query(self, record: PromptRecord, embedding: Any) -> Query:
         assert record.target_image is not None
         box, points = true_box_and_points(record)
-        (positive_mask,) = self.segmenter.masks(image.embedding, [PointPrompt(positives=points, box=box)])
+        (positive_mask,) = self.segmenter.masks(embedding, [PointPrompt(positives=points, box=box)])
         return Query(truth=read_mask(record.target_image), box=box, points=points, positive_mask=positive_mask)
 
-    def _judge(self, image: ImageEmbedding, query: Query, samples: Sequence[TextSample]) -> list[Judgement]:
+    def _judge(self, embedding: Any, query: Query, samples: Sequence[TextSample]) -> list[Judgement]:
         """Judges all answers to a query with one batch of segmenter prompts."""
         parsed = [self._parse(sample, query.size) for sample in samples]
         usable = [(a, self._used_negatives(a, query.size)) for a in parsed if isinstance(a, Answer)]
         prompts = [prompt for answer, used in usable for prompt in _prompts(answer, used, query)]
-        masks = self.segmenter.masks(image.embedding, prompts).view(len(usable), 3, *query.size)
+        masks = self.segmenter.masks(embedding, prompts).view(len(usable), 3, *query.size)
         judged = iter([self._judgement(query, *pair, mask) for pair, mask in zip(usable, masks, strict=True)])
         return [next(judged) if isinstance(answer, Answer) else _unusable(answer, query) for answer in parsed]
 
@@ -241,9 +234,8 @@ def _unusable(error: AnswerError, query: Query) -> Judgement:
 
 def _prompts(answer: Answer, used: tuple[Point, ...], query: Query) -> tuple[PointPrompt, PointPrompt, PointPrompt]:
     """The answer without and with its negatives, and the true points with its negatives."""
-    answered = PointPrompt(positives=answer.points, negatives=used, box=answer.box)
     true = PointPrompt(positives=query.points, negatives=used, box=query.box)
-    return answered.without_negatives(), answered, true
+    return replace(answer.prompt, negatives=()), replace(answer.prompt, negatives=used), true
 
 
 def _counts(mask: Tensor, truth: Tensor) -> tuple[int, int]:
@@ -268,12 +260,10 @@ _BOX_IOU, _BOX_L1, _POINT_L1 = 0.5, 10 / _CANVAS, 100 / _CANVAS
 def placement_term(negatives: Sequence[Point], confused: Tensor, truth: Tensor) -> float:
     """Share of the negatives inside ``confused`` minus share inside ``truth`` (bool [H, W]), -1..1.
 
-    If ``confused`` is empty, no negative is needed: no negatives score 1, and any score minus their share in the truth.
+    No negatives score 1 if ``confused`` is empty, so that none is needed, else 0.
     """
-    if not confused.any() and not negatives:
-        return 1.0
     if not negatives:
-        return 0.0
+        return float(not confused.any())
     return _share_inside(negatives, confused) - _share_inside(negatives, truth)
 
 

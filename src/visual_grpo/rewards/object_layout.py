@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.reward import load_function
 from visual_grpo.rewards.target import Region, is_box
 
+Detection = tuple[str, Region]
+"""Label and box of an object that the detector saw."""
 POSITIONS = ("left", "right", "top", "bottom", "center")
 _KEYS = ("label", "count", "color", "position")
 COLOURS = {
@@ -33,25 +34,6 @@ COLOURS = {
 _TO_XYZ = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
 _WHITE = (0.95047, 1.0, 1.08883)
 """sRGB's white, D65."""
-
-
-@dataclass(frozen=True)
-class RequestedObject:
-    """An object, and what is asked of it; None = anything."""
-
-    label: str
-    count: int | None = None
-    """Exactly so many; None = at least one."""
-    color: str | None = None
-    position: str | None = None
-
-
-@dataclass(frozen=True)
-class Detection:
-    """An object that the detector saw."""
-
-    label: str
-    box: Region
 
 
 class ObjectLayout:
@@ -101,14 +83,14 @@ class ObjectLayout:
         return [detection for detection, score in map(_parse_detection, returned) if score >= self.threshold]
 
 
-def _conditions(requested: RequestedObject, detections: Sequence[Detection], image: Tensor) -> Iterator[bool]:
-    matches = [each for each in detections if each.label.casefold() == requested.label.casefold()]
-    wanted = requested.count or 1
-    yield len(matches) == requested.count if requested.count else bool(matches)
-    if requested.color:
-        yield sum(colour_of(_middle(image, each.box)) == requested.color for each in matches) >= wanted
-    if requested.position:
-        yield sum(requested.position in _places(each.box) for each in matches) >= wanted
+def _conditions(requested: Mapping[str, Any], detections: Sequence[Detection], image: Tensor) -> Iterator[bool]:
+    boxes = [box for label, box in detections if label.casefold() == requested["label"].casefold()]
+    count, color, position = (requested.get(key) for key in ("count", "color", "position"))
+    yield len(boxes) == count if count else bool(boxes)
+    if color:
+        yield sum(colour_of(_middle(image, box)) == color for box in boxes) >= (count or 1)
+    if position:
+        yield sum(position in _places(box) for box in boxes) >= (count or 1)
 
 
 def _middle(image: Tensor, box: Region) -> Tensor:
@@ -131,34 +113,34 @@ def _places(box: Region) -> set[str]:
 
 def _parse_detection(entry: Any) -> tuple[Detection, float]:
     try:
-        label, box, score = entry
-        top, left, bottom, right = map(float, box)
+        label, (top, left, bottom, right), score = entry
+        box = (float(top), float(left), float(bottom), float(right))
         score = float(score)
     except (TypeError, ValueError) as error:
         raise _detection_error(entry) from error
-    if not isinstance(label, str) or not is_box([top, left, bottom, right]) or not 0 <= score <= 1:
+    if not isinstance(label, str) or not is_box(box) or not 0 <= score <= 1:
         raise _detection_error(entry)
-    return Detection(label, (top, left, bottom, right)), score
+    return (label, box), score
 
 
 def _detection_error(got: Any) -> UserError:
-    return UserError(
-        "object_layout: the detector must return a list of (label, (top, left, bottom, right), score) with numbers from"
-        f" 0 to 1, got {got!r}"
-    )
+    expected = "a list of (label, (top, left, bottom, right), score) with numbers from 0 to 1"
+    return UserError(f"object_layout: the detector must return {expected}, got {got!r}")
 
 
-def requested_objects(record: PromptRecord) -> list[RequestedObject]:
+def requested_objects(record: PromptRecord) -> Sequence[Mapping[str, Any]]:
     """Empty if the record has none. Raises UserError, naming the record and the entry, where they are malformed."""
     entries = record.metadata.get("objects")
     if entries is None:
         return []
     if not isinstance(entries, list | tuple) or not entries:
         raise _metadata_error(record, f"are {entries!r}; expected a list of objects")
-    return [_requested_object(record, entry) for entry in entries]
+    for entry in entries:
+        _check_object(record, entry)
+    return entries
 
 
-def _requested_object(record: PromptRecord, entry: Any) -> RequestedObject:
+def _check_object(record: PromptRecord, entry: Any) -> None:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("label"), str):
         raise _metadata_error(record, f"have {entry!r}; expected an object with a label")
     if unknown := [key for key in entry if key not in _KEYS]:
@@ -171,7 +153,6 @@ def _requested_object(record: PromptRecord, entry: Any) -> RequestedObject:
         if entry.get(key) is not None and entry[key] not in names:
             hint = nearest_hint(str(entry[key]), names)
             raise _metadata_error(record, f"have the {key} {entry[key]!r}; expected one of {', '.join(names)}.{hint}")
-    return RequestedObject(entry["label"], count, entry.get("color"), entry.get("position"))
 
 
 def _metadata_error(record: PromptRecord, what: str) -> UserError:

@@ -98,9 +98,9 @@ def quoted_texts(prompt: str) -> list[str]:
 
 
 def asked_text(record: PromptRecord) -> str | None:
-    """The text that the record's image should show; None if there is none.
+    """The text that the record's image should show, its metadata ``text`` or the prompt's quotes; None if it has none.
 
-    ``record.metadata["text"]`` takes precedence over the prompt's quotes. Raises UserError if it is not a string.
+    Raises UserError for a text that is no string.
     """
     if "text" not in record.metadata:
         return " ".join(quoted_texts(record.prompt)) or None
@@ -111,8 +111,7 @@ def asked_text(record: PromptRecord) -> str | None:
 
 
 def read_line(images: Sequence[Tensor], line: Sequence[float]) -> list[str]:
-    """Reads the region ``line`` (top, left, bottom, right as shares) of each image, uint8 [3, height, width], as one
-    line of text."""
+    """Reads the box ``line`` of each image, uint8 [3, height, width], as one line of text."""
     by_size: dict[torch.Size, list[int]] = defaultdict(list)
     for row, image in enumerate(images):
         by_size[image.shape].append(row)

@@ -34,8 +34,7 @@ def _scores(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor
             f"reward {name!r} must return one score for each of {len(prompts)} samples, got shape"
             f" {list(values.shape)} (records {some_ids(prompts)})"
         )
-    infinite = values.isinf().nonzero().flatten().tolist()
-    if infinite:
+    if infinite := values.isinf().nonzero().flatten().tolist():
         row = infinite[0]
         raise UserError(
             f"reward {name!r} gave {tensor[row].item()} {_where(row, prompts)}: scores are finite in float32; return"
@@ -48,8 +47,7 @@ def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Fractio
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise UserError(f"ratio {name!r} must be a tuple (numerator, denominator), got {returned!r}")
     above, below = (_scores(name, values, prompts) for values in returned)
-    wrong = ((above.isnan() != below.isnan()) | (below < 0)).nonzero().flatten().tolist()
-    if wrong:
+    if wrong := ((above.isnan() != below.isnan()) | (below < 0)).nonzero().flatten().tolist():
         row = wrong[0]
         raise UserError(
             f"ratio {name!r} is {above[row].item()} / {below[row].item()} for record {prompts[row].id!r}:"
@@ -62,15 +60,13 @@ def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Ten
     """Keeps the dtype of a tensor; Python numbers become float64."""
     if isinstance(returned, Tensor):
         return returned.detach().cpu()
+    expected = f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got"
+    if isinstance(returned, Mapping):  # Its keys would be taken for the scores.
+        raise UserError(f"{expected} {type(returned).__name__}")
     try:
-        if isinstance(returned, Mapping):
-            raise TypeError("its keys would be taken for the scores")
         scores = list(returned)
     except TypeError as error:
-        got = type(returned).__name__ if isinstance(returned, Mapping) else repr(returned)
-        raise UserError(
-            f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got {got}"
-        ) from error
+        raise UserError(f"{expected} {returned!r}") from error
     numbers = [_number(name, score, row, prompts) for row, score in enumerate(scores)]
     return torch.tensor(numbers, dtype=torch.float64)
 
@@ -106,10 +102,7 @@ class RewardCodeError(UserError):
 
 @dataclass
 class FailureBudget:
-    """Limits the samples that a reward's code may fail on.
-
-    An error before any sample was scored indicates a bug and always raises.
-    """
+    """Limits the samples that a reward's code may fail on; before any sample was scored, every error raises."""
 
     share: float = 0.0
     """Largest share of failed samples in the run so far; one unit may fail regardless unless the share is 0."""
@@ -124,10 +117,9 @@ class FailureBudget:
         samples: Sequence[Sample],
         units: Sequence[Sequence[int]],
     ) -> RewardOutput:
-        """Calls ``score(prompts, samples)``; if that fails, scores unit by unit to isolate the failing ones.
+        """Calls ``score(prompts, samples)``; if that fails, scores each of ``units`` alone: rows of samples or groups.
 
-        ``units`` lists the rows that can be scored alone: single samples or groups, in order. Raises RewardCodeError if
-        too many failed.
+        Raises RewardCodeError if too many failed.
         """
         try:
             output = score(prompts, samples)

@@ -28,9 +28,8 @@ array [B], or a ``RewardOutput``."""
 class FunctionReward:
     """Any callable ``(prompts, samples) -> scores`` as a reward, which knows neither policy nor trainer.
 
-    ``max_failed_share``: see `FailureBudget`.
-    Raises ``UserError``, naming the reward and the first offending record, when the callable fails or
-    returns anything but one finite or unscored number per sample.
+    Raises ``UserError``, naming the reward and the first offending record, when the callable fails or returns anything
+    but one finite or unscored number per sample. ``max_failed_share``: see `FailureBudget`.
     """
 
     def __init__(self, name: str, function: PlainReward, *, max_failed_share: float = 0.0) -> None:
@@ -70,16 +69,14 @@ class FunctionReward:
                 self.function.check_machine()
 
     def commits(self) -> dict[str, str]:
-        """Returns option -> commit of the hub's repository, from the callable's ``origins``.
-
-        Raises UserError if the files are not on this machine and the hub does not answer.
-        """
+        """Option -> commit on the hub, of the callable's ``origins``. Raises UserError if the hub must answer and
+        does not."""
         commits = {origin.option: origin.commit() for origin in getattr(self.function, "origins", ())}
         return {option: commit for option, commit in commits.items() if commit is not None}
 
     @property
     def waits(self) -> bool:
-        """True if the callable waits for another process, so that other rewards can be computed meanwhile."""
+        """True if the callable waits for another process: other rewards are computed meanwhile."""
         return bool(getattr(self.function, "waits", False))
 
     @property
@@ -113,9 +110,8 @@ def load_function(path: str) -> Any:
 def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionReward:
     """Builds the reward that ``package.module:function`` names.
 
-    A class is made once with the options, and its instance is the reward. A function ``(prompts, samples, **options)``
-    gets them as keyword arguments in every call.
-    Raises ``UserError`` for an unknown option, naming the nearest, and for one that is missing.
+    A class is made once with the options, and its instance is the reward; a function gets them as keyword arguments in
+    every call. Raises ``UserError`` for an unknown or a missing option.
     """
     target = load_function(path)
     parameters = list(inspect.signature(target).parameters.values())
@@ -134,16 +130,12 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
 
 
 def _check_options(what: str, parameters: Sequence[inspect.Parameter], options: Mapping[str, Any]) -> None:
-    """Raises UserError for unknown and missing options."""
     taken = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     unknown = [option for option in options if option not in taken]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        raise UserError(
-            f"{what} has no option {unknown[0]!r}; it takes: {', '.join(taken) or 'none'}."
-            f"{nearest_hint(unknown[0], taken)}"
-        )
-    missing = [name for name, p in taken.items() if p.default is p.empty and name not in options]
-    if missing:
+        known, hint = ", ".join(taken) or "none", nearest_hint(unknown[0], taken)
+        raise UserError(f"{what} has no option {unknown[0]!r}; it takes: {known}.{hint}")
+    if missing := [name for name, p in taken.items() if p.default is p.empty and name not in options]:
         raise UserError(f"{what} needs the option {missing[0]!r}, got {', '.join(options) or 'none'}")
 
 
@@ -161,16 +153,12 @@ def _naming(name: str) -> Iterator[None]:
 
 @contextmanager
 def _blaming(what: str) -> Iterator[None]:
-    """Converts any error of a reward's code to RewardCodeError with ``what`` failed and the traceback."""
+    """Converts any error of a reward's code to RewardCodeError with ``what`` failed and the traceback in its code."""
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise RewardCodeError(f"{what}:\n{_own_traceback(error)}") from error
-
-
-def _own_traceback(error: BaseException) -> str:
-    """The traceback inside the reward's code, without the frames of this project that called it."""
-    frames = traceback.format_tb(error.__traceback__)[2:]  # after `_blaming` and its caller
-    return "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
+        frames = traceback.format_tb(error.__traceback__)[2:]  # after `_blaming` and its caller
+        own = "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
+        raise RewardCodeError(f"{what}:\n{own}") from error

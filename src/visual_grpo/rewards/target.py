@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,13 +51,15 @@ class SsimReward:
     needs = Needs(target=True)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return against_targets(_similarity, prompts, samples)
+        return against_targets(partial(_similarity, "ssim"), prompts, samples)
 
 
-def _similarity(sample: Tensor, target: Tensor) -> Tensor:
-    if min(sample.shape[-2:]) < WINDOW:
-        raise UserError(f"ssim: an image needs at least {WINDOW} pixels a side, got {list(sample.shape[-2:])}")
-    similarity: Tensor = ssim(sample[None], target[None], data_range=1.0, win_size=WINDOW)
+def _similarity(name: str, sample: Tensor, target: Tensor) -> Tensor:
+    """``name``: ssim or ms_ssim."""
+    measure, least = (ssim, WINDOW) if name == "ssim" else (ms_ssim, (WINDOW - 1) * 2 ** (_SCALES - 1) + 1)
+    if min(sample.shape[-2:]) < least:
+        raise UserError(f"{name}: an image needs at least {least} pixels a side, got {list(sample.shape[-2:])}")
+    similarity: Tensor = measure(sample[None], target[None], data_range=1.0, win_size=WINDOW)
     return similarity
 
 
@@ -70,15 +73,7 @@ class MsSsimReward:
     needs = Needs(target=True)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        return against_targets(_multi_scale_similarity, prompts, samples)
-
-
-def _multi_scale_similarity(sample: Tensor, target: Tensor) -> Tensor:
-    least = (WINDOW - 1) * 2 ** (_SCALES - 1) + 1
-    if min(sample.shape[-2:]) < least:
-        raise UserError(f"ms_ssim: an image needs at least {least} pixels a side, got {list(sample.shape[-2:])}")
-    similarity: Tensor = ms_ssim(sample[None], target[None], data_range=1.0, win_size=WINDOW)
-    return similarity
+        return against_targets(partial(_similarity, "ms_ssim"), prompts, samples)
 
 
 class SourceSsim:
@@ -94,7 +89,8 @@ class SourceSsim:
             for row, record in enumerate(prompts)
             for source in record.source_images
         ]
-        similar = against_targets(_similarity, [source for _, source in pairs], [samples[row] for row, _ in pairs])
+        sources, copies = [record for _, record in pairs], [samples[row] for row, _ in pairs]
+        similar = against_targets(partial(_similarity, "ssim"), sources, copies)
         values = torch.full((len(samples),), torch.nan)
         for (row, _), value in zip(pairs, similar, strict=True):
             values[row] = torch.fmax(values[row], value)
@@ -109,22 +105,21 @@ def mean_squared_error(sample: Tensor, target: Tensor) -> Tensor:
 def against_targets(
     measure: Callable[[Tensor, Tensor], Tensor], prompts: Sequence[PromptRecord], samples: Sequence[Tensor]
 ) -> Tensor:
-    """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1].
+    """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1]; each target is read once.
 
-    Each target is read once, even if several samples share it. Raises ``UserError`` for a record without a target or
-    with a target of another size.
+    Raises ``UserError`` for a record without a target or with a target of another size.
     """
     targets = {record.id: _target(record) for record in prompts}
 
-    def compared(record: PromptRecord, sample: Tensor) -> Tensor:
+    def compared(pair: tuple[PromptRecord, Tensor]) -> Tensor:
+        record, sample = pair
         target = targets[record.id].to(sample.device)
         _check_size(record, f"target image {record.target_image}", target, sample)
         return measure(sample.float() / 255, target.float() / 255)
 
     if not len(samples):
         return torch.zeros(0)
-    pairs = list(zip(prompts, samples, strict=True))
-    return torch.stack(map_on_cores(lambda pair: compared(*pair), pairs, samples[0].device)).cpu()
+    return torch.stack(map_on_cores(compared, list(zip(prompts, samples, strict=True)), samples[0].device)).cpu()
 
 
 def _target(record: PromptRecord) -> Tensor:
@@ -165,11 +160,8 @@ class KeptRegion:
             )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        sources = {
-            record.id: to_tensor(read_image(record.source_images[0]))
-            for record in {record.id: record for record in prompts}.values()
-            if region_of(record) and record.source_images
-        }
+        unique = {record.id: record for record in prompts if region_of(record) and record.source_images}
+        sources = {name: to_tensor(read_image(record.source_images[0])) for name, record in unique.items()}
         values = torch.full((len(samples),), torch.nan)
         for row, (record, sample) in enumerate(zip(prompts, samples, strict=True)):
             if record.id in sources:

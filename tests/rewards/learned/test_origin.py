@@ -14,7 +14,7 @@ from tests.rewards.learned.tiny import picture, record
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import build_reward
-from visual_grpo.rewards.learned.clip import ClipScore, PickScore
+from visual_grpo.rewards.learned.clip import ClipScore
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -31,7 +31,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.file_download.constants.ENDPOINT", "http://127.0.0.1:9")
 
 
-def scored(reward: ClipScore | PickScore) -> None:
+def scored(reward: ClipScore) -> None:
     reward([record("a")], [picture(0)])
 
 
@@ -78,36 +78,28 @@ def test_without_a_network_the_command_that_fetches_the_files_is_told() -> None:
         ClipScore(revision="main2").check_machine()
 
 
-@pytest.mark.usefixtures("empty_cache")
-def test_a_model_in_the_hubs_cache_needs_no_network(clip_folder: Path, tmp_path: Path) -> None:
-    repository, commit = tmp_path / "cache" / "models--someone--clip", "0" * 40
-    shutil.copytree(clip_folder, repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    reward = ClipScore(model="someone/clip")
-    reward.check_machine()
-    scored(reward)
-    (repository / "snapshots" / commit / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="cannot be downloaded"):
-        ClipScore(model="someone/clip").check_machine()
-
-
 @pytest.fixture
 def in_the_cache(empty_cache: None, clip_folder: Path, tmp_path: Path) -> Path:
     """The snapshot of someone/clip as the hub's client keeps it: each file is a link to one named by its hash."""
-    return cached(clip_folder, tmp_path / "cache" / "models--someone--clip")
-
-
-def cached(folder: Path, repository: Path) -> Path:
+    repository = tmp_path / "cache" / "models--someone--clip"
     snapshot = repository / "snapshots" / COMMIT
     for made in (snapshot, repository / "refs", repository / "blobs"):
         made.mkdir(parents=True)
     (repository / "refs" / "main").write_text(COMMIT)
-    for file in folder.iterdir():
+    for file in clip_folder.iterdir():
         blob = repository / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
         shutil.copy(file, blob)
         (snapshot / file.name).symlink_to(blob)
     return snapshot
+
+
+def test_a_model_in_the_hubs_cache_needs_no_network(in_the_cache: Path) -> None:
+    reward = ClipScore(model="someone/clip")
+    reward.check_machine()
+    scored(reward)
+    (in_the_cache / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot be downloaded"):
+        ClipScore(model="someone/clip").check_machine()
 
 
 def test_every_part_of_a_reward_from_the_hub_is_known_by_its_commit(in_the_cache: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord
@@ -17,7 +17,7 @@ LONGEST = 12
 WORDS = ("a", "red", "cat", "dog", "on", "the", "mat")
 
 
-def saved_clip(folder: Path, seed: int = 0, longest: int = LONGEST) -> Path:
+def saved_clip(folder: Path, longest: int = LONGEST) -> Path:
     """A ``CLIPModel`` with its processor. Its layers are louder than fresh ones, whose embeddings are all alike."""
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor, CLIPTokenizer
 
@@ -29,20 +29,13 @@ def saved_clip(folder: Path, seed: int = 0, longest: int = LONGEST) -> Path:
               for length in range(1, len(word))]  # fmt: skip
     for first, second in merges:
         ids.setdefault(first + second, len(ids))
-    config = CLIPConfig(
-        text_config=layers
-        | {
-            "vocab_size": len(ids),
-            "max_position_embeddings": longest,
-            "eos_token_id": ids["<|endoftext|>"],
-            "bos_token_id": ids["<|startoftext|>"],
-            "pad_token_id": ids["<|endoftext|>"],
-        },
-        vision_config=layers | {"image_size": SIDE, "patch_size": 8},
-        projection_dim=8,
-    )
+    start, end = ids["<|startoftext|>"], ids["<|endoftext|>"]
+    text = {"vocab_size": len(ids), "max_position_embeddings": longest}
+    text |= {"bos_token_id": start, "eos_token_id": end, "pad_token_id": end}
+    vision = {"image_size": SIDE, "patch_size": 8}
+    config = CLIPConfig(text_config=layers | text, vision_config=layers | vision, projection_dim=8)
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = CLIPModel(config)
         loud(model)
     model.save_pretrained(folder)
@@ -53,7 +46,16 @@ def saved_clip(folder: Path, seed: int = 0, longest: int = LONGEST) -> Path:
     return folder
 
 
-def loud(model: torch.nn.Module, scale: float = 0.3) -> None:
+def perceptron(width: int = 8) -> nn.ModuleDict:
+    """LAION's predictor as it was trained, with the dropout that numbers its layers 0, 2, 4, 6 and 7."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first = [nn.Linear(width, 1024), nn.Dropout(0.2), nn.Linear(1024, 128), nn.Dropout(0.2)]
+        last = [nn.Linear(128, 64), nn.Dropout(0.1), nn.Linear(64, 16), nn.Linear(16, 1)]
+    return nn.ModuleDict({"layers": nn.Sequential(*first, *last)}).eval().requires_grad_(False)
+
+
+def loud(model: nn.Module, scale: float = 0.3) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -85,7 +87,7 @@ def record(name: str, prompt: str = "a cat", folder: Path | None = None, **image
     )
 
 
-def saved_dino(folder: Path, seed: int = 0) -> Path:
+def saved_dino(folder: Path) -> Path:
     """A ``Dinov2Model`` with its image processor."""
     from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
 
@@ -93,7 +95,7 @@ def saved_dino(folder: Path, seed: int = 0) -> Path:
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=SIDE, patch_size=8, mlp_ratio=2
     )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = Dinov2Model(config)
         loud(model)
     model.save_pretrained(folder)

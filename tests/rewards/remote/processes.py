@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +20,26 @@ import pytest
 from tests.markdown import ROOT
 
 HERE = Path(__file__).parent
+WORKERS = ROOT / "workers"
+
+
+@contextmanager
+def _process(script: Path, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True, **options)
+    assert process.stdout is not None
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @dataclass
 class Running:
     """A server that runs."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen[str]
     port: int
 
     @property
@@ -43,71 +54,38 @@ class Running:
 
 
 @contextmanager
-def running(plan: str = "ok", *, port: int = 0, script: str = "server.py") -> Iterator[Running]:
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / script), str(port), plan],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
+def running(plan: str = "ok", *, port: int = 0) -> Iterator[Running]:
+    with _process(HERE / "server.py", str(port), plan, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         yield Running(process, int(process.stdout.readline()))
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 @contextmanager
-def no_thread_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    end = time.monotonic() + 2
-    while (left := [t for t in threading.enumerate() if t not in before]) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert left == []
-
-
-WORKERS = ROOT / "workers"
-
-
-@contextmanager
-def started(script: Path, *, stderr: Any = subprocess.DEVNULL, **environment: str) -> Iterator[str]:
+def started(script: Path, **environment: str) -> Iterator[str]:
     """The address of a worker that has loaded its weights."""
-    process = subprocess.Popen(
-        [sys.executable, str(script), "--port=0"],
-        env={**os.environ, "PYTHONPATH": str(WORKERS), **environment},
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
+    with _process(script, "--port=0", env=_environment(environment), stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
         url = process.stdout.readline().split()[1].rstrip(",")
         assert process.stdout.readline().endswith(": ready\n")
         yield url
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
-def run_to_its_end(script: Path, *, port: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A worker that ends by itself, with the exit code 1."""
+def told_at_its_end(script: Path, **environment: str) -> str:
+    """What a worker writes to stderr that ends by itself, with the exit code 1."""
+    command = [sys.executable, str(script), "--port=0"]
     ended = subprocess.run(
-        [sys.executable, str(script), f"--port={port}"],
-        env={**os.environ, "PYTHONPATH": str(WORKERS), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        command, env=_environment(environment), capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode == 1
-    return ended
+    return ended.stderr
 
 
-def module_of(worker: str, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(WORKERS / worker))
-    return importlib.import_module(name)
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(WORKERS), **added}
+
+
+def module_of(worker: str, name: str) -> ModuleType:
+    """A module beside a worker's script."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(WORKERS / worker)
+        return importlib.import_module(name)

@@ -26,12 +26,7 @@ PLAN = sys.argv[2].split(",")
 LOCK = threading.Lock()
 LOG: list[dict[str, Any]] = []
 """What was asked: served at /log."""
-NOT_NUMBERS = {
-    "nan": "NaN",
-    "true": "true",
-    "big": "1e400",
-    "null": "null",
-}
+NOT_NUMBERS = {"nan": "NaN", "true": "true", "big": "1e400", "null": "null"}
 STATUSES = {"500": 500, "503": 503, "422": 422, "404": 404, "401": 401, "302": 302, "429": 429, "429later": 429}
 TEXTS = {
     "rubbish": "\x1b[31m\x00\xff",
@@ -59,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(json.dumps({"data": [{"id": "mean"}, {"id": "other"}][: 2 if PLAN[0] == "two" else 1]}))
         if self.path == "/log":
             return self.send(json.dumps(LOG))
-        return self.send(json.dumps({"status": PLAN[0] if PLAN[0] in ("loading",) else "ok", "model": "mean"}))
+        return self.send(json.dumps({"status": "loading" if PLAN[0] == "loading" else "ok", "model": "mean"}))
 
     def do_POST(self) -> None:
         sent = asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -69,17 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             asked = {"images": [url.partition(",")[2] for url in urls], "prompts": [content[-1]["text"]], "chat": True}
         with LOCK:
             todo = PLAN[min(len(LOG), len(PLAN) - 1)]
-            auth = self.headers.get("Authorization")
-            LOG.append(
-                {
-                    "prompts": asked["prompts"],
-                    "todo": todo,
-                    "at": time.monotonic(),
-                    "auth": auth,
-                    "asked": list(sent),
-                    "sent": sent,
-                }
-            )
+            LOG.append({"at": time.monotonic(), "auth": self.headers.get("Authorization"), "sent": sent})
         planted = [found[1] for prompt in asked["prompts"] if (found := re.search(r"!(\w+)", prompt))]
         self.do(planted[0] if planted else todo, asked)
 
@@ -96,12 +81,8 @@ class Handler(BaseHTTPRequestHandler):
         return self.send(answer(todo, asked))
 
     def fail(self, todo: str) -> None:
-        headers = {
-            "302": {"Location": "http://elsewhere/"},
-            "429": {"Retry-After": "0"},
-            "429later": {"Retry-After": "3600"},
-        }
-        self.send("a fault", STATUSES[todo], headers.get(todo))
+        after = {"429": "0", "429later": "3600"}.get(todo, "")
+        self.send("a fault", STATUSES[todo], {"Location": "http://elsewhere/", "Retry-After": after})
 
     def send(self, text: str, status: int = 200, headers: dict[str, str] | None = None) -> None:
         body = text.encode("latin-1")
@@ -145,7 +126,7 @@ def completion(todo: str, score: float) -> str:
     """Half of the probability is on other words."""
     top = [(" Yes", score / 4), ("yes", score / 4), ("No", (1 - score) / 2), ("Perhaps", 0.5)]
     entries = [{"token": token, "logprob": math.log(p) if p > 0 else -9999.0} for token, p in top]
-    texts = {"prose": "It depends.", "two_scores": "3 or 4", "range": "Score: 11"}
+    texts = {"prose": "It depends.", "two_scores": "3 or 4"}
     if todo == "prose":
         entries = [{"token": "It", "logprob": -0.1}, {"token": "Yes", "logprob": -5.0}]
     choice: dict[str, Any] = {"message": {"content": texts.get(todo, f"Fine.\nScore: {10 * score:.4f}")}}

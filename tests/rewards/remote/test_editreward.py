@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,10 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, run_to_its_end, started
+from tests.rewards.remote.processes import WORKERS, module_of, started, told_at_its_end
 from visual_grpo.common.images import to_pil
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
+
+wording = module_of("editreward", "edit_wording")
+edit_reward_model = module_of("editreward", "edit_reward_model")
+Small = tuple[Path, Any, dict[str, Tensor]]
+"""Its folder, its base model, and the tensors of its weights."""
 
 # Texts that stand where those of the authors' repository do.
 PROMPTS = '''
@@ -26,6 +31,7 @@ INSTRUCTION_EDIT_FOLLOWING = """Was it done? {text_prompt}
 INSTRUCTION_EDIT_QUALITY = "Is it good? {text_prompt}"
 OTHER = INSTRUCTION_EDIT_QUALITY + 1 / 0
 '''
+EMBEDDING = "model.language_model.embed_tokens.weight"
 COLLATOR = 'raise SystemExit\nprompt_with_special_token = " Score: <|Reward|> END"\n'
 
 
@@ -37,17 +43,7 @@ def copy_of_the_repository(folder: Path, prompts: str = PROMPTS, collator: str =
     return folder
 
 
-@pytest.fixture
-def wording(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("editreward", "edit_wording", monkeypatch)
-
-
-@pytest.fixture
-def edit_reward_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("editreward", "edit_reward_model", monkeypatch)
-
-
-def test_the_wording_is_read_and_nothing_is_run(tmp_path: Path, wording: ModuleType) -> None:
+def test_the_wording_is_read_and_nothing_is_run(tmp_path: Path) -> None:
     copy = copy_of_the_repository(tmp_path)
     read = wording.read_wording(str(copy))
     assert read == wording.read_wording(str(copy / "EditReward"))
@@ -67,9 +63,7 @@ def test_the_wording_is_read_and_nothing_is_run(tmp_path: Path, wording: ModuleT
         ("a b", COLLATOR, "prompts.py cannot be read"),
     ],
 )
-def test_another_version_of_the_repository(
-    tmp_path: Path, wording: ModuleType, prompts: str, collator: str, reason: str
-) -> None:
+def test_another_version_of_the_repository(tmp_path: Path, prompts: str, collator: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         wording.read_wording(str(copy_of_the_repository(tmp_path, prompts, collator)))
 
@@ -87,9 +81,7 @@ def small_edit_reward(folder: Path) -> tuple[Any, dict[str, Tensor]]:
         sizes = {0: (1024, model.config.text_config.hidden_size), 3: (16, 1024), 5: (2, 16)}
         heads = {
             f"rm_heads.head_{head}.{layer}.{kind}": torch.randn(size if kind == "weight" else size[:1]) * 0.3
-            for head in (0, 1)
-            for layer, size in sizes.items()
-            for kind in ("weight", "bias")
+            for head, (layer, size), kind in itertools.product((0, 1), sizes.items(), ("weight", "bias"))
         }
     tensors = {name: value.bfloat16().contiguous().clone() for name, value in model.state_dict().items()} | heads
     save_file(tensors, folder / "model.safetensors")
@@ -97,21 +89,16 @@ def small_edit_reward(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, Tensor]]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
     folder = tmp_path_factory.mktemp("editreward")
     copy_of_the_repository(folder)
     return folder, *small_edit_reward(folder)
 
 
-def loaded(small: tuple[Path, Any, Any], module: ModuleType, wording: ModuleType) -> Any:
+def test_a_small_model_is_what_its_parts_are(small: Small) -> None:
     folder = small[0]
-    return module.EditReward(str(folder), str(folder / "base"), wording.read_wording(str(folder)), "cpu")
-
-
-def test_a_small_model_is_what_its_parts_are(
-    small: tuple[Path, Any, dict[str, Tensor]], edit_reward_model: ModuleType, wording: ModuleType
-) -> None:
-    reward = loaded(small, edit_reward_model, wording)
+    read = wording.read_wording(str(folder))
+    reward = edit_reward_model.EditReward(str(folder), str(folder / "base"), read, "cpu")
     assert {parameter.dtype for parameter in reward.model.parameters()} == {torch.bfloat16}
     assert {parameter.dtype for head in reward.heads for parameter in head.parameters()} == {torch.float32}
     reward.model.float()
@@ -121,18 +108,14 @@ def test_a_small_model_is_what_its_parts_are(
     )
     source, edited = (to_pil(tiny.picture(seed, 64, 64)) for seed in (0, 1))
     found = reward(source, edited, "a hat")
-    expected = by_hand(small, [source, edited], wording)
+    expected = by_hand(small, [source, edited], read)
     assert list(found) == list(expected) == ["following", "quality"]
-    for given in positions:
-        assert torch.equal(given, torch.arange(given.shape[-1]).expand(3, 1, -1))
-    for aspect in expected:
-        assert found[aspect] == pytest.approx(expected[aspect], abs=1e-4)
+    assert all(torch.equal(given, torch.arange(given.shape[-1]).expand(3, 1, -1)) for given in positions)
+    assert [found[aspect] for aspect in expected] == [pytest.approx(own, abs=1e-4) for own in expected.values()]
     assert reward(edited, source, "a hat")["quality"] != pytest.approx(found["quality"], abs=1e-3)
 
 
-def by_hand(
-    small: tuple[Path, Any, dict[str, Tensor]], images: list[Image.Image], wording: ModuleType
-) -> dict[str, tuple[float, float]]:
+def by_hand(small: Small, images: list[Image.Image], read: dict[str, str]) -> dict[str, tuple[float, float]]:
     """The same from the parts: images of 256 tokens, their features in the text, positions counted through."""
     from transformers import AutoProcessor
 
@@ -143,7 +126,7 @@ def by_hand(
     token = len(processor.tokenizer)
     processor.tokenizer.add_tokens(["<|Reward|>"], special_tokens=True)
     found = {}
-    for head, (aspect, text) in enumerate(wording.read_wording(str(folder)).items()):
+    for head, (aspect, text) in enumerate(read.items()):
         picture = "<|vision_start|><|image_pad|><|vision_end|>"
         said = f"<|im_start|>user\n{picture * 2}{text.replace('{text_prompt}', 'a hat')}<|im_end|>\n"
         inputs = processor(
@@ -167,16 +150,13 @@ def by_hand(
     return found
 
 
-def test_the_names_of_older_transformers(edit_reward_model: ModuleType) -> None:
-    zero = torch.zeros(1)
+def test_the_names_of_older_transformers() -> None:
     heads = {
-        f"rm_heads.head_{h}.{n}.{k}": torch.full((1,), float(h))
-        for h in (0, 1)
-        for n in (0, 3, 5)
-        for k in ("weight", "bias")
+        f"rm_heads.head_{head}.{layer}.{kind}": torch.tensor(float(head))
+        for head, layer, kind in itertools.product((0, 1), (0, 3, 5), ("weight", "bias"))
     }
     names = ["visual.a", "model.visual.b", "model.layers.0.c", "model.language_model.norm.d", "lm_head.weight"]
-    body, (first, second) = edit_reward_model.split(heads | dict.fromkeys(names, zero))
+    body, (first, second) = edit_reward_model.split(heads | dict.fromkeys(names, torch.zeros(1)))
     assert sorted(body) == ["language_model.layers.0.c", "language_model.norm.d", "visual.a", "visual.b"]
     assert (first["5.bias"].item(), second["0.weight"].item()) == (0.0, 1.0)
 
@@ -187,21 +167,10 @@ def test_the_names_of_older_transformers(edit_reward_model: ModuleType) -> None:
         (lambda tensors: tensors.pop("rm_heads.head_1.5.bias"), "must have two heads of three layers"),
         (lambda tensors: tensors.update({"rm_head.weight": torch.zeros(1)}), r"not of it \['rm_head.weight'\]"),
         (lambda tensors: tensors.pop("model.visual.merger.ln_q.weight"), r"missing \['visual.merger.ln_q.weight'\]"),
-        (
-            lambda tensors: tensors.update(
-                {"model.language_model.embed_tokens.weight": torch.zeros(9, 96, dtype=torch.bfloat16)}
-            ),
-            r"has 9 tokens, .* need \d+",
-        ),
+        (lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING][:9]}), r"has 9 tokens, .* need \d+"),
     ],
 )
-def test_weights_of_another_model(
-    small: tuple[Path, Any, dict[str, Tensor]],
-    edit_reward_model: ModuleType,
-    tmp_path: Path,
-    change: Any,
-    reason: str,
-) -> None:
+def test_weights_of_another_model(small: Small, tmp_path: Path, change: Any, reason: str) -> None:
     changed = dict(small[2])
     change(changed)
     torch.save({"model": changed}, tmp_path / "model.pth")
@@ -209,7 +178,7 @@ def test_weights_of_another_model(
         edit_reward_model.EditReward(str(tmp_path), str(small[0] / "base"), {}, "cpu")
 
 
-def test_a_file_that_would_run_code_is_refused(edit_reward_model: ModuleType, tmp_path: Path) -> None:
+def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
     torch.save({"model": Path()}, tmp_path / "model.pth")
     with pytest.raises(Exception, match=r"[Ww]eights.only"):
         edit_reward_model.read(edit_reward_model.weights_file(str(tmp_path)))
@@ -218,18 +187,17 @@ def test_a_file_that_would_run_code_is_refused(edit_reward_model: ModuleType, tm
         edit_reward_model.weights_file(str(tmp_path))
 
 
+def environment(folder: Path) -> dict[str, str]:
+    return {"EDITREWARD": str(folder), "EDITREWARD_BASE": str(folder / "base"), "EDITREWARD_CODE": str(folder)}
+
+
 @pytest.mark.slow
 def test_a_small_model_over_http(small: tuple[Path, Any, Any], tmp_path: Path) -> None:
     folder = small[0]
-    sources = [tiny.picture(0, 64, 64), tiny.picture(1, 64, 64), tiny.picture(1, 64, 64)]
+    sources = [tiny.picture(seed, 64, 64) for seed in (0, 1, 1)]
     asked = [tiny.record(f"r{row}", "a hat", tmp_path, source=source) for row, source in enumerate(sources)]
     images = [tiny.picture(2, 64, 64)] * 3
-    environment = {
-        "EDITREWARD": str(folder),
-        "EDITREWARD_BASE": str(folder / "base"),
-        "EDITREWARD_CODE": str(folder),
-    }
-    with no_thread_left(), started(WORKERS / "editreward" / "worker.py", **environment) as url:
+    with started(WORKERS / "editreward" / "worker.py", **environment(folder)) as url:
         reward = FunctionReward("edit", HttpReward(url, model=f"editreward:{folder}", sources=True), max_failed_share=0)
         output = reward(asked, images)
         alone = reward(asked[1:2], images[1:2])
@@ -245,9 +213,7 @@ def test_a_small_model_over_http(small: tuple[Path, Any, Any], tmp_path: Path) -
 @pytest.mark.slow
 def test_what_is_missing_is_told(small: tuple[Path, Any, Any], tmp_path: Path) -> None:
     worker = WORKERS / "editreward" / "worker.py"
-    assert "ValueError: EDITREWARD_CODE must name a copy of github.com/TIGER" in run_to_its_end(worker).stderr
-    told = run_to_its_end(
-        worker, EDITREWARD=str(tmp_path), EDITREWARD_CODE=str(small[0]), EDITREWARD_BASE=str(small[0] / "base")
-    ).stderr
+    assert "ValueError: EDITREWARD_CODE must name a copy of github.com/TIGER" in told_at_its_end(worker)
+    told = told_at_its_end(worker, **environment(small[0]) | {"EDITREWARD": str(tmp_path)})
     assert f"Error: editreward:{tmp_path} could not be loaded: ValueError: {tmp_path} has none of model.pth" in told
     assert told.rstrip().endswith("EDITREWARD_CODE names a copy of the repository TIGER-AI-Lab/EditReward.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,38 +11,23 @@ import torch
 from PIL import Image
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, run_to_its_end, started
+from tests.rewards.remote.processes import WORKERS, module_of, started, told_at_its_end
 from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
 
+rules, colours = module_of("geneval", "geneval_rules"), module_of("geneval", "geneval_colours")
+detector, NAMES = module_of("geneval", "geneval_detector"), module_of("geneval", "geneval_names").NAMES
 # Tasks as the lines of GenEval's evaluation_metadata.jsonl have them.
 SINGLE = {"tag": "single_object", "include": [{"class": "bench", "count": 1}]}
 TWO = {"tag": "two_object", "include": [{"class": "bench", "count": 1}, {"class": "cat", "count": 1}]}
-COUNTING = {
-    "tag": "counting",
-    "include": [{"class": "clock", "count": 2}],
-    "exclude": [{"class": "clock", "count": 3}],
-}
+TWO_CLOCKS = {"include": [{"class": "clock", "count": 2}], "exclude": [{"class": "clock", "count": 3}]}
+COUNTING = {"tag": "counting", **TWO_CLOCKS}
 COLOUR = {"tag": "colors", "include": [{"class": "car", "count": 1, "color": "pink"}]}
-POSITION = {
-    "tag": "position",
-    "include": [{"class": "dog", "count": 1}, {"class": "kite", "count": 1, "position": ["above", 0]}],
-}
-ATTRIBUTES = {
-    "tag": "color_attr",
-    "include": [{"class": "bus", "count": 1, "color": "green"}, {"class": "apple", "count": 1, "color": "red"}],
-}
-
-
-@pytest.fixture
-def rules(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("geneval", "geneval_rules", monkeypatch)
-
-
-@pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
-    return module_of("geneval", "geneval_names", monkeypatch).NAMES
+KITE_ABOVE = {"class": "kite", "count": 1, "position": ["above", 0]}
+POSITION = {"tag": "position", "include": [{"class": "dog", "count": 1}, KITE_ABOVE]}
+GREEN_BUS, RED_APPLE = ({"class": name, "count": 1, "color": c} for name, c in (("bus", "green"), ("apple", "red")))
+ATTRIBUTES = {"tag": "color_attr", "include": [GREEN_BUS, RED_APPLE]}
 
 
 BOX = (0, 0, 10, 10)
@@ -52,7 +35,7 @@ SURE, UNSURE = ("clock", BOX, 0.91), ("clock", BOX, 0.9)
 MANY = {"tag": "many", "include": [{"class": "cup", "count": 16}], "exclude": [{"class": "cup", "count": 17}]}
 TWO_PINK = {"tag": "colors", "include": [{"class": "car", "count": 2, "color": "pink"}]}
 DOG, ABOVE, BELOW = ("dog", (0, 50, 10, 60), 0.5), ("kite", (0, 0, 10, 10), 0.5), ("kite", (0, 90, 10, 99), 0.5)
-RED_DOG = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"}, POSITION["include"][1]]}
+RED_DOG = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"}, KITE_ABOVE]}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +51,7 @@ RED_DOG = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"},
         (COUNTING, [SURE, SURE, UNSURE], 1.0),
         (COUNTING, [SURE, UNSURE], 0.5),  # At least two: no. Fewer than three: yes.
         (COUNTING, [SURE, SURE, SURE], 0.5),
-        ({**COUNTING, "tag": "two_object"}, [SURE, SURE, UNSURE], 0.5),
+        ({"tag": "two_object", **TWO_CLOCKS}, [SURE, SURE, UNSURE], 0.5),
         (MANY, [("cup", BOX, 0.5)] * 40, 1.0),  # Only the 16 surest objects of a class count.
         # A colour is that of the surest object.
         (COLOUR, [("car", BOX, 0.5, "pink")], 1.0),
@@ -87,17 +70,15 @@ RED_DOG = {**POSITION, "include": [{"class": "dog", "count": 1, "color": "red"},
         (RED_DOG, [(*DOG, "red"), ABOVE], 1.0),
     ],
 )
-def test_tasks_by_hand(
-    rules: ModuleType, names: Sequence[str], task: dict[str, Any], objects: list[Any], share: float
-) -> None:
+def test_tasks_by_hand(task: dict[str, Any], objects: list[Any], share: float) -> None:
     """Objects are (class, box, confidence, colour)."""
     found: dict[str, list[Any]] = {}
-    colours = {}
+    seen = {}
     for name, box, confidence, *colour in objects:
         one = rules.Found(box, confidence)
         found.setdefault(name, []).append(one)
-        colours[id(one)] = colour[0] if colour else "white"
-    told = rules.judge(rules.task_of(task, names), found, lambda _, own: [colours[id(one)] for one in own])
+        seen[id(one)] = colour[0] if colour else "white"
+    told = rules.judge(rules.task_of(task, NAMES), found, lambda _, own: [seen[id(one)] for one in own])
     assert (told.correct, told.share) == (share == 1, share)
 
 
@@ -118,39 +99,39 @@ def test_tasks_by_hand(
         ((0, 0, 10, 10), set()),
     ],
 )
-def test_relations_by_hand(rules: ModuleType, box: Any, expected: set[str]) -> None:
+def test_relations_by_hand(box: Any, expected: set[str]) -> None:
     assert rules.relations(box, (0, 0, 10, 10)) == expected
+
+
+def asking(entry: dict[str, Any]) -> dict[str, Any]:
+    return {"tag": "single_object", "include": [{"class": "cat", "count": 1, **entry}]}
 
 
 @pytest.mark.parametrize(
     ("metadata", "reason"),
     [
         ({}, "must have include or exclude"),
-        ({"include": [{"class": "cat", "count": 1}]}, "tag must be a text"),
+        ({"include": SINGLE["include"]}, "tag must be a text"),
         ({**SINGLE, "include": "bench"}, "include must be a list"),
-        ({**SINGLE, "include": [{"class": "unicorn", "count": 1}]}, "one of COCO's 80 as GenEval names them"),
-        ({**SINGLE, "include": [{"class": "cat", "count": 0}]}, "count of cat must be"),
-        ({**SINGLE, "include": [{"class": "cat", "count": 1, "color": "grey"}]}, "color of cat must be"),
-        ({**SINGLE, "include": [{"class": "cat", "count": 1, "position": ["above", 0]}]}, "an earlier entry"),
-        ({**SINGLE, "include": [{"class": "cat", "count": 1, "position": ["on", 0]}]}, "position of cat must be"),
+        (asking({"class": "unicorn"}), "one of COCO's 80 as GenEval names them"),
+        (asking({"count": 0}), "count of cat must be"),
+        (asking({"color": "grey"}), "color of cat must be"),
+        (asking({"position": ["above", 0]}), "an earlier entry"),
+        (asking({"position": ["on", 0]}), "position of cat must be"),
     ],
 )
-def test_metadata_that_is_no_task(
-    rules: ModuleType, names: Sequence[str], metadata: dict[str, Any], reason: str
-) -> None:
+def test_metadata_that_is_no_task(metadata: dict[str, Any], reason: str) -> None:
     with pytest.raises(rules.UnusableError, match=reason):
-        rules.task_of(metadata, names)
+        rules.task_of(metadata, NAMES)
 
 
-def test_sizes_of_the_detectors_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    detector = module_of("geneval", "geneval_detector", monkeypatch)
+def test_sizes_of_the_detectors_input() -> None:
     assert detector.sizes_of(512, 512) == detector.Sizes((512, 512), (800, 800), (800, 800))
     # 800 / 300 would make the longer side 2400: 1333 / 900 decides. 300 * 1333 / 900 = 444.33.
     assert detector.sizes_of(900, 300) == detector.Sizes((900, 300), (1333, 444), (1344, 448))
 
 
-def test_what_the_detector_found_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    detector = module_of("geneval", "geneval_detector", monkeypatch)
+def test_what_the_detector_found_by_hand() -> None:
     sizes = detector.Sizes((4, 8), (4, 8), (4, 12))
     class_logits = torch.zeros(3, 81)
     # e^9 / (e^9 + 80) = 0.9902 for a cat; equally sure of a dog and a cow, 0.4951; and "no object".
@@ -171,8 +152,7 @@ def test_what_the_detector_found_by_hand(monkeypatch: pytest.MonkeyPatch) -> Non
     assert detector.found_in(class_logits[:, :], -mask_logits.abs(), sizes) == {}  # Empty masks are no objects.
 
 
-def test_only_the_object_is_cut_out(monkeypatch: pytest.MonkeyPatch, rules: ModuleType) -> None:
-    colours = module_of("geneval", "geneval_colours", monkeypatch)
+def test_only_the_object_is_cut_out() -> None:
     mask = np.zeros((4, 8), dtype=bool)
     mask[1, 2:4] = mask[2, 2] = True
     cut = colours.cut_out(Image.new("RGB", (8, 4), (255, 0, 0)), rules.Found((2, 1, 4, 3), 0.9, mask))
@@ -180,48 +160,27 @@ def test_only_the_object_is_cut_out(monkeypatch: pytest.MonkeyPatch, rules: Modu
     assert np.asarray(cut).tolist() == [[red, red], [red, grey]]
 
 
-def small_detector(folder: Path, sure_of: int) -> Path:
-    """Mask2Former's real classes with drawn weights, nearly certain that every query is one class."""
-    from transformers import (
-        Mask2FormerConfig,
-        Mask2FormerForUniversalSegmentation,
-        Mask2FormerImageProcessor,
-        SwinConfig,
-    )
+@pytest.fixture(scope="module")
+def detector_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mask2Former's real classes with drawn weights, nearly certain that every query is a cat."""
+    from transformers import Mask2FormerConfig, Mask2FormerImageProcessor, SwinConfig
+    from transformers import Mask2FormerForUniversalSegmentation as Model
 
-    config = Mask2FormerConfig(
-        backbone_config=SwinConfig(
-            image_size=64,
-            embed_dim=8,
-            depths=[1, 1, 1, 1],
-            num_heads=[1, 1, 2, 2],
-            window_size=4,
-            out_features=["stage1", "stage2", "stage3", "stage4"],
-        ),
-        feature_size=32,
-        mask_feature_size=32,
-        hidden_dim=32,
-        encoder_feedforward_dim=32,
-        dim_feedforward=32,
-        encoder_layers=1,
-        decoder_layers=2,
-        num_attention_heads=2,
-        num_queries=5,
-        num_labels=80,
-    )
+    widths = ("feature_size", "mask_feature_size", "hidden_dim", "encoder_feedforward_dim", "dim_feedforward")
+    stages = [f"stage{number}" for number in (1, 2, 3, 4)]
+    backbone = {"depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2], "window_size": 4, "out_features": stages}
+    numbers = {"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2, "num_queries": 5, "num_labels": 80}
+    swin = SwinConfig(image_size=64, embed_dim=8, **backbone)
+    config = Mask2FormerConfig(backbone_config=swin, **dict.fromkeys(widths, 32), **numbers)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = Mask2FormerForUniversalSegmentation(config)
+        model = Model(config)
         with torch.no_grad():
-            model.class_predictor.bias[sure_of] += 12
+            model.class_predictor.bias[15] += 12
+    folder = tmp_path_factory.mktemp("mask2former")
     model.save_pretrained(folder)
     Mask2FormerImageProcessor().save_pretrained(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def detector_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_detector(tmp_path_factory.mktemp("mask2former"), sure_of=15)
 
 
 @pytest.fixture(scope="module")
@@ -231,16 +190,9 @@ def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_a_small_detector_over_http(detector_folder: Path, clip_folder: Path) -> None:
-    cats = {"tag": "single_object", "include": [{"class": "cat", "count": 1}]}
-    coloured = [{**cats, "include": [{"class": "cat", "count": 1, "color": colour}]} for colour in COLOURS]
-    tasks: list[dict[str, Any]] = [
-        cats,
-        SINGLE,
-        {},
-        {"include": 5},
-        {**cats, "exclude": [{"class": "cat", "count": 1}]},
-        *coloured,
-    ]
+    cats, coloured = asking({}), [asking({"color": colour}) for colour in COLOURS]
+    no_cat = {**cats, "exclude": cats["include"]}
+    tasks: list[dict[str, Any]] = [cats, SINGLE, {}, {"include": 5}, no_cat, *coloured]
     prompts = [PromptRecord(id=str(row), prompt="a cat", metadata=task) for row, task in enumerate(tasks)]
     images = [tiny.picture(0)] * len(tasks)
     weights = {"GENEVAL_DETECTOR": str(detector_folder), "GENEVAL_CLIP": str(clip_folder)}
@@ -248,7 +200,7 @@ def test_a_small_detector_over_http(detector_folder: Path, clip_folder: Path) ->
     def scored(reward: HttpReward, rows: slice) -> RewardOutput:
         return FunctionReward("geneval", reward, max_failed_share=0)(prompts[rows], images[rows])
 
-    with no_thread_left(), started(WORKERS / "geneval" / "worker.py", **weights) as url:
+    with started(WORKERS / "geneval" / "worker.py", **weights) as url:
         reward = HttpReward(url, model=f"geneval-correct:{detector_folder}+{clip_folder}")
         output = scored(reward, slice(None))
         alone = scored(reward, slice(5, 6))
@@ -270,10 +222,9 @@ COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown"
 @pytest.mark.slow
 def test_other_weights_are_refused(detector_folder: Path, clip_folder: Path, tmp_path: Path) -> None:
     worker = WORKERS / "geneval" / "worker.py"
-    told = run_to_its_end(worker, GENEVAL_DETECTOR=str(tmp_path), GENEVAL_CLIP=str(clip_folder)).stderr
+    told = told_at_its_end(worker, GENEVAL_DETECTOR=str(tmp_path), GENEVAL_CLIP=str(clip_folder))
     assert told.rstrip().endswith("GENEVAL_DETECTOR and GENEVAL_CLIP name others, or local folders.")
     assert "could not be loaded" in told
-    told = run_to_its_end(worker, GENEVAL_DETECTOR=str(detector_folder), GENEVAL_CLIP=str(detector_folder)).stderr
-    assert "could not be loaded" in told
-    told = run_to_its_end(worker, GENEVAL_SCORE="both").stderr
-    assert "GENEVAL_SCORE must be correct or share, got 'both'" in told
+    weights = {"GENEVAL_DETECTOR": str(detector_folder), "GENEVAL_CLIP": str(detector_folder)}
+    assert "could not be loaded" in told_at_its_end(worker, **weights)
+    assert "GENEVAL_SCORE must be correct or share, got 'both'" in told_at_its_end(worker, GENEVAL_SCORE="both")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,26 +14,17 @@ from PIL import Image
 from torch import Tensor
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, no_thread_left, started
+from tests.rewards.remote.processes import WORKERS, module_of, started
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
 
+question, clip_flant5 = module_of("vqascore", "vqa_question"), module_of("vqascore", "clip_flant5")
 TOWER = "vision_tower.vision_tower.vision_model.post_layernorm.weight"
 
 
-@pytest.fixture
-def question(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("vqascore", "vqa_question", monkeypatch)
-
-
-@pytest.fixture
-def clip_flant5(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return module_of("vqascore", "clip_flant5", monkeypatch)
-
-
-def test_the_probability_of_yes_by_hand(question: ModuleType) -> None:
+def test_the_probability_of_yes_by_hand() -> None:
     # P(Yes) = 0.36, P(end | Yes) = 0.81: the package reports sqrt(0.36 * 0.81) = 0.54.
     answer = [math.log(0.36), math.log(0.81)]
     assert question.probability(answer) == pytest.approx(0.36)
@@ -53,15 +44,8 @@ def small_clip_flant5(folder: Path, shards: int = 2) -> Path:
     pieces += [(character, -4.0) for character in map(chr, range(33, 127))]
     tokenizer = T5Tokenizer(vocab=pieces, extra_ids=0)
     tokenizer.save_pretrained(folder / "tokenizer")
-    config = T5Config(
-        vocab_size=128,  # More than the tokenizer has, as in Flan-T5.
-        d_model=24,
-        d_kv=8,
-        d_ff=32,
-        num_layers=2,
-        num_heads=3,
-        feed_forward_proj="gated-gelu",
-    )
+    sizes = {"vocab_size": 128, "d_model": 24, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 3}
+    config = T5Config(**sizes, feed_forward_proj="gated-gelu")  # More tokens than the tokenizer has, as in Flan-T5.
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(config)
@@ -72,16 +56,9 @@ def small_clip_flant5(folder: Path, shards: int = 2) -> Path:
     tensors = {**model.state_dict(), **projector, TOWER: torch.zeros(16)}
     tensors["embed_tokens.weight"] = tensors["shared.weight"]
     tensors["lm_head.weight"] = lm_head  # Flan-T5's is one of its own.
-    settings = config.to_dict() | {
-        "tie_word_embeddings": False,
-        "architectures": ["CLIPT5ForConditionalGeneration"],
-        "model_type": "clip_t5",
-        "mm_vision_tower": str(tower),
-        "mm_hidden_size": 16,
-        "mm_projector_type": "mlp2x_gelu",
-        "mm_vision_select_layer": -2,
-        "mm_vision_select_feature": "patch",
-    }
+    settings = config.to_dict() | {"architectures": ["CLIPT5ForConditionalGeneration"], "model_type": "clip_t5"}
+    settings |= {"tie_word_embeddings": False, "mm_vision_tower": str(tower), "mm_hidden_size": 16}
+    settings |= {"mm_projector_type": "mlp2x_gelu", "mm_vision_select_layer": -2, "mm_vision_select_feature": "patch"}
     del settings["scale_decoder_outputs"]  # Of transformers 5 only, which makes it of tie_word_embeddings.
     (folder / "config.json").write_text(json.dumps(settings))
     save(folder, tensors, shards)
@@ -105,7 +82,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
     return {name: value for file in folder.glob("*.bin") for name, value in torch.load(file).items()}
 
 
-def by_hand(folder: Path, image: Image.Image, text: str, question: ModuleType) -> list[float]:
+def by_hand(folder: Path, image: Image.Image, text: str) -> list[float]:
     """The same from the parts, in float32, without what transformers adds to T5's encoder and decoder."""
     from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel, T5Config, T5ForConditionalGeneration
 
@@ -132,22 +109,21 @@ def by_hand(folder: Path, image: Image.Image, text: str, question: ModuleType) -
         return [first[yes].item(), second[end].item()]
 
 
-def test_a_small_model_is_what_its_parts_are(folder: Path, clip_flant5: ModuleType, question: ModuleType) -> None:
+def test_a_small_model_is_what_its_parts_are(folder: Path) -> None:
     model = clip_flant5.ClipFlanT5(str(folder), str(folder / "tokenizer"), None, "cpu")
     assert len(model.tokenizer) == 99
     assert {parameter.dtype for parameter in model.language.parameters()} == {torch.bfloat16}
     model.language.float()
     model.vision.float()
     images = [to_pil(tiny.picture(seed, 40, 40)) for seed in (0, 1)]
-    answers = [model.answer(image, text) for image in images for text in ("a cat", "a dog on the mat")]
-    expected = [by_hand(folder, image, text, question) for image in images for text in ("a cat", "a dog on the mat")]
-    for answer, own in zip(answers, expected, strict=True):
-        assert answer == pytest.approx(own, abs=1e-5)
-    firsts = [answer[0] for answer in answers]
-    assert min(abs(a - b) for row, a in enumerate(firsts) for b in firsts[:row]) > 1e-3
+    pairs = list(itertools.product(images, ("a cat", "a dog on the mat")))
+    answers = [model.answer(*pair) for pair in pairs]
+    assert answers == [pytest.approx(by_hand(folder, *pair), abs=1e-5) for pair in pairs]
+    firsts = sorted(answer[0] for answer in answers)
+    assert min(after - before for before, after in itertools.pairwise(firsts)) > 1e-3
 
 
-def test_a_picture_is_filled_to_a_square(clip_flant5: ModuleType) -> None:
+def test_a_picture_is_filled_to_a_square() -> None:
     red, grey = (255, 0, 0), (9, 9, 9)
     wide, tall = (clip_flant5.square(Image.new("RGB", size, red), grey) for size in ((6, 2), (1, 4)))
     assert (wide.size, tall.size) == ((6, 6), (4, 4))
@@ -163,7 +139,7 @@ def test_a_picture_is_filled_to_a_square(clip_flant5: ModuleType) -> None:
         (lambda tensors: tensors.update({"model.layers.0.w": torch.zeros(1)}), r"not of it \['model.layers.0.w'\]"),
     ],
 )
-def test_weights_of_another_model(tmp_path: Path, clip_flant5: ModuleType, change: Any, reason: str) -> None:
+def test_weights_of_another_model(tmp_path: Path, change: Any, reason: str) -> None:
     small_clip_flant5(tmp_path, shards=1)
     tensors = tensors_of(tmp_path)
     change(tensors)
@@ -174,12 +150,11 @@ def test_weights_of_another_model(tmp_path: Path, clip_flant5: ModuleType, chang
 
 @pytest.mark.slow
 def test_a_small_model_over_http(folder: Path) -> None:
-    prompts = [
-        PromptRecord(id=str(row), prompt=text) for row, text in enumerate(("a cat", "a dog on the mat", " ", "a cat"))
-    ]
+    texts = ("a cat", "a dog on the mat", " ", "a cat")
+    prompts = [PromptRecord(id=str(row), prompt=text) for row, text in enumerate(texts)]
     images = [tiny.picture(row, 40, 48) for row in range(4)]
     weights = {"VQASCORE": str(folder), "VQASCORE_TOKENIZER": str(folder / "tokenizer")}
-    with no_thread_left(), started(WORKERS / "vqascore" / "worker.py", **weights) as url:
+    with started(WORKERS / "vqascore" / "worker.py", **weights) as url:
         reward = FunctionReward("vqa", HttpReward(url, model=f"vqascore:{folder}"), max_failed_share=0)
         output = reward(prompts, images)
         alone = reward(prompts[3:], images[3:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import urllib.error
 import urllib.request
@@ -13,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.rewards.remote.processes import WORKERS, no_thread_left, run_to_its_end, started
+from tests.rewards.learned import tiny
+from tests.rewards.remote.processes import WORKERS, module_of, started, told_at_its_end
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.reward import FunctionReward
+
+soft_tifa, scores = module_of("geneval2", "soft_tifa"), module_of("unifiedreward", "scores")
 
 FAILING = """
 import sys
@@ -45,8 +47,8 @@ def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
-def post(url: str, body: bytes, path: str = "/score", **headers: str) -> tuple[int, Any]:
-    request = urllib.request.Request(url + path, body, headers)
+def post(url: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    request = urllib.request.Request(f"{url}/score", body, headers)
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return answer.status, json.loads(answer.read())
@@ -64,7 +66,7 @@ def grey(*values: int) -> list[torch.Tensor]:
 
 
 def test_the_template_scores_over_http() -> None:
-    with no_thread_left(), started(WORKERS / "template" / "worker.py") as url:
+    with started(WORKERS / "template" / "worker.py") as url:
         reward = HttpReward(url, model="brightness-1")
         reward.check_machine()
         output = FunctionReward("bright", reward)(records("a", "b", "c"), grey(0, 51, 255))
@@ -83,20 +85,19 @@ def test_null_is_unscored_and_a_crash_or_nan_loses_its_own_image(failing: str) -
 
 
 @pytest.mark.parametrize(
-    ("body", "path", "status", "reason"),
+    ("body", "reason"),
     [
-        (b"{", "/score", 422, "JSON decode error"),
-        (b"[]", "/score", 422, "body: Input should be a valid dictionary"),
-        (b'{"images": ["AA"]}', "/score", 422, "body.prompts: Field required"),
-        (b'{"images": [5], "prompts": ["a"]}', "/score", 422, "body.images.0: Input should be a valid string"),
-        (b'{"images": ["AA"], "prompts": []}', "/score", 422, "as many as the images"),
-        (b'{"images": ["AA"], "prompts": ["a"]}', "/score", 422, "an image cannot be read"),
-        (b"{}", "/other", 404, "Not Found"),
+        (b"{", "JSON decode error"),
+        (b"[]", "body: Input should be a valid dictionary"),
+        (b'{"images": ["AA"]}', "body.prompts: Field required"),
+        (b'{"images": [5], "prompts": ["a"]}', "body.images.0: Input should be a valid string"),
+        (b'{"images": ["AA"], "prompts": []}', "as many as the images"),
+        (b'{"images": ["AA"], "prompts": ["a"]}', "an image cannot be read"),
     ],
 )
-def test_bad_requests_are_told_what_is_wrong(failing: str, body: bytes, path: str, status: int, reason: str) -> None:
-    code, answer = post(failing, body, path, **{"Content-Type": "application/json"})
-    assert code == status
+def test_bad_requests_are_told_what_is_wrong(failing: str, body: bytes, reason: str) -> None:
+    code, answer = post(failing, body, **{"Content-Type": "application/json"})
+    assert code == 422
     assert reason in answer["error"]
 
 
@@ -112,9 +113,8 @@ def test_a_key_is_needed_if_there_is_one() -> None:
 def test_a_worker_without_weights_ends(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text(FAILING)
-    ended = run_to_its_end(script)
     told = "Error: failing-1 could not be loaded: FileNotFoundError: no weights\n"
-    assert ended.stderr.endswith(told + "They are on the hub; WEIGHTS names a local folder.\n")
+    assert told_at_its_end(script).endswith(told + "They are on the hub; WEIGHTS names a local folder.\n")
 
 
 def test_every_worker_has_a_lock_with_hashes_and_no_address() -> None:
@@ -126,30 +126,17 @@ def test_every_worker_has_a_lock_with_hashes_and_no_address() -> None:
         assert "://" not in lock, folder
 
 
-@pytest.fixture
-def _workers_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("geneval2", "unifiedreward"):
-        monkeypatch.syspath_prepend(str(WORKERS / folder))
-
-
-@pytest.mark.usefixtures("_workers_modules")
 def test_soft_tifa_by_hand() -> None:
-    soft_tifa = importlib.import_module("soft_tifa")
-
     # Four questions: (0.9 * 0.8 * 0.5 * 0.1)^(1/4) and (0.9 + 0.8 + 0.5 + 0.1) / 4.
     found = [0.9, 0.8, 0.5, 0.1]
     assert soft_tifa.geometric_mean(found) == pytest.approx(0.036**0.25) == pytest.approx(0.43559, abs=1e-5)
     assert soft_tifa.arithmetic_mean(found) == pytest.approx(0.575)
-    assert soft_tifa.geometric_mean([1.0, 1.0]) == 1.0
     # sqrt(1 * 1e-10): one question that is lost is nearly nothing, but not the same as two.
     assert soft_tifa.geometric_mean([1.0, 0.0]) == pytest.approx(1e-5)
     assert soft_tifa.geometric_mean([0.0, 0.0]) == pytest.approx(1e-10)
 
 
-@pytest.mark.usefixtures("_workers_modules")
 def test_the_spellings_of_an_answer() -> None:
-    soft_tifa = importlib.import_module("soft_tifa")
-
     assert soft_tifa.spellings("Yes") == ["yes", " yes", "Yes", " Yes"]
     assert soft_tifa.spellings("four") == ["four", " four", "Four", " Four", "4", " 4"]
     listed = [["How many cats are in the image?", "four"], ["Are the cats white?", "Yes"]]
@@ -160,46 +147,30 @@ def test_the_spellings_of_an_answer() -> None:
             soft_tifa.questions_of({"vqa_list": wrong})
 
 
-@pytest.mark.usefixtures("_workers_modules")
 def test_what_unifiedreward_says() -> None:
-    scores = importlib.import_module("scores")
-
     said = "The cat is red.\nAlignment Score (1-5): 3.62\nCoherence Score (1-5): 4\nStyle Score (1-5): 2.5."
     assert scores.parse(said) == {"Alignment": 3.62, "Coherence": 4.0, "Style": 2.5}
     assert scores.mean(scores.parse(said)) == pytest.approx((3.62 + 4 + 2.5) / 3)
-    for other in (
-        said.replace("3.62", "6"),
-        said.replace("3.62", "3.6.2"),
-        said.replace("Style", "Tone"),
-        said + said,
-        "",
-    ):
+    changed = [said.replace(*pair) for pair in (("3.62", "6"), ("3.62", "3.6.2"), ("Style", "Tone"))]
+    for other in (*changed, said + said, ""):
         assert scores.mean(scores.parse(other)) is None
     assert scores.parse(said.replace("4", "0"))["Coherence"] is None
 
 
-@pytest.fixture(scope="module")
-def small_vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.mark.slow
+def test_soft_tifa_of_a_small_model_over_http(tmp_path: Path) -> None:
     """Qwen2.5-VL's real classes with drawn weights: what it says means nothing."""
     from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 
-    folder = tmp_path_factory.mktemp("vlm")
     processor = build_processor(64, 64)
-    build_model(processor, seed=1).save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return folder
-
-
-@pytest.mark.slow
-def test_soft_tifa_of_a_small_model_over_http(small_vlm: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (3, 64, 64), dtype=torch.uint8, generator=generator) for _ in range(3)]
+    build_model(processor, seed=1).save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    images = [tiny.picture(row, 64, 64) for row in range(3)]
     listed = [["How many dogs are there?", "2"], ["How many cats are there?", "4"]]  # Its tokens are characters.
-    asked = [
-        PromptRecord(id=str(row), prompt="cats", metadata={} if row == 1 else {"vqa_list": listed}) for row in range(3)
-    ]
-    with no_thread_left(), started(WORKERS / "geneval2" / "worker.py", VLM=str(small_vlm)) as url:
-        reward = FunctionReward("tifa", HttpReward(url, model=f"soft-tifa:{small_vlm}"))
+    tasks: list[dict[str, Any]] = [{"vqa_list": listed}, {}, {"vqa_list": listed}]
+    asked = [PromptRecord(id=str(row), prompt="cats", metadata=task) for row, task in enumerate(tasks)]
+    with started(WORKERS / "geneval2" / "worker.py", VLM=str(tmp_path)) as url:
+        reward = FunctionReward("tifa", HttpReward(url, model=f"soft-tifa:{tmp_path}"))
         output = reward(asked, images)
         alone = reward(asked[2:], images[2:])
     assert output.values.isnan().tolist() == [False, True, False]

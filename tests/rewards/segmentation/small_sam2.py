@@ -1,76 +1,83 @@
-"""A small Sam2Model with random weights whose masks depend on the prompts, saved with its processor."""
+"""Small SAM 2 and SAM 3 models with random weights whose masks depend on the prompts, saved with their processors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from transformers import Sam2Config, Sam2Model, Sam2Processor
-
 SIDE = 64
+WIDTH = 16
+DECODER = {
+    "hidden_size": WIDTH,
+    "mlp_dim": WIDTH,
+    "num_attention_heads": 4,
+    "iou_head_hidden_dim": WIDTH,
+    "dynamic_multimask_via_stability": False,
+}
 
 
-def sam2_config(side: int, stride: int, stages: Sequence[int], width: int) -> Sam2Config:
-    """For square images of ``side`` pixels with patches of ``stride`` pixels; ``stages``: the encoder's four widths."""
-    from transformers import Sam2Config
+def save_sam2(folder: Path) -> Path:
+    from transformers import Sam2Config, Sam2ImageProcessor, Sam2Model, Sam2Processor
 
-    features = side // stride
+    stages = [8, 12, 16, 24]
     backbone = {
         "model_type": "sam2_hiera_det_model",
         "hidden_size": stages[0],
         "num_attention_heads": 1,
-        "image_size": [side, side],
+        "image_size": [SIDE, SIDE],
         "patch_kernel_size": [3, 3],
-        "patch_stride": [stride, stride],
+        "patch_stride": [2, 2],
         "patch_padding": [1, 1],
         "query_stride": [2, 2],
         "window_positional_embedding_background_size": [4, 4],
         "num_query_pool_stages": 3,
         "blocks_per_stage": [1, 1, 2, 1],
-        "embed_dim_per_stage": list(stages),
+        "embed_dim_per_stage": stages,
         "num_attention_heads_per_stage": [1, 2, 2, 4],
         "window_size_per_stage": [8, 4, 8, 4],
         "global_attention_blocks": [3],
     }
-    return Sam2Config(
-        vision_config={
-            "backbone_config": backbone,
-            "backbone_channel_list": list(stages)[::-1],
-            "backbone_feature_sizes": [[features // 2**k] * 2 for k in range(3)],
-            "fpn_hidden_size": width,
-        },
-        prompt_encoder_config={
-            "hidden_size": width,
-            "image_size": side,
-            "patch_size": 4 * stride,
-            "mask_input_channels": 4,
-        },
-        mask_decoder_config={
-            "hidden_size": width,
-            "mlp_dim": width,
-            "num_attention_heads": 4,
-            "iou_head_hidden_dim": width,
-            "dynamic_multimask_via_stability": False,
-        },
-    )
+    vision: dict[str, Any] = {"backbone_config": backbone, "backbone_channel_list": stages[::-1]}
+    vision |= {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]], "fpn_hidden_size": WIDTH}
+    torch.manual_seed(0)
+    model = Sam2Model(_config(Sam2Config, vision)).float()
+    _enlarge(model)
+    return _save(folder, model, Sam2ImageProcessor, Sam2Processor)
 
 
-def build_sam2(seed: int = 0) -> Sam2Model:
-    from transformers import Sam2Model
+def save_sam3(folder: Path) -> Path:
+    from transformers import Sam3ImageProcessor, Sam3TrackerConfig, Sam3TrackerModel, Sam3TrackerProcessor
 
-    torch.manual_seed(seed)
-    model = Sam2Model(sam2_config(SIDE, stride=2, stages=(8, 12, 16, 24), width=16)).float().eval()
-    enlarge(model)
-    tie_places(model)
-    return model
+    backbone = {
+        "model_type": "sam3_vit_model",
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": SIDE,
+        "pretrain_image_size": SIDE // 2,
+        "patch_size": 8,
+        "window_size": 4,
+        "global_attn_indexes": [1],
+    }
+    vision = {"model_type": "sam3_vision_model", "backbone_config": backbone, "fpn_hidden_size": WIDTH}
+    vision |= {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]}
+    torch.manual_seed(0)
+    model = Sam3TrackerModel(_config(Sam3TrackerConfig, vision)).float()
+    for part in (model.prompt_encoder, model.mask_decoder, model.shared_image_embedding):
+        _enlarge(part)
+    return _save(folder, model, Sam3ImageProcessor, Sam3TrackerProcessor)
+
+
+def _config(kind: Any, vision: dict[str, Any]) -> Any:
+    prompts = {"hidden_size": WIDTH, "image_size": SIDE, "patch_size": 8, "mask_input_channels": 4}
+    return kind(vision_config=vision, prompt_encoder_config=prompts, mask_decoder_config=DECODER)
 
 
 @torch.no_grad()
-def enlarge(model: torch.nn.Module) -> None:
+def _enlarge(model: torch.nn.Module) -> None:
     """Initial weights are so small that every prompt gives the same mask."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
@@ -81,19 +88,10 @@ def enlarge(model: torch.nn.Module) -> None:
 
 
 @torch.no_grad()
-def tie_places(model: Any) -> None:
-    """Shares the positional encoding of image and prompt as in pretrained models; new models initialise them apart."""
+def _save(folder: Path, model: Any, image_processor: Any, processor: Any) -> Path:
+    # Image and prompt share their positional encoding in pretrained models; new models initialise them apart.
     model.prompt_encoder.shared_embedding.positional_embedding.copy_(model.shared_image_embedding.positional_embedding)
-
-
-def build_processor(side: int = SIDE) -> Sam2Processor:
-    from transformers import Sam2ImageProcessor, Sam2Processor
-
-    size = {"height": side, "width": side}
-    return Sam2Processor(image_processor=Sam2ImageProcessor(size=size, mask_size=size), target_size=side)
-
-
-def save_sam2(folder: Path) -> Path:
-    build_sam2().save_pretrained(folder)
-    build_processor().save_pretrained(folder)
+    model.save_pretrained(folder)
+    size = {"height": SIDE, "width": SIDE}
+    processor(image_processor=image_processor(size=size, mask_size=size), target_size=SIDE).save_pretrained(folder)
     return folder

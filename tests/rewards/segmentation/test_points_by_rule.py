@@ -41,22 +41,16 @@ def filled(points: list[Pixel]) -> Tensor:
     return mask
 
 
-def test_a_ring_is_the_grown_box_without_the_object() -> None:
-    expected = torch.zeros_like(TRUTH)
-    expected[14:46, 24:56] = True
-    assert torch.equal(filled(GENERATORS["ring"](MANY, seeded(), 0)), expected & ~TRUTH)
-
-
-def test_an_edge_is_as_wide_as_asked_and_follows_the_object() -> None:
+def test_all_points_by_hand() -> None:
+    """A ring is the grown box, an edge as wide as asked, and multimask in the masks that are not the best."""
+    grown = torch.zeros_like(TRUTH)
+    grown[14:46, 24:56] = True
     y, x = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
     pixels = TRUTH.nonzero()
     away = ((y[..., None] - pixels[:, 0]) ** 2 + (x[..., None] - pixels[:, 1]) ** 2).amin(-1)
-    assert torch.equal(filled(GENERATORS["edge"](MANY, seeded(), 0)), (away > 0) & (away <= 4))
-
-
-def test_multimask_points_are_in_the_masks_that_are_not_the_best() -> None:
-    expected = (READINGS[0] | READINGS[2]) & ~TRUTH
-    assert torch.equal(filled(GENERATORS["multimask"](MANY, seeded(), 0)), expected)
+    expected = {"ring": grown, "edge": away <= 4, "multimask": READINGS[0] | READINGS[2]}
+    for name, generate in GENERATORS.items():
+        assert torch.equal(filled(generate(MANY, seeded(), 0)), expected[name] & ~TRUTH), name
 
 
 @pytest.mark.parametrize("name", GENERATORS)

@@ -1,4 +1,4 @@
-"""The reward votes: from a file of choices to scores."""
+"""The reward votes: from a file of choices to scores, and that file."""
 
 import json
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.rewards.votes.voters import choice, pair, picture, redness, voted
+from tests.rewards.votes.voters import AT, choice, pair, picture, redness, save_pictures, voted
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.images import read_image, to_pil, to_tensor
+from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.rewards.votes.choices import FIRST, append_line, read_choices
+from visual_grpo.rewards.votes.choices import FIRST, SECOND, SKIP, TIE, UNDO, append_line, read_choices
 from visual_grpo.rewards.votes.head import family_scores, load_features, pixel_features
 from visual_grpo.rewards.votes.reward import VotesReward, choices_digest, fitted_head, read_head
 
@@ -60,10 +60,7 @@ def test_the_head_is_kept_beside_the_choices_and_used_again(choices: Path) -> No
 def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> None:
     file = voted(tmp_path, 60)
     before = fitted_head(file, "pixels")
-    own = pair(61)
-    for name in (own.first, own.second):
-        to_pil(picture(3)).save(tmp_path / name)
-    append_line(file, choice(own, FIRST).line())
+    append_line(file, choice(save_pictures(tmp_path, 61), FIRST).line())
     after = fitted_head(file, "pixels")
     assert after.digest != before.digest
     assert after.head.choices == 61
@@ -74,30 +71,21 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
 
 def test_pictures_unlike_the_voted_ones_are_told(choices: Path, caplog: pytest.LogCaptureFixture) -> None:
     reward = VotesReward(choices=str(choices))
-    voted_on = [to_tensor(read_image(choices.parent / name)) for name in sorted(_pictures(choices))[:40]]
-    assert not reward(PROMPTS, voted_on).parts["far"].any(), "none is further than the furthest of them"
+    names = {name for own in read_choices(choices).standing for name in (own.of.first, own.of.second)}
+    every = [to_tensor(read_image(choices.parent / name)) for name in sorted(names)]
+    assert not reward(PROMPTS, every[:40]).parts["far"].any(), "none is further than the furthest of them"
     head = reward._fitted.head
-    every = [to_tensor(read_image(choices.parent / name)) for name in sorted(_pictures(choices))]
-    features = np.concatenate([pixel_features([PROMPTS[0]], [picture]).numpy() for picture in every])
+    features = pixel_features([], every).numpy()
     assert head.reach == pytest.approx(np.sqrt((((features - head.mean) / head.scale) ** 2).mean(1)).max())
     noise = torch.randint(0, 256, (3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     checks = (torch.arange(32)[:, None] + torch.arange(32)) % 2 * 255
     unlike = [noise, checks.expand(3, 32, 32).to(torch.uint8)]
-    assert not _warnings(caplog)
-    found = reward(PROMPTS[:2], unlike)
-    reward(PROMPTS[:2], unlike)
-    assert found.parts["far"].tolist() == [1.0, 1.0]
-    assert found.values == pytest.approx(1 / (1 + np.exp(-head.utility(pixel_features(PROMPTS[:2], unlike).numpy()))))
-    (said,) = _warnings(caplog)
+    caplog.clear()
+    for _ in range(2):
+        found = reward(PROMPTS[:2], unlike)
+        assert found.parts["far"].tolist() == [1.0, 1.0]
+    (said,) = caplog.messages
     assert "2 of 2 pictures are unlike all that were voted on" in said
-
-
-def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-
-
-def _pictures(choices: Path) -> set[str]:
-    return {name for own in read_choices(choices).standing for name in (own.of.first, own.of.second)}
 
 
 def test_the_features_see_what_they_say() -> None:
@@ -133,17 +121,16 @@ def test_choices_that_cannot_be_predicted_are_refused_with_the_accuracy(tmp_path
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    damaged = tmp_path / "head.json"
+    damaged.write_text('{"format": 1, "head": {}}')
     missing = str(tmp_path / "none")
-    with pytest.raises(UserError, match=r"no file of choices .*--pipeline=vote"):
-        VotesReward(choices=missing).check_machine()
-    with pytest.raises(UserError, match="no head"):
-        VotesReward(head=missing).check_machine()
-    (tmp_path / "head.json").write_text('{"format": 1, "head": {}}')
-    with pytest.raises(UserError, match=r"cannot be read .*Delete it"):
-        VotesReward(head=str(tmp_path / "head.json")).check_machine()
-
-
-def test_features_that_are_no_numbers_are_refused() -> None:
+    for reward, message in (
+        (VotesReward(choices=missing), r"no file of choices .*--pipeline=vote"),
+        (VotesReward(head=missing), "no head"),
+        (VotesReward(head=str(damaged)), r"cannot be read .*Delete it"),
+    ):
+        with pytest.raises(UserError, match=message):
+            reward.check_machine()
     for name, message in (("no_numbers", "not finite"), ("PROMPTS", "must be a function"), ("nothing", "has no")):
         with pytest.raises(UserError, match=message):
             load_features(f"tests.rewards.votes.test_reward:{name}")(PROMPTS[:1], NEW[:1])
@@ -158,3 +145,53 @@ def test_scores_within_families() -> None:
     assert table["choices"].tolist() == [3, 3, 1, 1]
     assert table["score"][0] == -table["score"][1] > 0
     assert table["score"][2] == pytest.approx(0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "votes" / "choices.jsonl"
+
+
+def test_what_is_appended_is_read(file: Path) -> None:
+    said = [choice(pair(1), FIRST), choice(pair(2, prompt='a "犬"\n'), TIE), choice(pair(1), SECOND, voter="bo")]
+    assert read_choices(file).standing == ()
+    for own in said:
+        append_line(file, own.line())
+    assert list(read_choices(file).standing) == said
+    assert [own.preference for own in said] == [1.0, 0.5, 0.0]
+    assert choice(pair(1), SKIP).preference is None
+
+
+def test_the_last_word_of_each_voter_counts_and_can_be_taken_back(file: Path) -> None:
+    lines = [choice(pair(1), FIRST).line(), choice(pair(1), SECOND, voter="bo").line()]
+    lines += [{"voter": "ann", "choice": UNDO, "pair": name, "at": AT} for name in ("pair1", "pair9")]
+    lines += [choice(pair(2), said).line() for said in (FIRST, SKIP)]
+    for line in lines:
+        append_line(file, line)
+    found = [(own.voter, own.of.pair, own.choice) for own in read_choices(file).standing]
+    assert found == [("bo", "pair1", SECOND), ("ann", "pair2", SKIP)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b'{"voter": "ann", "cho', "Unterminated string"),
+        (b"\xff\xfe", "Expecting value"),
+        (b"[1, 2]", "no JSON object"),
+        (b'{"voter": "ann", "choice": "first"}', "without pair"),
+        (b'{"voter": "ann", "choice": "left", "pair": "pair1"}', "choice is none of"),
+        (b'{"voter": 3, "choice": "first", "pair": "pair1"}', "must be texts"),
+        (json.dumps(choice(pair(1), FIRST).line() | {"first": 7}).encode(), "first must be a text"),
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b""], ids=["whole", "cut off"])
+def test_a_damaged_line_is_named_and_the_others_count(file: Path, text: bytes, why: str, end: bytes) -> None:
+    append_line(file, choice(pair(1), FIRST).line())
+    with file.open("ab") as stream:
+        stream.write(text + end)
+    append_line(file, choice(pair(2), FIRST).line())
+    found = read_choices(file)
+    assert [own.of.pair for own in found.standing] == ["pair1", "pair2"]
+    (damaged,) = found.damaged
+    assert damaged.startswith("line 2 (")
+    assert why in damaged

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -48,31 +47,29 @@ def choice(of: Pair, said: str, voter: str = "ann") -> Choice:
     return Choice(of=of, voter=voter, choice=said, shown_left=FIRST, at=AT)
 
 
-def voted(
-    folder: Path, count: int, taste: Callable[[Tensor], float] = redness, noise: float = 0.0, source: str = "draw"
-) -> Path:
-    """A file of ``count`` choices by ``taste``, of which a share of ``noise`` is turned round."""
+def save_pictures(folder: Path, number: int, source: str = "draw") -> Pair:
+    """Saves the pictures of the pair ``number``, whose seeds are 2 * number and the next."""
+    own = pair(number, source=source)
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    to_pil(picture(2 * number)).save(folder / own.first)
+    to_pil(picture(2 * number + 1)).save(folder / own.second)
+    return own
+
+
+def voted(folder: Path, count: int, noise: float = 0.0, source: str = "draw") -> Path:
+    """A file of ``count`` choices of the redder picture, of which a share of ``noise`` is turned round."""
     generator = torch.Generator().manual_seed(7)
     for number in range(count):
-        own = pair(number, source=source)
-        values = []
-        for name, seed in ((own.first, 2 * number), (own.second, 2 * number + 1)):
-            to_pil(picture(seed)).save(folder / name)
-            values.append(taste(picture(seed)))
-        first = (values[0] > values[1]) != (float(torch.rand(1, generator=generator)) < noise)
-        append_line(folder / "choices.jsonl", choice(own, FIRST if first else SECOND).line())
+        own = save_pictures(folder, number, source)
+        first = redness(picture(2 * number)) > redness(picture(2 * number + 1))
+        turned = float(torch.rand(1, generator=generator)) < noise
+        append_line(folder / "choices.jsonl", choice(own, FIRST if first != turned else SECOND).line())
     return folder / "choices.jsonl"
 
 
 def ballot(folder: Path, count: int = 4, seed: int = 0) -> Ballot:
     """With pictures in ``folder``."""
-    (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    pairs = [pair(number) for number in range(count)]
-    for number, own in enumerate(pairs):
-        for name, own_seed in ((own.first, 2 * number), (own.second, 2 * number + 1)):
-            to_pil(picture(own_seed)).save(folder / name)
-    return Ballot(pairs, folder / "choices.jsonl", seed)
+    return Ballot([save_pictures(folder, number) for number in range(count)], folder / "choices.jsonl", seed)
 
 
 class Browser:

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from cachetools import LRUCache
+from cachetools import LRUCache, cachedmethod
 from torch import Tensor, nn
 
 from visual_grpo.common.digests import may_be_hub_id
@@ -22,7 +23,6 @@ from visual_grpo.rewards.learned.pretrained import (
     IMAGE_PROCESSOR,
     TOKENIZER,
     WEIGHTS,
-    Compute,
     Encoder,
     EncoderReward,
     Origin,
@@ -42,57 +42,44 @@ _HIDDEN = (1024, 128, 64, 16)
 
 
 class Clip(Encoder):
-    """A ``CLIPModel``. ``processor`` is a folder or hub id where it is not the model's own."""
+    """A ``CLIPModel``."""
 
     model_class, processor_class = "CLIPModel", "CLIPProcessor"
-
-    def __init__(self, compute: Compute, model: str, revision: str | None, processor: str | None) -> None:
-        files = (IMAGE_PROCESSOR, TOKENIZER)
-        needed = (CONFIG, WEIGHTS, *(() if processor else files))
-        origin = Origin(
-            reward=compute.reward, option="model", path=model, revision=revision, model_type="clip", needed=needed
-        )
-        apart = Origin(reward=compute.reward, option="processor", path=processor, needed=files) if processor else None
-        super().__init__(compute, origin, apart)
-        self._texts: LRUCache[str, Tensor] = LRUCache(_CACHED_TEXTS)
 
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length, from uint8 images [3, height, width] of any sizes."""
         pixels = self.pixels(self.processor.image_processor, samples)
-        return F.normalize(self.compute.rows(self._image_features, pixels), dim=-1)
+        features = self.rows(lambda rows: self.model.get_image_features(pixel_values=rows).pooler_output, pixels)
+        return F.normalize(features, dim=-1)
 
     def texts(self, texts: Sequence[str]) -> Tensor:
         """[B, d] float32 of unit length; a text is cut at the model's maximum length."""
+        tokenizer, longest = self.processor.tokenizer, self._longest
         new = [text for text in dict.fromkeys(texts) if text not in self._texts]
-        cut = [text for text in new if self._length(text) > self._longest]
-        if cut:
+        if cut := [text for text in new if len(tokenizer(text, verbose=False).input_ids) > longest]:
             log.warning(
                 "%s: the model reads the first %d tokens of a prompt; %d longer, the first of them %r",
-                *(self.compute.reward, self._longest, len(cut), cut[0][:80]),
+                *(self.origin.reward, longest, len(cut), cut[0][:80]),
             )
-        # Each text alone and without padding: nothing depends on the texts beside it.
-        features = {text: self._texts[text] for text in texts if text in self._texts}
-        features |= {text: self._text_features(text) for text in new}
-        self._texts.update({text: features[text] for text in new})
-        return F.normalize(torch.stack([features[text] for text in texts]), dim=-1) if texts else torch.zeros(0)
+        features = [self._text_features(text) for text in texts]
+        return F.normalize(torch.stack(features), dim=-1) if texts else torch.zeros(0)
 
     def cosines(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         """[B] float32 in [-1, 1]: cosine of each image with its prompt."""
         return (self.images(samples) * self.texts([record.prompt for record in prompts])).sum(-1)
 
-    def _image_features(self, pixels: Tensor) -> Tensor:
-        features: Tensor = self.model.get_image_features(pixel_values=pixels).pooler_output
-        return features
+    @cached_property
+    def _texts(self) -> LRUCache[str, Tensor]:
+        return LRUCache(_CACHED_TEXTS)
 
+    @cachedmethod(attrgetter("_texts"), key=lambda _, text: text)
     def _text_features(self, text: str) -> Tensor:
+        """[d] float32. Each text alone and without padding: nothing depends on the texts beside it."""
         tokens = self.processor.tokenizer(text, truncation=True, max_length=self._longest, return_tensors="pt")
         with torch.no_grad():
-            output = self.model.get_text_features(**tokens.to(self.compute.device))
+            output = self.model.get_text_features(**tokens.to(self.device))
         features: Tensor = output.pooler_output[0].float().cpu()
         return features
-
-    def _length(self, text: str) -> int:
-        return len(self.processor.tokenizer(text, verbose=False).input_ids)
 
     @property
     def _longest(self) -> int:
@@ -120,7 +107,13 @@ class ClipReward(EncoderReward):
     def __post_init__(self) -> None:
         model = self.model or self.released
         processor = self.processor or (self.released_processor if may_be_hub_id(model) else None)
-        self.encoder = Clip(self.compute, model, self.revision, processor)
+        files = (IMAGE_PROCESSOR, TOKENIZER)
+        needed = (CONFIG, WEIGHTS, *(() if processor else files))
+        origin = Origin(
+            reward=self.name, option="model", path=model, revision=self.revision, model_type="clip", needed=needed
+        )
+        apart = Origin(reward=self.name, option="processor", path=processor, needed=files) if processor else None
+        self.encoder = Clip(origin, self.device, self.dtype, self.batch_size, apart)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return self.encoder.cosines(prompts, samples)
@@ -174,10 +167,6 @@ class Aesthetic(ClipReward):
 
     name = "aesthetic"
     head: str | None = None
-
-    def check_machine(self) -> None:
-        super().check_machine()
-        self._origin.check()
 
     @property
     def origins(self) -> Sequence[Origin]:

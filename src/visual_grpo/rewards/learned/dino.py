@@ -18,7 +18,6 @@ from visual_grpo.rewards.learned.pretrained import (
     CONFIG,
     IMAGE_PROCESSOR,
     WEIGHTS,
-    Compute,
     Encoder,
     EncoderReward,
     Origin,
@@ -33,24 +32,14 @@ class Dino(Encoder):
 
     model_class, processor_class = "Dinov2Model", "AutoImageProcessor"
 
-    def __init__(self, compute: Compute, model: str, revision: str | None) -> None:
-        needed = (CONFIG, WEIGHTS, IMAGE_PROCESSOR)
-        origin = Origin(
-            reward=compute.reward, option="model", path=model, revision=revision, model_type="dinov2", needed=needed
-        )
-        super().__init__(compute, origin)
-
     def images(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, d] float32 of unit length: the class token of uint8 images [3, height, width] of any sizes."""
-        return F.normalize(self.compute.rows(self._class_token, self.pixels(self.processor, samples)), dim=-1)
+        pixels = self.pixels(self.processor, samples)
+        return F.normalize(self.rows(lambda rows: self.model(pixel_values=rows).pooler_output, pixels), dim=-1)
 
     def self_similarity(self, samples: Sequence[Tensor]) -> Tensor:
         """[B, n, n] float32 in [-1, 1]: cosines between the keys of an image's n patches in the last layer."""
-        return self.compute.rows(self._key_cosines, self.pixels(self.processor, samples))
-
-    def _class_token(self, pixels: Tensor) -> Tensor:
-        token: Tensor = self.model(pixel_values=pixels).pooler_output
-        return token
+        return self.rows(self._key_cosines, self.pixels(self.processor, samples))
 
     def _key_cosines(self, pixels: Tensor) -> Tensor:
         keys: list[Tensor] = []
@@ -81,7 +70,15 @@ class DinoReward(EncoderReward):
         if self.against not in ("source", "target"):
             raise UserError(f"{self.name}: against must be source or target, got {self.against!r}")
         self.needs = Needs(source=self.against == "source", target=self.against == "target")
-        self.encoder = Dino(self.compute, self.model, self.revision)
+        origin = Origin(
+            reward=self.name,
+            option="model",
+            path=self.model,
+            revision=self.revision,
+            model_type="dinov2",
+            needed=(CONFIG, WEIGHTS, IMAGE_PROCESSOR),
+        )
+        self.encoder = Dino(origin, self.device, self.dtype, self.batch_size)
 
     def features(self, images: Sequence[Tensor]) -> Tensor:
         """[B, ...], row by row."""

@@ -53,7 +53,6 @@ class LpipsReward:
         _ = self.device, self._weights_file()
 
     def _weights_file(self) -> Path:
-        """The file of the option ``backbone``, or torchvision's, downloaded if need be."""
         if self.file is not None:
             if not self.file.is_file():
                 raise UserError(
@@ -97,7 +96,7 @@ class LpipsReward:
 
     @cached_property
     def _module(self) -> Any:
-        file = self._weights_file()
+        file = self._weights_file()  # Of torchvision, downloaded if need be.
         weights = read_weights("lpips", file)
         # The package draws weights before ours replace them, and calls torchvision by an argument's old name.
         with torch.random.fork_rng(), warnings.catch_warnings():

@@ -6,7 +6,8 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -64,12 +65,11 @@ class Origin:
 
     def check(self) -> None:
         """Refuses missing files that the hub does not have either, and damaged ones or another model's."""
-        folder = self._local()
-        if folder is None:
-            self._ask_hub()
-            log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
-        else:
+        if (folder := self._local()) is not None:
             self._check_content(folder)
+            return
+        self._ask_hub()
+        log.info("The reward %s downloads %s when it scores its first sample.", self.reward, self.path)
 
     def folder(self) -> Path:
         """The checked folder with the files, downloaded if need be."""
@@ -140,9 +140,8 @@ class Origin:
 
     def _unavailable(self, why: object) -> UserError:
         first = (str(why).strip() or type(why).__name__).splitlines()[0].rstrip(".")
-        return UserError(
-            f"{self._named}, which is not on this machine and cannot be downloaded: {first}. {self._remedy}"
-        )
+        what = "which is not on this machine and cannot be downloaded"
+        return UserError(f"{self._named}, {what}: {first}. {self._remedy}")
 
     @property
     def _named(self) -> str:
@@ -168,55 +167,28 @@ def _missing(folder: Path, needed: Sequence[Sequence[str]]) -> list[str]:
     return missing
 
 
-class Compute:
-    """The options ``device``, ``dtype`` and ``batch_size`` of a reward. Raises UserError for impossible values."""
-
-    def __init__(self, reward: str, device: str, dtype: str, batch_size: int | None) -> None:
-        if dtype not in get_args(Dtype):
-            raise UserError(f"{reward}: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
-        if batch_size is not None and batch_size < 1:
-            raise UserError(f"{reward}: batch_size must be at least 1 or null, got {batch_size}")
-        self.reward = reward
-        self.dtype: torch.dtype = getattr(torch, dtype)
-        self._device = device
-        self._batch_size = batch_size
-
-    @property
-    def device(self) -> torch.device:
-        """Raises UserError if this machine does not have it."""
-        return resolve_device(self._device, f"the option device of the reward {self.reward}")
-
-    def rows(self, model: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> Tensor:
-        """Applies ``model`` to B inputs of one shape without gradient; returns [B, ...] float32 on the CPU.
-
-        Every batch has the same number of rows, the last one filled up with copies: a matrix product may round
-        differently for another number of rows, and then a score would depend on the samples beside it.
-        """
-        size = self._batch_size or (1 if self.device.type == "cpu" else _ACCELERATOR_BATCH)
-        outputs = []
-        for start in range(0, len(inputs), size):
-            rows = list(inputs[start : start + size])
-            batch = torch.stack(rows + rows[-1:] * (size - len(rows))).to(self.device, self.dtype)
-            with torch.no_grad():
-                outputs.append(model(batch)[: len(rows)].float().cpu())
-        return torch.cat(outputs) if outputs else torch.zeros(0)
-
-
 class Encoder:
-    """A model of transformers and its processor, both loaded at the first use."""
+    """A model of transformers and its processor, both loaded at the first use; options as in `EncoderReward`."""
 
     model_class: ClassVar[str]
     processor_class: ClassVar[str]
 
-    def __init__(self, compute: Compute, origin: Origin, processing: Origin | None = None) -> None:
+    def __init__(
+        self, origin: Origin, device: str, dtype: str, batch_size: int | None = None, processing: Origin | None = None
+    ) -> None:
         """``processing``: where the processor is, if not with the model."""
-        self.compute, self.origin, self.processing = compute, origin, processing or origin
+        if dtype not in get_args(Dtype):
+            raise UserError(f"{origin.reward}: dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+        if batch_size is not None and batch_size < 1:
+            raise UserError(f"{origin.reward}: batch_size must be at least 1 or null, got {batch_size}")
+        self.origin, self.processing = origin, processing or origin
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self._device, self._batch_size = device, batch_size
 
-    def check_machine(self) -> None:
-        """Raises UserError if the device or a file is not there."""
-        _ = self.compute.device
-        for origin in self.origins:
-            origin.check()
+    @property
+    def device(self) -> torch.device:
+        """Raises UserError if this machine does not have it."""
+        return resolve_device(self._device, f"the option device of the reward {self.origin.reward}")
 
     @property
     def origins(self) -> Sequence[Origin]:
@@ -226,14 +198,40 @@ class Encoder:
     def model(self) -> Any:
         """The frozen model on the device, shared by all rewards with the same weights, dtype and device."""
         folder = self.origin.folder()
-        key = (folder.resolve(), self.model_class, self.compute.dtype, str(self.compute.device))
-        model = _models.get(key)
-        if model is None:
+        key = (folder.resolve(), self.model_class, self.dtype, str(self.device))
+        if (model := _models.get(key)) is None:
             # from_pretrained initialises layers at random: keep the global generator's state.
             with torch.random.fork_rng(), hidden_progress_bars():
-                model = _load(self.compute, folder, self.model_class)
-            _models[key] = model
+                model = _models[key] = self._load(folder)
         return model
+
+    def _load(self, folder: Path) -> Any:
+        with self._loading(self.model_class, folder):
+            model, report = getattr(transformers, self.model_class).from_pretrained(
+                folder, dtype=self.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+            )
+        if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
+            raise UserError(
+                f"{self.origin.reward}: {folder} is no complete {self.model_class}: it lacks {len(missing)} of its"
+                f" weights, for example {missing[0]}. Save or download it again"
+            )
+        return model.eval().requires_grad_(False).to(self.device)
+
+    @cached_property
+    def processor(self) -> Any:
+        folder, processor_class = self.processing.folder(), getattr(transformers, self.processor_class)
+        with self._loading(self.processor_class, folder):
+            return processor_class.from_pretrained(folder, local_files_only=True)
+
+    @contextmanager
+    def _loading(self, class_name: str, folder: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            raise UserError(
+                f"{self.origin.reward}: the {class_name} in {folder} cannot be loaded: {error}\nIts files are damaged"
+                " or do not belong together. Save or download it again"
+            ) from error
 
     def pixels(self, image_processor: Any, samples: Sequence[Tensor]) -> list[Tensor]:
         """Resizes, crops and normalises uint8 images [3, height, width]; returns [3, s, s] float32 each."""
@@ -242,34 +240,20 @@ class Encoder:
             for sample in samples
         ]
 
-    @cached_property
-    def processor(self) -> Any:
-        folder, processor_class = self.processing.folder(), getattr(transformers, self.processor_class)
-        try:
-            return processor_class.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{self.compute.reward}: the {self.processor_class} in {folder} cannot be loaded: {error}. Save or"
-                " download it again"
-            ) from error
+    def rows(self, model: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> Tensor:
+        """Applies ``model`` to B inputs of one shape without gradient; returns [B, ...] float32 on the CPU.
 
-
-def _load(compute: Compute, folder: Path, model_class: str) -> Any:
-    try:
-        model, report = getattr(transformers, model_class).from_pretrained(
-            folder, dtype=compute.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # RuntimeError: weights of other shapes.
-        raise UserError(
-            f"{compute.reward}: the {model_class} in {folder} cannot be loaded: {error}\nIts files are damaged or do"
-            " not belong together. Save or download it again"
-        ) from error
-    if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
-        raise UserError(
-            f"{compute.reward}: {folder} is no complete {model_class}: it lacks {len(missing)} of its weights, for"
-            f" example {missing[0]}. Save or download it again"
-        )
-    return model.eval().requires_grad_(False).to(compute.device)
+        The last batch is filled up with copies: a matrix product may round differently for another number of rows, and
+        then a score would depend on the samples beside it.
+        """
+        size = self._batch_size or (1 if self.device.type == "cpu" else _ACCELERATOR_BATCH)
+        outputs = []
+        for start in range(0, len(inputs), size):
+            rows = list(inputs[start : start + size])
+            batch = torch.stack(rows + rows[-1:] * (size - len(rows))).to(self.device, self.dtype)
+            with torch.no_grad():
+                outputs.append(model(batch)[: len(rows)].float().cpu())
+        return torch.cat(outputs) if outputs else torch.zeros(0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -293,16 +277,14 @@ class EncoderReward:
     encoder: Encoder = field(init=False)
 
     @property
-    def compute(self) -> Compute:
-        return Compute(self.name, self.device, self.dtype, self.batch_size)
+    def origins(self) -> Sequence[Origin]:
+        return self.encoder.origins
 
     def check_machine(self) -> None:
         """Raises UserError if the device or a file is not there."""
-        self.encoder.check_machine()
-
-    @property
-    def origins(self) -> Sequence[Origin]:
-        return self.encoder.origins
+        _ = self.encoder.device
+        for origin in self.origins:
+            origin.check()
 
 
 def read_weights(reward: str, file: Path) -> dict[str, Tensor]:

@@ -42,13 +42,9 @@ _SHOWN = 200
 """Characters of an answer that are shown in an error."""
 _CHUNK, _MOST_BYTES = 65_536, 8_000_000
 
-_NO_KEY = "set the option api_key, or headers"
-_NO_PATH = "the option url must be the server's base address, without the path of a request"
 _REFUSALS = {
-    401: _NO_KEY,
-    403: _NO_KEY,
-    404: _NO_PATH,
-    405: _NO_PATH,
+    **dict.fromkeys((401, 403), "set the option api_key, or headers"),
+    **dict.fromkeys((404, 405), "the option url must be the server's base address, without the path of a request"),
 }
 
 
@@ -138,11 +134,7 @@ class ServerReward:
                 raise UserError(f"the header {str(name)!r} must be printable text")
 
     def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
-        """Returns an answer, or a `RequestError`, for each of ``count`` samples.
-
-        Raises:
-            RefusedError: no further request would succeed.
-        """
+        """An answer or a `RequestError` for each of ``count`` samples. Raises RefusedError if all would be refused."""
         return _run(self._ask(path, count, batch_size, body, read))
 
     async def _ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
@@ -184,7 +176,7 @@ class ServerReward:
         attempt = 0
         while True:
             try:
-                return read(await self._exchange(session, "POST", path, content, self.timeout), rows)
+                return read(await self._exchange(session, path, content, self.timeout), rows)
             except RequestError as error:
                 wait = min(FIRST_WAIT * 2.0**attempt, LONGEST_WAIT) if error.after is None else error.after
                 # For a batch that one sample may spoil, its halves are the retry.
@@ -206,15 +198,11 @@ class ServerReward:
         return to_base64(image, self.image_format, self.image_size)
 
     def get(self, path: str, remedy: str) -> Any:
-        """Returns the JSON at ``path``, asked once and for a few seconds.
-
-        Raises:
-            UserError: no answer, with the remedy.
-        """
+        """Returns the JSON at ``path``, asked once and for a few seconds. Raises UserError with the remedy."""
 
         async def ask() -> Any:
             async with self._session() as session:
-                return await self._exchange(session, "GET", path, None, min(_CHECK_SECONDS, self.timeout))
+                return await self._exchange(session, path, None, min(_CHECK_SECONDS, self.timeout))
 
         try:
             return _run(ask())
@@ -229,20 +217,13 @@ class ServerReward:
             trust_env=not self._is_local,  # No proxy for this machine.
         )
 
-    async def _exchange(
-        self, session: ClientSession, method: str, path: str, body: bytes | None, seconds: float
-    ) -> Any:
-        """Sends one request and returns the JSON of its answer. Raises RequestError and RefusedError."""
+    async def _exchange(self, session: ClientSession, path: str, body: bytes | None, seconds: float) -> Any:
+        """The JSON that a POST, or without a body a GET, is answered with. Raises RequestError and RefusedError."""
         url = shown(self.url + path)
+        method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
+        options: dict[str, Any] = {"allow_redirects": False, "timeout": ClientTimeout(total=seconds)}
         try:
-            async with session.request(
-                method,
-                self.url + path,
-                data=body,
-                headers={"Content-Type": "application/json"} if body is not None else {},
-                allow_redirects=False,
-                timeout=ClientTimeout(total=seconds),
-            ) as response:
+            async with session.request(method, self.url + path, data=body, headers=headers, **options) as response:
                 content = await _content(response, url)
         except TimeoutError as error:
             raise RequestError(f"{url} did not answer within {seconds:.3g} s", again=True, by_sample=True) from error

@@ -53,18 +53,9 @@ class Protocol:
     """The models that GET /health names; None if it names none."""
 
 
-def _worker_body(batch: Batch) -> dict[str, Any]:
-    body = {"images": batch.images, "prompts": batch.prompts, "metadata": batch.metadata}
-    return body if batch.sources is None else {**body, "sources": batch.sources}
-
-
-def _worker_models(health: dict[str, Any]) -> Sequence[str] | None:
-    return [str(health["model"])] if health.get("model") is not None else None
-
-
-def _flow_factory_body(batch: Batch) -> dict[str, Any]:
+def _body(batch: Batch, sources: str) -> dict[str, Any]:
     body: dict[str, Any] = {"images": batch.images, "prompts": batch.prompts}
-    return body if batch.sources is None else {**body, "condition_images": batch.sources}
+    return body if batch.sources is None else {**body, sources: batch.sources}
 
 
 def _unirl_body(batch: Batch) -> dict[str, Any]:
@@ -78,9 +69,8 @@ def _unirl_body(batch: Batch) -> dict[str, Any]:
 
 
 def _unirl_answers(answer: dict[str, Any], batch: Batch) -> list[Scored | RequestError]:
-    count, errors = len(batch.images), answer.get("errors")
-    results = _checked_list("results", answer.get("results"), count)
-    reasons = errors if isinstance(errors, list) and len(errors) == count else [None] * count
+    results, errors = _checked_list("results", answer.get("results"), len(batch.images)), answer.get("errors")
+    reasons = errors if isinstance(errors, list) and len(errors) == len(results) else [None] * len(results)
     return [_unirl_scored(*pair, batch.model) for pair in zip(results, reasons, strict=True)]
 
 
@@ -98,42 +88,36 @@ def _unirl_scored(result: Any, errors: Any, reward: str | None) -> Scored | Requ
     return _judged(None if isinstance(score, float) and math.isnan(score) else score, parts)
 
 
-def _unirl_models(health: dict[str, Any]) -> Sequence[str] | None:
-    rewards = health.get("rewards")
-    return list(rewards) if isinstance(rewards, dict) else None
-
-
 PROTOCOLS = {
     "worker": Protocol(
         path="/score",
-        body=_worker_body,
+        body=lambda batch: {**_body(batch, "sources"), "metadata": batch.metadata},
         answers=lambda answer, batch: _scored(answer.get("scores"), answer.get("parts"), len(batch.images)),
-        models=_worker_models,
+        models=lambda health: None if health.get("model") is None else [str(health["model"])],
     ),
     "flow_factory": Protocol(
         path="/compute",
-        body=_flow_factory_body,
+        body=lambda batch: _body(batch, "condition_images"),
         answers=lambda answer, batch: _scored(answer.get("rewards"), None, len(batch.images)),
         models=lambda health: None,
     ),
-    "unirl": Protocol(path="/score", body=_unirl_body, answers=_unirl_answers, models=_unirl_models),
+    "unirl": Protocol(
+        path="/score",
+        body=_unirl_body,
+        answers=_unirl_answers,
+        models=lambda health: list(health["rewards"]) if isinstance(health.get("rewards"), dict) else None,
+    ),
 }
 """``flow_factory`` and ``unirl``: as their documentation describes them in 2026."""
 
 
 def _scored(scores: Any, parts: Any, count: int) -> list[Scored | RequestError]:
-    """Checks ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list or None.
-
-    Raises:
-        RequestError: not one entry per sample.
-    """
+    """Of ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list. Raises RequestError."""
     _checked_list("scores", scores, count)
     parts = {} if parts is None else parts
     if not isinstance(parts, dict) or not all(map(_PART.fullmatch, parts)):
-        raise RequestError(
-            f"its parts must be an object of lists with names of letters, digits and _.-, got {parts!r:.60}",
-            by_sample=True,
-        )
+        expected = "an object of lists with names of letters, digits and _.-"
+        raise RequestError(f"its parts must be {expected}, got {parts!r:.60}", by_sample=True)
     columns = {name: _checked_list(f"parts.{name}", column, count) for name, column in parts.items()}
     return [_judged(score, {name: column[row] for name, column in columns.items()}) for row, score in enumerate(scores)]
 
@@ -220,14 +204,18 @@ class HttpReward(ServerReward):
                 model=self.model,
             )
 
-        answers = self.ask(
-            self._protocol.path,
-            len(samples),
-            self.batch_size,
-            lambda rows: _json(self._protocol.body(batch(rows)), [prompts[row].id for row in rows]),
-            lambda answer, rows: self._read(answer, batch(rows)),
-        )
-        return reward_output(answers)
+        def body(rows: Sequence[int]) -> bytes:
+            content = self._protocol.body(batch(rows))
+            try:
+                return json.dumps(content, allow_nan=False).encode()
+            except (TypeError, ValueError) as error:
+                ids = ", ".join(repr(prompts[row].id) for row in rows[:5])
+                raise UserError(f"http: the metadata of the records {ids} is no JSON: {error}") from error
+
+        def read(answer: Any, rows: Sequence[int]) -> list[Scored | RequestError]:
+            return self._read(answer, batch(rows))
+
+        return reward_output(self.ask(self._protocol.path, len(samples), self.batch_size, body, read))
 
     def _read(self, answer: Any, batch: Batch) -> list[Scored | RequestError]:
         url = shown(self.url + self._protocol.path)
@@ -245,12 +233,3 @@ class HttpReward(ServerReward):
             return
         has = "does not say which it has" if models is None else f"has {', '.join(map(repr, models)) or 'none'}"
         raise RefusedError(f"the option model asks for {self.model!r}, and the worker at {shown(self.url)} {has}")
-
-
-def _json(body: Mapping[str, Any], ids: Sequence[str]) -> bytes:
-    try:
-        return json.dumps(body, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"http: the metadata of the records {', '.join(map(repr, ids[:5]))} is no JSON: {error}"
-        ) from error

@@ -26,12 +26,10 @@ from visual_grpo.rewards.remote.client import (
     reward_output,
     shown,
 )
-from visual_grpo.rewards.remote.replies import Reply, reply_of, score_in, yes_probability
-from visual_grpo.rewards.remote.rubrics import find_rubric
+from visual_grpo.rewards.remote.rubrics import Reply, find_rubric, reply_of, score_in, yes_probability
 
 log = logging.getLogger(__name__)
 
-YES_OR_NO = "Answer with one word, Yes or No."
 COMPLETIONS, MODELS = "/chat/completions", "/models"
 MODES = ("yes_probability", "score")
 _TOP = 20
@@ -82,11 +80,9 @@ class VlmJudge(ServerReward):
         self.low, self.high = _range(self.score_range)
         self._pattern = None if self.pattern is None else _compiled(self.pattern)
         self.needs = Needs(source=self._rubric.source)
-        settings: dict[str, Any] = {"temperature": 0.0, "seed": 0}
+        settings: dict[str, Any] = {"temperature": 0.0, "seed": 0, "max_tokens": self.max_tokens or 512}
         if self.mode == "yes_probability":
             settings |= {"max_tokens": self.max_tokens or 1, "logprobs": True, "top_logprobs": _TOP}
-        else:
-            settings |= {"max_tokens": self.max_tokens or 512}
         self.settings = {key: value for key, value in {**settings, **(self.extra or {})}.items() if value is not None}
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
@@ -99,9 +95,6 @@ class VlmJudge(ServerReward):
 
     def check_machine(self) -> None:
         """Asks whether the endpoint is there and has the model. Raises UserError."""
-        self._checked_model()
-
-    def _checked_model(self) -> str:
         listed = self.get(MODELS, "Start a server there (docs/reward_workers.md), or set the option url")
         entries = listed.get("data") if isinstance(listed, dict) else None
         names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
@@ -111,20 +104,13 @@ class VlmJudge(ServerReward):
         if self.model is not None and self.model not in names:
             raise RefusedError(f"the option model asks for {self.model!r}, and {url} has {has}")
         self.model = self.model or names[0]
-        return self.model
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
-        model = self.model or self._checked_model()
-        questions = [self._rubric.question_about(record) for record in prompts]
-        bodies = {
-            row: self._body(model, question, prompts[row], samples[row])
-            for row, question in enumerate(questions)
-            if question is not None
-        }
-        replies = self._replies(list(dict.fromkeys(bodies.values())))
-        answers = [
-            self._judged(replies[bodies[row]]) if row in bodies else Scored(math.nan) for row in range(len(samples))
-        ]
+        if self.model is None:
+            self.check_machine()
+        bodies = [self._body(record, sample) for record, sample in zip(prompts, samples, strict=True)]
+        replies = self._replies([body for body in dict.fromkeys(bodies) if body is not None])
+        answers = [Scored(math.nan) if body is None else self._judged(replies[body]) for body in bodies]
         self._warn(replies.values(), answers)
         return reward_output(answers)
 
@@ -163,13 +149,20 @@ class VlmJudge(ServerReward):
         key = hashlib.sha256(shown(self.url).encode() + b"\n" + body).hexdigest()
         return Path(self.cache or "") / key[:2] / f"{key[2:]}.json"
 
-    def _body(self, model: str, question: str, record: PromptRecord, sample: Tensor) -> bytes:
+    def _body(self, record: PromptRecord, sample: Tensor) -> bytes | None:
+        """None for a record that the question does not fit."""
+        question = self._rubric.question_about(record)
+        if question is None:
+            return None
         images = [read_image(path) for path in record.source_images] if self._rubric.source else []
         urls = [f"data:image/{self.image_format};base64,{self.encoded(image)}" for image in [*images, to_pil(sample)]]
-        hint = YES_OR_NO if self.mode == "yes_probability" else _score_hint(self.low, self.high)
+        hint = "Answer with one word, Yes or No."
+        if self.mode == "score":
+            hint = f"Give a score from {self.low:g} (not at all) to {self.high:g} (perfectly)."
+            hint += " End with a line of Score: and the number."
         content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
-        return json.dumps({"model": model, "messages": messages, **self.settings}, sort_keys=True).encode()
+        return json.dumps({"model": self.model, "messages": messages, **self.settings}, sort_keys=True).encode()
 
     def _judged(self, reply: Reply | RequestError) -> Scored | RequestError:
         if isinstance(reply, RequestError):
@@ -188,10 +181,7 @@ class VlmJudge(ServerReward):
             remedy = ": it has no log-probabilities; the endpoint must support top_logprobs, or set mode to score"
         log.warning(
             "vlm_judge: %d of %d answers could not be parsed and are unscored, such as %r%s",
-            sum(map(_is_unparsed, answers)),
-            len(answers),
-            sanitize(odd[0].text[:200]),
-            remedy,
+            *(sum(map(_is_unparsed, answers)), len(answers), sanitize(odd[0].text[:200]), remedy),
         )
 
 
@@ -217,7 +207,3 @@ def _range(bounds: Sequence[float]) -> tuple[float, float]:
     if not low < high:
         raise UserError(f"vlm_judge: score_range must be [lowest, highest], got {bounds!r}")
     return low, high
-
-
-def _score_hint(low: float, high: float) -> str:
-    return f"Give a score from {low:g} (not at all) to {high:g} (perfectly). End with a line of Score: and the number."

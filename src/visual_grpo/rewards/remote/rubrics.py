@@ -1,13 +1,25 @@
-"""The questions that a judge is asked."""
+"""What a judge is asked, and how a model's reply is read: P(yes) of its first word, or a score in its text."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
+from typing import Any
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.ocr import asked_text
+from visual_grpo.rewards.remote.client import RequestError
+
+LEAST_MASS = 0.1
+"""Minimum of P(yes) + P(no); below it the model did not answer the question."""
+_AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
+"""What may stand around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
+_LABELLED = re.compile(r"(?:score|rating)\b[^\d\n-]{0,12}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +63,9 @@ RUBRICS = {
 
 
 def find_rubric(name: str, source: bool | None) -> Rubric:
-    """Returns the rubric of that name, or one with the user's question.
+    """The rubric of that name, or one with the user's question; ``source`` overrides whether the source is sent.
 
-    ``source`` overrides whether the source image is sent; None keeps the rubric's value. Raises UserError for anything
-    but a name or a question with known fields.
+    Raises UserError for anything but a name or a question with known fields.
     """
     if name in RUBRICS:
         rubric = RUBRICS[name]
@@ -71,3 +82,65 @@ def find_rubric(name: str, source: bool | None) -> Rubric:
     if unknown:
         raise UserError(f"a rubric may contain {{prompt}} and {{text}}, got {{{sorted(unknown)[0]}}}")
     return custom
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The text of a reply and the alternatives for its first word."""
+
+    text: str
+    top: Sequence[tuple[str, float]]
+    """(token, log-probability) of the most likely first tokens that are not only white space."""
+
+
+def reply_of(completion: Any) -> Reply:
+    """Returns the first choice of a chat completion. Raises RequestError if there is none."""
+    try:
+        choice = completion["choices"][0]
+        text = choice["message"]["content"]
+        positions = (choice.get("logprobs") or {}).get("content") or []
+        first = next((position for position in positions if str(position["token"]).strip(_AROUND)), None)
+        listed = [] if first is None else first.get("top_logprobs") or [first]
+        top = [(str(entry["token"]), float(entry["logprob"])) for entry in listed]
+        if text is not None and not isinstance(text, str):
+            raise TypeError("content is no text")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RequestError(f"the answer is no chat completion: {str(completion)[:200]}", by_sample=True) from error
+    return Reply(text or "", top)
+
+
+def yes_probability(top: Sequence[tuple[str, float]]) -> tuple[float, float]:
+    """Returns P(yes) / (P(yes) + P(no)) and P(yes) + P(no), summed over spellings (case, spaces, punctuation).
+
+    The first is NaN if the second is below `LEAST_MASS`: the model answered something else.
+    """
+    mass = {"yes": 0.0, "no": 0.0}
+    for token, logprob in top:
+        word = token.strip(_AROUND).casefold()
+        if word in mass and logprob <= 0.001:  # Log-probabilities; nothing else, nor NaN, counts.
+            mass[word] += math.exp(logprob)
+    total = mass["yes"] + mass["no"]
+    return (mass["yes"] / total if total >= LEAST_MASS else math.nan), total
+
+
+def score_in(text: str, low: float, high: float, pattern: re.Pattern[str] | None = None) -> float:
+    """The score in a reply; NaN if there is none, several, or one outside ``low`` to ``high``.
+
+    That is the last match of ``pattern``; without one, the number after the last "Score" or "Rating", else the only
+    number. "7/10" is 7 if ``high`` is 10.
+    """
+    if pattern is not None:
+        return _within(pattern.findall(text)[-1:], low, high)
+    text = re.sub(r"\(\s*-?[\d.]+\s*(?:-|–|to)\s*-?[\d.]+\s*\)", "", text)  # The range itself, as in "Score (1-5): 4".
+    text = re.sub(rf"\s*/\s*{high:g}\b", "", text)
+    labelled = _LABELLED.findall(text)
+    numbers = labelled[-1:] or _NUMBER.findall(text)
+    return math.nan if re.search(r"\d\s*/\s*\d", text) else _within(numbers, low, high)
+
+
+def _within(numbers: Sequence[str], low: float, high: float) -> float:
+    try:
+        (score,) = map(float, numbers)
+    except ValueError:
+        return math.nan
+    return score if low <= score <= high else math.nan

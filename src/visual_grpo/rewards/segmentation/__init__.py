@@ -31,15 +31,11 @@ class PointPrompt:
     box: Box | None = None
     """Segmenters that support only points ignore it."""
 
-    def without_negatives(self) -> PointPrompt:
-        return PointPrompt(positives=self.positives, box=self.box)
-
 
 class Segmenter(Protocol):
     """``embed`` is expensive and runs once per image; ``masks`` takes all prompts of an image in one batch.
 
-    One with a method ``multimasks`` can also give alternative masks of a prompt, bool [M, H, W], and its estimates of
-    their quality, [M].
+    A method ``multimasks`` gives alternative masks of a prompt, bool [M, H, W], and estimates of their quality, [M].
     """
 
     def embed(self, image: Tensor) -> Any:
@@ -52,13 +48,8 @@ class Segmenter(Protocol):
 
 
 def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter:
-    """Builds a segmenter, for example from ``{"kind": "watershed", "edge": 0.3}`` or
-    ``{"kind": "sam2", "path": "facebook/sam2.1-hiera-large"}``.
-
-    All keys except ``kind`` are passed to the constructor.
-
-    Raises:
-        UserError: unknown kind, unknown or missing option, or invalid value.
+    """Builds the segmenter of a ``kind`` with the other keys as its options, such as
+    ``{"kind": "sam2", "path": "facebook/sam2.1-hiera-large"}``. Raises UserError for impossible ones.
     """
     if not isinstance(options, Mapping) or str(options.get("kind")) not in KINDS:
         hint = nearest_hint(str(options.get("kind")), KINDS) if isinstance(options, Mapping) else ""

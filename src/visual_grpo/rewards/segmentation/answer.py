@@ -54,8 +54,7 @@ class Answer:
 def parse_answer(sample: TextSample, size: tuple[int, int]) -> Answer:
     """Parses an answer and rescales it from ``sample.frame`` to an image of ``size`` = (height, width) in pixels.
 
-    Raises:
-        AnswerError: truncated, not in the format, or with coordinates outside the image.
+    Raises AnswerError.
     """
     if not sample.finished:
         raise AnswerError("truncated", f"cut off after {len(sample.text)} characters")
@@ -124,16 +123,11 @@ _GAP = 4
 
 
 def draw_answer(image: Tensor, truth: Tensor, answer: Answer | None, fault: str | None, masks: Tensor) -> Tensor:
-    """uint8 [3, h, w]: three panels, one below the other.
+    """uint8 [3, h, w]: an image, uint8 [3, H, W], in three panels, one below the other.
 
-    The panels show the image with the outline of the truth (white), the mask without the negatives, and the mask with
-    them, each with the box (yellow), positive (green) and negative points (red crosses). If the answer cannot be
-    parsed, its fault is written into the first panel instead.
-
-    Args:
-        image: uint8 [3, H, W].
-        truth: bool [H, W].
-        masks: bool [2, H, W], without and with the negatives.
+    They show the outline of the truth (bool [H, W], white) and the masks (bool [2, H, W]) without and with the
+    negatives, each with the box (yellow), positive (green) and negative points (red crosses). The fault of an answer
+    that cannot be parsed is written into the first panel instead.
     """
     scale = max(1, round(_SIDE / max(truth.shape)))
     outline = (torch.nn.functional.max_pool2d(truth[None].float(), 3, 1, 1)[0] > 0) & ~truth

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from visual_grpo.common.geometry import Point
 from visual_grpo.common.images import require_image
-from visual_grpo.rewards.learned.pretrained import CONFIG, IMAGE_PROCESSOR, WEIGHTS, Compute, Encoder, Origin
+from visual_grpo.rewards.learned.pretrained import CONFIG, IMAGE_PROCESSOR, WEIGHTS, Encoder, Origin
 from visual_grpo.rewards.segmentation import PointPrompt
 
 _BATCH = 64
@@ -44,14 +44,19 @@ class Sam2Segmenter(Encoder):
     def __init__(self, path: str, *, device: str = "auto", dtype: str = "float32") -> None:
         needed = (CONFIG, WEIGHTS, IMAGE_PROCESSOR)
         origin = Origin(reward="negative_points", option="segmenter.path", path=path, needed=needed)
-        super().__init__(Compute("negative_points", device, dtype, None), origin)
+        super().__init__(origin, device, dtype)
+
+    def check_machine(self) -> None:
+        """Raises UserError if the device or a file is not there."""
+        _ = self.device
+        self.origin.check()
 
     @torch.inference_mode()
     def embed(self, image: Tensor) -> Sam2Embedding:
         """``image``: uint8 [3, H, W], RGB; it is stretched to the model's square input."""
         require_image(image)
         inputs = self.processor(images=image.cpu(), input_data_format="channels_first", return_tensors="pt")
-        pixels = inputs["pixel_values"].to(self.compute.device, self.model.dtype)
+        pixels = inputs["pixel_values"].to(self.device, self.model.dtype)
         features = self.model.get_image_embeddings(pixels)
         return Sam2Embedding(features=features, size=(image.shape[1], image.shape[2]))
 
@@ -73,8 +78,7 @@ class Sam2Segmenter(Encoder):
     def _batches(self, prompts: Sequence[PointPrompt]) -> Iterator[list[int]]:
         """Groups the indices of prompts with the same number of points into batches.
 
-        Padding points (label -10) would allow one call for all prompts, but the decoder does not mask them in its
-        attention: a mask would depend on the other prompts of its batch.
+        Padding points (label -10) are not masked in the decoder's attention: a mask would depend on its batch.
         """
         rows_of: dict[int, list[int]] = {}
         for row, prompt in enumerate(prompts):
@@ -94,8 +98,8 @@ class Sam2Segmenter(Encoder):
         scale = self.processor.target_size / torch.tensor([width, height])
         output = self.model(
             image_embeddings=list(embedding.features),
-            input_points=(points * scale)[None].to(self.compute.device),
-            input_labels=labels[None].to(self.compute.device),
+            input_points=(points * scale)[None].to(self.device),
+            input_labels=labels[None].to(self.device),
             multimask_output=multimask,
         )
         # Logits are interpolated rather than masks, so that edges are not confined to the coarse output grid.

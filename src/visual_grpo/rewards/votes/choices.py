@@ -114,7 +114,7 @@ def read_choices(file: Path) -> Choices:
 
 
 def _parsed(text: bytes) -> tuple[str, str, Choice | None]:
-    """Returns voter, pair and choice of a line; None for a choice that is undone."""
+    """Voter, pair and choice of a line; None = undone."""
     line = json.loads(text)
     if not isinstance(line, Mapping):
         raise TypeError("no JSON object")
@@ -145,10 +145,6 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
         except OSError:  # A full disk may have taken half of it.
             stream.truncate(before)
             raise
-
-
-def undo_line(voter: str, pair: str, at: str) -> dict[str, str]:
-    return {"voter": voter, "choice": UNDO, "pair": pair, "at": at}
 
 
 LONGEST_NAME = 60
@@ -196,7 +192,7 @@ class Ballot:
     def choose(self, voter: str, pair: str, answer: str) -> dict[str, Any]:
         """Stores a choice (``left``, ``right``, ``tie`` or ``skip``) and returns the new state.
 
-        Raises RefusedError, also for a pair that is judged already, and OSError if the choice cannot be stored.
+        Raises RefusedError, and OSError if the choice cannot be stored.
         """
         if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
             raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
@@ -209,8 +205,7 @@ class Ballot:
         meant = {"left": left, "right": FIRST if left == SECOND else SECOND, TIE: TIE, SKIP: SKIP}
         if answer not in meant:
             raise RefusedError(f"choice must be one of {', '.join(meant)}")
-        at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[answer], shown_left=left, at=at)
+        choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[answer], shown_left=left, at=_now())
         append_line(self.file, choice.line())
         choices[pair] = choice
         self._here.add(voter)
@@ -224,7 +219,7 @@ class Ballot:
         if not choices:
             raise RefusedError("there is nothing to take back")
         pair = next(reversed(choices))
-        append_line(self.file, undo_line(voter, pair, datetime.now(UTC).isoformat(timespec="milliseconds")))
+        append_line(self.file, {"voter": voter, "choice": UNDO, "pair": pair, "at": _now()})
         del choices[pair]
         return self.state(voter)
 
@@ -246,3 +241,7 @@ class Ballot:
 
     def _hash(self, *of: str) -> bytes:
         return hashlib.sha256("\0".join([str(self.seed), *of]).encode()).digest()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -43,14 +43,21 @@ def load_features(name: str) -> Features:
     function = load_attribute(name, "the features of the reward votes")
     if not callable(function):
         raise UserError(f"features: {name!r} must be a function (prompts, pictures) -> [B, d], it is {function!r}")
-    return _checked_features(name, function)
+
+    def features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        output = function(prompts, samples)
+        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(samples):
+            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(output)}")
+        output = output.detach().cpu().double()
+        if not output.isfinite().all():
+            raise UserError(f"features: {name!r} returned numbers that are not finite")
+        return output
+
+    return features
 
 
 def pixel_features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-    """[B, 61] float64: a small copy, and statistics of colours, luma, chroma and edges.
-
-    Except for edges, they hardly depend on the size of a picture.
-    """
+    """[B, 61] float64: a small copy, and statistics of colours, luma, chroma and edges."""
     return torch.stack([_picture_features(sample) for sample in samples])
 
 
@@ -74,19 +81,6 @@ def _mean_difference(values: Tensor) -> Tensor:
     return (down.sum() + right.sum()) / max(1, down.numel() + right.numel())
 
 
-def _checked_features(name: str, function: Features) -> Features:
-    def features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        output = function(prompts, samples)
-        if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(samples):
-            raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(output)}")
-        output = output.detach().cpu().double()
-        if not output.isfinite().all():
-            raise UserError(f"features: {name!r} returned numbers that are not finite")
-        return output
-
-    return features
-
-
 Values = NDArray[np.float64]
 
 ITERATIONS = 100
@@ -100,13 +94,10 @@ PICTURE_RIDGE = 0.1
 
 
 def bradley_terry(first: ArrayLike, second: ArrayLike, preference: ArrayLike, items: int, ridge: float) -> Values:
-    """Returns the scores [items], in log odds, with mean 0 over items that are connected by choices.
+    """The scores [items], in log odds, with mean 0 over items that are connected by choices.
 
-    Args:
-        first: [n] int, the item on one side of each choice, 0 <= first < items.
-        second: [n] int, that on the other side.
-        preference: [n] in 0..1: 1 = the first was preferred, 0.5 = tie.
-        ridge: > 0, of ridge / 2 * |u|^2.
+    ``first`` and ``second``: [n] int, the items of each choice, 0 <= item < items. ``preference``: [n] in 0..1, 1 = the
+    first was preferred, 0.5 = tie. ``ridge``: > 0, of ridge / 2 * |u|^2.
     """
     one, other = np.asarray(first, dtype=np.intp), np.asarray(second, dtype=np.intp)
     return logistic_ridge(np.eye(items)[one] - np.eye(items)[other], preference, ridge)
@@ -117,10 +108,8 @@ def logistic_ridge(differences: Values, preference: ArrayLike, ridge: float, sta
 
     That is a Bradley-Terry model whose scores are linear in features, with no constant because swapping the sides must
     swap the probabilities. Newton's method; steps are halved until they do not make it worse, so that it converges from
-    anywhere (the function is strictly concave). Raises ValueError for a ridge that is not above 0.
+    anywhere (the function is strictly concave: ``ridge`` > 0).
     """
-    if not ridge > 0:
-        raise ValueError(f"a ridge must be above 0, got {ridge}")
     y = np.asarray(preference, dtype=np.float64)
     w = np.zeros(differences.shape[1]) if start is None else start.copy()
     value = _objective(differences, y, w, ridge)
@@ -188,9 +177,7 @@ class Head:
 def fit_head(first: Values, second: Values, preference: Values, groups: Sequence[str]) -> Head:
     """Fits choices between pictures with features ``first`` and ``second``, both [n, d].
 
-    Args:
-        preference: [n], 1 = the first, 0 = the second, 0.5 = tie.
-        groups: [n]; choices of one group (a prompt) are held out together.
+    ``preference``: as of `bradley_terry`. ``groups``: [n]; choices of one group (a prompt) are held out together.
     """
     pictures = np.concatenate([first, second])
     mean, spread = pictures.mean(0), pictures.std(0)
@@ -199,7 +186,9 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
     differences = (first - second) / scale
     folds = _folds(groups)
     ridge = _best_ridge(differences, preference, folds)
-    right = _right(_held_out(differences, preference, folds), preference)
+    decided = preference != 0.5
+    signs = np.sign(_held_out(differences, preference, folds)[decided]) * np.sign(preference[decided] - 0.5)
+    right = (signs + 1) / 2  # 0.5 for a prediction of a tie
     head = Head(
         weights=logistic_ridge(differences, preference, ridge),
         mean=mean,
@@ -253,13 +242,6 @@ def _best_ridge(differences: Values, preference: Values, folds: Values) -> float
             z = differences[~inside] @ weights
             likelihood[number] -= float((np.logaddexp(0.0, -z) + (1 - preference[~inside]) * z).sum())
     return RIDGES[int(likelihood.argmax())]
-
-
-def _right(predicted: Values, preference: Values) -> Values:
-    """[decided]: 1 for a correct prediction, 0.5 for a prediction of a tie, else 0."""
-    decided = preference != 0.5
-    signs = np.sign(predicted[decided]) * np.sign(preference[decided] - 0.5)
-    return np.asarray((signs + 1) / 2, dtype=np.float64)
 
 
 def family_scores(choices: Sequence[Choice]) -> pd.DataFrame:

@@ -97,8 +97,7 @@ class VotesReward:
                 "Reward votes: %d of %d pictures are unlike all that were voted on (further from their average than any"
                 " of them): their scores are guesses. Vote on such pictures too (kedro run --pipeline=vote). The part"
                 " far is their share.",
-                int(far.sum()),
-                len(far),
+                *(int(far.sum()), len(far)),
             )
         return RewardOutput(values=torch.tensor(scores, dtype=torch.float64), parts={"far": far.float()})
 
@@ -107,8 +106,7 @@ class VotesReward:
         self.check_machine()
         if self.choices is None:
             return read_head(Path(str(self.head)))
-        damaged = read_choices(Path(self.choices)).damaged
-        if damaged:
+        if damaged := read_choices(Path(self.choices)).damaged:
             log.warning("%s of %s cannot be read and are left out: %s", len(damaged), self.choices, damaged[0])
         fitted = self._checked(fitted_head(Path(self.choices), self.features or PIXELS))
         log.info("Reward votes: %s", fitted)
@@ -117,8 +115,8 @@ class VotesReward:
     def _checked(self, fitted: FittedHead) -> FittedHead:
         if self.head is not None and self.features not in (None, fitted.features):
             raise UserError(f"votes: the head {self.head} is of the features {fitted.features}, not of {self.features}")
-        decided = counted(fitted.head.decided, "decided choice")
         if fitted.head.decided < self.least:
+            decided = counted(fitted.head.decided, "decided choice")
             raise UserError(f"votes: the head is of {decided}; at least {self.least} are needed")
         if fitted.head.accuracy < self.least_accuracy:
             raise UserError(
@@ -159,8 +157,7 @@ def decided(choices: Sequence[Choice]) -> int:
 
 def check_enough(choices: Sequence[Choice], least: int, file: Path) -> None:
     """Raises UserError if fewer than ``least`` usable choices are decided."""
-    number = decided(choices)
-    if number < least:
+    if (number := decided(choices)) < least:
         there = f"{file} holds {counted(len(choices), 'choice')}" if choices else f"{file} holds no choices"
         raise UserError(
             f"votes: {there}, {number} of them decided and for training; at least {least} are needed."
@@ -175,10 +172,7 @@ def choices_digest(choices: Sequence[Choice]) -> str:
 
 
 def fitted_head(file: Path, features: str) -> FittedHead:
-    """Returns the head beside ``file`` if it was fitted to its choices, else fits one.
-
-    Raises UserError if no choice can be used or a picture cannot be read.
-    """
+    """The head beside ``file`` if it was fitted to its choices, else a new one. Raises UserError if it cannot be."""
     choices = read_choices(file).standing
     check_enough(choices, 1, file)
     digest = choices_digest(choices)
@@ -215,9 +209,7 @@ def _fit(folder: Path, choices: Sequence[Choice], features: str) -> Head:
 
 def write_head(file: Path, fitted: FittedHead) -> None:
     """Replaces the file; numbers are written so that they are read back exactly."""
-    head = {name: value.tolist() if name in _VECTORS else value for name, value in vars(fitted.head).items()}
-    text = json.dumps({"format": FORMAT, **asdict(fitted), "head": head}, indent=1)
-    write_atomically(file, text)
+    write_atomically(file, json.dumps({"format": FORMAT, **asdict(fitted)}, indent=1, default=np.ndarray.tolist))
 
 
 def read_head(file: Path) -> FittedHead:

@@ -36,11 +36,7 @@ _POLICY = (
 
 @contextmanager
 def served(ballot: Ballot, voter: str, port: int = 0) -> Iterator[str]:
-    """Serves until the block ends; gives the page's address.
-
-    Raises:
-        UserError: the port is taken.
-    """
+    """Serves until the block ends; gives the page's address. Raises UserError if the port is taken."""
     try:
         listening = socket.create_server((HOST, port))
     except OSError as error:
