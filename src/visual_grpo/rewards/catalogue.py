@@ -58,7 +58,7 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
 
 
 def transport_of(name: str, function: str | None) -> frozenset[str]:
-    """A reward's options that say how a server is asked and cannot affect a score; none if it cannot be loaded."""
+    """Returns the options that cannot affect a score, such as a timeout; none if the reward cannot be loaded."""
     try:
         return frozenset(getattr(load_function(function or BUILT_IN.get(name, "")), "transport", ()))
     except UserError:

@@ -134,7 +134,7 @@ class ServerReward:
                 raise UserError(f"the header {str(name)!r} must be printable text")
 
     def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
-        """An answer or a `RequestError` for each of ``count`` samples. Raises RefusedError if all would be refused."""
+        """Returns an answer or a `RequestError` for each of ``count`` samples. Raises RefusedError."""
         return _run(self._ask(path, count, batch_size, body, read))
 
     async def _ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:

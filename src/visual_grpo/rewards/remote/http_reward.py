@@ -112,7 +112,7 @@ PROTOCOLS = {
 
 
 def _scored(scores: Any, parts: Any, count: int) -> list[Scored | RequestError]:
-    """Of ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list. Raises RequestError."""
+    """Checks ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list. Raises RequestError."""
     _checked_list("scores", scores, count)
     parts = {} if parts is None else parts
     if not isinstance(parts, dict) or not all(map(_PART.fullmatch, parts)):
