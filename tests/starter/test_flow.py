@@ -12,13 +12,17 @@ from torch import Tensor
 
 import visual_grpo.starter.glm_image.modules as glm_modules
 from visual_grpo.starter.flow import normalise_latents, pretrain_dit
-from visual_grpo.starter.flux import pretrain_flux
+from visual_grpo.starter.flow_models import (
+    SMALL_SD3,
+    build_sd3_transformer,
+    pretrain_flux,
+    pretrain_sd3,
+    pretrain_z_image,
+)
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
 from visual_grpo.starter.pretraining import Advance, Job
-from visual_grpo.starter.sd3 import SMALL_SD3, build_transformer, pretrain_sd3
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
 from visual_grpo.starter.text_encoders import PROMPT_TOKENS
-from visual_grpo.starter.z_image import pretrain_z_image
 
 SIDE = 64
 
@@ -41,7 +45,7 @@ def test_normalised_latents_are_the_vaes_own_and_decode_as_before() -> None:
 
 def trained(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    dit = build_transformer(SIDE, seed=2)
+    dit = build_sd3_transformer(SIDE, seed=2)
     embeds = torch.randn(len(COMBINATIONS) + 1, PROMPT_TOKENS, 64, generator=generator)
     pretrain_dit(
         SMALL_SD3,

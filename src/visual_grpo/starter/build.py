@@ -27,17 +27,15 @@ from visual_grpo.starter.words import draw_words
 _VERSION = 7
 """Raised when the same configuration gives other weights."""
 _SIDE_FACTS = "visual_grpo.json"
-
-
 _GLM = "visual_grpo.starter.glm_image"
 _PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
     ("shapes", "glm_image"): (
         f"{_GLM}.pretrain_decoder:pretrain_decoder_half",
         f"{_GLM}.pretrain_ar:pretrain_language_half",
     ),
-    ("shapes", "sd3"): ("visual_grpo.starter.sd3:pretrain_sd3",),
-    ("shapes", "flux"): ("visual_grpo.starter.flux:pretrain_flux",),
-    ("shapes", "z_image"): ("visual_grpo.starter.z_image:pretrain_z_image",),
+    ("shapes", "sd3"): ("visual_grpo.starter.flow_models:pretrain_sd3",),
+    ("shapes", "flux"): ("visual_grpo.starter.flow_models:pretrain_flux",),
+    ("shapes", "z_image"): ("visual_grpo.starter.flow_models:pretrain_z_image",),
     ("words", "glm_image"): (
         f"{_GLM}.pretrain_on_words:pretrain_decoder_half",
         f"{_GLM}.pretrain_on_words:pretrain_language_half",
