@@ -1,9 +1,8 @@
 """Pretrains the small Qwen2.5-VL on drawn scenes.
 
-By next-token prediction it learns to answer queries about scenes: to find the queried part, and to place a negative
-point anywhere around it: where one helps is left to GRPO. Two auxiliary heads, discarded afterwards, speed this up: one
-predicts the parts from the vision tower's output, one the row and column of each image token from the output of the
-first layer.
+By next-token prediction it learns to find the queried part, and to place a negative point anywhere around it: where one
+helps is left to GRPO. Two auxiliary heads, discarded afterwards, speed this up: one predicts the parts from the vision
+tower's output, one the row and column of each image token from the output of the first layer.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ _FINE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """The training data."""
-
     images: Tensor
     """[n, 3, H, W] uint8."""
     labels: Tensor
@@ -92,7 +89,6 @@ def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: in
 
 
 def _negatives(scenes: Scenes, generator: torch.Generator) -> Tensor:
-    """[n, k, 2]."""
     truths = scenes.truths
     margin = _MARGIN * min(truths.shape[1:])
     points = [
@@ -109,7 +105,6 @@ def prompt_of(processor: Qwen2_5_VLProcessor, text: str) -> str:
 
 
 def pretrain_vl(job: Job, advance: Advance) -> None:
-    """Trains model and processor and saves them to ``job.folder``."""
     size, steps = (job.height, job.width), job.steps["vl"]
     processor = build_processor(*size)
     model = build_model(processor, job.seed)
@@ -142,15 +137,13 @@ class _Lesson:
         generator: torch.Generator,
     ) -> None:
         self.model, self.processor, self.pool, self.size, self.generator = model, processor, pool, size, generator
-        side = PATCH * MERGE
+        side, width = PATCH * MERGE, model.config.text_config.hidden_size
         self.cells = (size[0] // side, size[1] // side)
-        width = model.config.text_config.hidden_size
         classes = 1 + len(COLORS) * len(PARTS)
         self.heads = nn.ModuleDict(
             {"parts": nn.Linear(width, (side // _FINE) ** 2 * classes), "place": nn.Linear(width, sum(self.cells))}
         )
-        tokenizer = processor.tokenizer
-        self.number_ids = number_ids(tokenizer, max(size))
+        self.number_ids = number_ids(processor.tokenizer, max(size))
         values = torch.arange(len(self.number_ids)).float()
         self.soft = torch.softmax(-((values[:, None] - values) ** 2) / (2 * _SOFTNESS**2), 1)
         self.positions = self._positions()
@@ -225,7 +218,7 @@ class _Lesson:
         return (loss + F.cross_entropy(columns.flatten(0, 1), places[..., 1].flatten())) / 2
 
     def _positions(self) -> Tensor:
-        """Position ids [3, 1, P + LENGTH - 1] for all prompts, which have the same length."""
+        """[3, 1, P + LENGTH - 1] for all prompts, which have the same length."""
         pool = self.pool
         prompt, _ = self.model.model.get_rope_index(
             pool.queries[:1], mm_token_type_ids=pool.types[None], image_grid_thw=pool.grid

@@ -1,7 +1,7 @@
 """The visual vocabulary of the small model: the codebook of patches of 32 x 32 pixels.
 
-A code is a colour times an occupancy pattern (the covered share of each of the 4 x 4 cells of the patch); code 0 is
-the background. The patterns are k-means centres of drawn patches, so that a grid of codes represents the whole picture.
+A code is a colour times an occupancy pattern (the covered share of each of a patch's 4 x 4 cells, a k-means centre of
+drawn patches); code 0 is the background.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from visual_grpo.config import Task
 from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS, COMBINATIONS, instructions
 
 PATCH = 32
-"""Pixels per side of the patch that one image token of GLM-Image represents."""
+"""Pixels a side of the patch of one image token."""
 CELLS = 4
-"""Cells along each side of a patch."""
+"""A side of a patch."""
 FEATURES = CELLS * CELLS * 3
 PATTERNS = 40
 """Number of occupancy patterns of each colour."""
@@ -30,9 +30,8 @@ _KMEANS_STEPS = 25
 
 
 def patch_features(images: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Mean colour of every cell of every patch.
+    """Mean colour of every cell, of ``images`` [N, 3, H, W] in 0..1; ``grid``: rows and columns of patches.
 
-    ``images``: [N, 3, H, W] in 0..1, of any size; ``grid``: rows and columns of patches.
     Returns [N, rows * columns, 48]: cells row by row, RGB innermost.
     """
     rows, columns = grid
@@ -42,7 +41,7 @@ def patch_features(images: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 def nearest_codes(images: Tensor, grid: tuple[int, int], codebook: Tensor) -> Tensor:
-    """Image tokens, [N, rows * columns] int64: the code nearest to each patch in L2."""
+    """[N, rows * columns] int64: the code nearest to each patch in L2."""
     return torch.cdist(patch_features(images, grid), codebook).argmin(-1)
 
 
@@ -59,7 +58,7 @@ def fit_codebook(images: Tensor, grids: list[tuple[int, int]], seed: int) -> Ten
 
 
 def standardised(codebook: Tensor) -> Tensor:
-    """The codebook centred and scaled to unit variance, to initialise image-token embeddings."""
+    """Centred and of unit variance, to initialise image-token embeddings."""
     centred = codebook - codebook.mean(0)
     return centred / centred.std()
 
@@ -115,7 +114,7 @@ def image_token(index: int) -> str:
 
 
 def build_tokenizer(task: Task = "t2i") -> PreTrainedTokenizerFast:
-    """Deterministic: every call for a task gives the same vocabulary. The text part is trained on the task's texts."""
+    """The text part is trained on the task's texts; every call for a task gives the same vocabulary."""
     prompts = [combination.prompt for combination in COMBINATIONS]
     text_vocabulary, merges = _train_text_part(prompts if task == "t2i" else prompts + instructions())
     vocabulary = {image_token(i): i for i in range(VISION_VOCABULARY)}

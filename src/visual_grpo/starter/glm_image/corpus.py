@@ -54,17 +54,14 @@ class Corpus:
         return grids_of(*self.images.shape[-2:])[1]
 
     def generated_tokens(self) -> Tensor:
-        """[C, K, T] int64: the tokens that the AR module generates for each picture: preview, image, end token."""
+        """[C, K, T] int64, as the AR module generates them: preview, image, end token."""
         pixels = _pixels(self.images)
         preview, image = (nearest_codes(pixels, grid, self.codebook) for grid in (self.preview_grid, self.image_grid))
         end = torch.full((len(image), 1), IMAGE_END)
         return torch.cat([preview, image, end], 1).view(*self.images.shape[:2], -1)
 
     def upsampled_tokens(self, images: Tensor) -> Tensor:
-        """[N, 4 * rows * columns] int64: tokens of images of this size (uint8 [N, 3, H, W]) as input of the DiT.
-
-        Upsampled by 2 in both directions.
-        """
+        """[N, 4 * rows * columns] int64: of uint8 [N, 3, H, W], doubled in both directions as the DiT reads them."""
         tokens = nearest_codes(images.float() / 255, self.image_grid, self.codebook)
         return upsampled(tokens.view(-1, *self.image_grid))
 
@@ -102,7 +99,6 @@ class SceneBank:
 
 
 def build_corpus(height: int, width: int, seed: int) -> Corpus:
-    """Draws the corpus; deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32."""
     images = draw_all(_IMAGES_PER_COMBINATION, height, width, seed + _SEED_OFFSET)
     return Corpus(images=images, codebook=fit_codebook(_pixels(images), grids_of(height, width), seed))
 

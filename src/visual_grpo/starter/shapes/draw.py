@@ -1,8 +1,7 @@
 """The vocabulary of drawn shapes, their drawings on a dark background, and edits of them.
 
-Lengths are shares of an image's shorter side, centres are shares of (width, height), colours are 8-bit RGB. The centres
-and radii keep every shape inside the image; with three centres per axis, neighbouring positions are a quarter of the
-side apart.
+Lengths are shares of an image's shorter side, centres are shares of (width, height), colours are 8-bit RGB. Every shape
+lies inside the image.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ VOCABULARY: Mapping[str, tuple[str, ...]] = {
     "position": tuple(CENTERS),
     "size": tuple(RADII),
 }
-"""The words of every attribute."""
 ATTRIBUTES = tuple(VOCABULARY)
 
 OPPOSITE: Mapping[str, str] = {"left": "right", "right": "left", "top": "bottom", "bottom": "top"}
@@ -78,8 +76,6 @@ COMBINATIONS = tuple(
     Combination(color=c, shape=s, position=p, size=z) for c, s, p, z in product(COLORS, SHAPES, CENTERS, RADII)
 )
 """All 150 of them, in a fixed order."""
-
-
 CENTER_JITTER = 0.012
 """Largest shift of a centre along each axis, as a share of the shorter side."""
 SCALE_JITTER = (0.97, 1.03)
@@ -88,14 +84,11 @@ _SUPERSAMPLING = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Jitter:
-    """The deviation of a drawn object from its nominal position and size."""
+    """Shifts of a drawn object, as shares of the shorter side, and the factor on its radius."""
 
     dx: float
-    """Share of the shorter side."""
     dy: float
-    """Share of the shorter side."""
     scale: float
-    """Factor on the radius."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> Jitter:
@@ -104,12 +97,11 @@ class Jitter:
 
 
 def draw(combination: Combination, height: int, width: int, rng: random.Random) -> Image.Image:
-    """Draws an anti-aliased RGB image of ``height`` x ``width`` pixels."""
+    """Draws an RGB image of ``height`` x ``width`` pixels."""
     return draw_scene([(combination, Jitter.draw(rng))], height, width)
 
 
 def draw_scene(objects: Iterable[tuple[Combination, Jitter]], height: int, width: int) -> Image.Image:
-    """Like `draw`, with any number of objects, each with its jitter."""
     scale = _SUPERSAMPLING
     short = min(height, width) * scale
     canvas = Image.new("RGB", (width * scale, height * scale), BACKGROUND)
@@ -131,7 +123,7 @@ def draw_all(images_per_combination: int, height: int, width: int, seed: int) ->
 
 
 def stacked(images: Sequence[Image.Image]) -> Tensor:
-    """Stacks images of the same size to uint8 [N, 3, height, width]."""
+    """uint8 [N, 3, height, width]."""
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2).contiguous()
 
 
@@ -152,14 +144,11 @@ _BESIDE_ANOTHER = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """An edit that turns an object from ``before`` into ``after``."""
+    """An edit (one of `EDITS`) of an object; ``before`` is None if it is added, ``after`` if it is removed."""
 
     kind: str
-    """One of `EDITS`."""
     before: Combination | None
-    """None if the edit adds the object."""
     after: Combination | None
-    """None if the edit removes the object."""
     other: Combination | None = None
     """A second, unchanged object at the opposite position."""
 
@@ -194,7 +183,7 @@ class Edit:
 
 
 def random_edit(kind: str, subject: Combination, rng: random.Random) -> Edit:
-    """A random edit of ``subject`` of the given kind, for additions and removals possibly with a second object."""
+    """Of ``subject``; for additions and removals possibly with a second object."""
     if kind in CHANGES:
         attribute = CHANGES[kind]
         words = [word for word in VOCABULARY[attribute] if word != getattr(subject, attribute)]
@@ -209,7 +198,7 @@ def random_edit(kind: str, subject: Combination, rng: random.Random) -> Edit:
 
 
 def draw_edit(edit: Edit, height: int, width: int, rng: random.Random) -> tuple[Image.Image, Image.Image]:
-    """Draws source and target."""
+    """Source and target."""
     subject_jitter, other_jitter = Jitter.draw(rng), Jitter.draw(rng)
 
     def scene(subject: Combination | None) -> Image.Image:
@@ -220,7 +209,7 @@ def draw_edit(edit: Edit, height: int, width: int, rng: random.Random) -> tuple[
 
 
 def instructions() -> list[str]:
-    """All distinct instructions in a fixed order, for the training of the tokenizer."""
+    """All distinct instructions in a fixed order."""
     subjects = list(COMBINATIONS)
     changes = [Edit(kind=kind, before=thing, after=thing) for kind in CHANGES for thing in subjects]
     added = [Edit(kind="add", before=None, after=thing) for thing in subjects]
