@@ -56,7 +56,6 @@ def record_from_row(row: Mapping[str, Any], place: Place, folder: Path, task: Ta
 
 
 def _picture_columns(row: Mapping[str, Any], task: Task, canonical: bool) -> dict[str, list[str]]:
-    """Returns the columns that may hold each field of a picture or an edit."""
     if canonical and "prompt" in row and (task != "i2i" or "source_image" in row):
         return {field: [columns[0]] for field, columns in PICTURES.items()}
     names = {
@@ -101,7 +100,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def mask_image(rows: Any, name: str) -> EmbeddedImage:
-    """Returns a PNG of a mask of rows of bools or numbers, not 0 inside."""
+    """Returns a PNG of rows of bools or numbers, not 0 inside."""
     try:
         pixels = np.asarray(rows)
     except ValueError:  # Rows of different lengths.
@@ -119,9 +118,6 @@ def parse_solution(solution: Any) -> tuple[list[float] | None, list[Any] | None]
 
     It is ``<box>(x1,y1),(x2,y2)</box><points>(x1,y1),...</points>`` or JSON
     ``[{"bbox_2d": [x1, y1, x2, y2], "point_2d": [x, y]}, ...]``, several objects giving the box around all of them.
-
-    Raises:
-        Rejected: it has neither format.
     """
     if not solution:
         return None, None

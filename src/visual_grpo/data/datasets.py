@@ -43,8 +43,7 @@ class _PathDataset(AbstractDataset[Any, Any]):
 class FolderDataset(_PathDataset):
     """Loads as the folder's path; saves by moving a folder that a node has filled into its place.
 
-    Args:
-        made_by: the pipeline that makes it, for the error about a missing folder.
+    ``made_by`` is the pipeline that makes it, for the error about a missing folder.
     """
 
     def __init__(self, *, filepath: str, made_by: str, metadata: dict[str, Any] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Describes prepared records by a profile, and checks how far those of new data have moved from an earlier one.
 
-A profile has counts, distributions and hashes, and no prompt. A prompt or image that several records share counts as
-often as they do, but the effect of chance depends on the number of different ones.
+A profile has counts, distributions and hashes, and no prompt. A prompt or image counts as often as records have it, but
+the effect of chance depends on the number of different ones.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUANTILES = 201
 _DIGITS = 12
 """Hex digits (48 bits) of a hash: among a million items two share one with a probability of 0.2%."""
 _MAX_SIDE = 256
-"""Pixels; larger images are reduced to at most this by averaging blocks of pixels."""
+"""Pixels to which larger images are reduced at least, by averaging blocks."""
 _LUMA = (0.299, 0.587, 0.114)
 """ITU-R BT.601."""
 _FALSE_ALARM = 1e-4
@@ -72,11 +72,7 @@ class Profile(Strict):
 
 
 def profile_of(records: RecordTable) -> Profile:
-    """Describes all records of a manifest; the order of the records does not matter.
-
-    Raises:
-        ImageError: a prepared image of the sample is gone or damaged.
-    """
+    """Describes all records, whatever their order. Raises ImageError if a prepared image is gone or damaged."""
     kinds = _Sample[dict[str, float]](MAX_RECORDS)
     prompts = _Sample[str](MAX_PROMPTS)
     targets, sources = _Sample[Picture](MAX_IMAGES), _Sample[Picture](MAX_IMAGES)
@@ -109,7 +105,7 @@ def write_profile(profile: Profile, folder: Path) -> None:
 
 
 def read_profile(folder: Path) -> Profile | None:
-    """Returns the profile of the data that a folder's adapters were trained on, if there is one."""
+    """Returns the profile of the data of a folder's adapters, if there is one."""
     file = folder / DATA_PROFILE
     if not file.is_file():
         return None
@@ -147,7 +143,6 @@ class _Sample(Generic[T]):
 
 
 def _described(images: _Sample[Picture]) -> list[tuple[dict[str, float], int]]:
-    """Returns the features of the images, with the number of records that have each."""
     items = images.items()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         pixels = pool.map(image_features, (path for _, (path, _), _ in items))
@@ -155,7 +150,6 @@ def _described(images: _Sample[Picture]) -> list[tuple[dict[str, float], int]]:
 
 
 def _values(role: str, described: Iterable[tuple[dict[str, float], int]]) -> dict[str, Values]:
-    """Returns the distributions of features, each given with the number of records that have them."""
     pairs: dict[str, list[tuple[float, int]]] = {}
     for features, count in described:
         for name, value in features.items():
@@ -235,7 +229,7 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
 
 
 def drift(before: Profile, now: Profile) -> list[Drift]:
-    """Compares the features that both profiles have, in their order."""
+    """Compares the features that both profiles have."""
     return [_drift(name, old, now.values[name]) for name, old in before.values.items() if name in now.values]
 
 
@@ -258,10 +252,9 @@ def _drift(name: str, before: Values, now: Values) -> Drift:
 
 
 def _scatter(before: Values, now: Values) -> float:
-    """Returns 1 / n + 1 / m, by which chance grows in samples of n and m.
+    """Returns 1 / n + 1 / m of samples of n and m, both as often repeated as the less repeated one.
 
-    Both count as often repeated as the less repeated one: data that have shrunk to one prompt in all records would
-    otherwise be a sample of one, of which nothing can be said.
+    Otherwise data that have shrunk to one prompt would be a sample of one, of which nothing can be said.
     """
     repeated = min(profile.records / profile.n for profile in (before, now))
     return repeated / before.records + repeated / now.records

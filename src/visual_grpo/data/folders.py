@@ -28,10 +28,8 @@ def find_prompts(path: Path, limits: Limits) -> Path | None:
 def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each line that is neither blank nor begins with ``#``.
 
-    With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one.
-
-    Raises:
-        UserError: comments among lines with images, because they may or may not be counted.
+    With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one; comments
+    are refused then, because they may or may not be counted.
     """
     folder = path.parent / TARGETS
     targets = _numbered_images(folder) if folder.is_dir() else None

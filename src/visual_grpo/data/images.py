@@ -60,22 +60,17 @@ class PreparedImage(NamedTuple):
 class ImageStore:
     """Prepares images and stores them in a folder.
 
-    File names depend on the original's content: an existing file is reused, a changed original gets a new file, and an
-    older manifest stays valid until it is replaced.
+    File names depend on the original's content: a changed original gets a new file, and an older manifest stays valid.
     """
 
     folder: Path
     config: DataConfig
 
     def prepare(self, original: Original, record_id: str, role: str) -> PreparedImage:
-        """Resizes an image to height x width and stores it.
+        """Resizes an image to height x width and stores it, or raises `Rejected`.
 
-        Args:
-            role: the image's role in its record, part of the file name. An ``image`` and a ``mask`` of a query are
-                stretched, because the object may be anywhere in the image; others are cropped.
-
-        Raises:
-            Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
+        By its ``role``, ``image`` and ``mask`` of a query are stretched, because the object may be anywhere in the
+        image; others are cropped.
         """
         digest = image_digest(original)
         # Readable, and safe on every file system, whatever characters the id has.
@@ -106,13 +101,8 @@ class ImageStore:
     def prepare_query(self, record: Record) -> tuple[Record, PreparedImage, PreparedImage]:
         """Stores a query's image and mask, and puts box and points, in pixels of the stored image, into its metadata.
 
-        Args:
-            record: checked, with one source image and the mask as its target; in ``extra``, optional ``box`` and
-                ``points`` in pixels of the upright original, and ``img_width`` and ``img_height``, the image's size
-                before the dataset's authors resized it.
-
-        Raises:
-            Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
+        ``record`` is checked; in ``extra`` it may have ``box`` and ``points`` in pixels of the upright original, and
+        ``img_width`` and ``img_height``, the image's size before the dataset's authors resized it.
         """
         extra = record.extra
         image = self.prepare(record.source_images[0], record.id, "image")
@@ -141,7 +131,6 @@ class ImageStore:
 
 
 def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
-    """Applies ``read`` to an image's file; raises `Rejected` if it cannot be read."""
     try:
         return read(original.open() if isinstance(original, EmbeddedImage) else original)
     except TooManyPixelsError as error:

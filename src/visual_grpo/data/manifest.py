@@ -51,10 +51,10 @@ def assign_split(record: Record, source_sha256: Sequence[str], data: DataConfig)
 
 
 def group_key(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
-    """Returns the key of a record's group, which goes to held_out, or to sealed, together or not at all.
+    """Returns the key of a record's group, which is held out, or sealed, together or not at all.
 
-    The key is ``group`` if given, else the prompt (None for queries) and the content of the source images: few
-    instructions serve many images, and holding out every "make it red" would hold out a skill.
+    It is ``group`` if given, else the prompt (None for queries) and the source images' content: holding out every "make
+    it red" would hold out a skill.
     """
     if group is not None:
         return f"group\0{prompt_key(group)}"
@@ -83,7 +83,6 @@ def write_seen(prompts: Iterable[str], folder: Path, earlier: Set[str] = frozens
 
 
 def read_seen(folder: Path) -> frozenset[str]:
-    """Returns the hashes of `write_seen`."""
     file = folder / SEEN
     try:
         return frozenset(map(str, json.loads(file.read_text(encoding="utf-8"))))
@@ -92,7 +91,7 @@ def read_seen(folder: Path) -> frozenset[str]:
 
 
 ROWS_PER_GROUP = 512
-"""Rows per Parquet row group: the number held in memory by the writer, and by a reader that looks up single rows."""
+"""In memory of the writer, and of a reader that looks up single rows."""
 _CACHED_GROUPS = 8
 _REPORT_KEY = b"visual_grpo.data_report"
 _DIGESTED = ("id", "prompt", "split", "metadata", "target_sha256", "source_sha256")
@@ -132,12 +131,9 @@ def write_manifest(
 
 
 class RecordTable(Sequence[PromptRecord]):
-    """All records of a manifest or a subset; only recently used row groups are in memory.
+    """All records of a manifest or, with ``rows`` [n], some; only recently used row groups are in memory.
 
     ``table[i]`` is a `PromptRecord` with absolute image paths, ``table[a:b]`` a `RecordTable`.
-
-    Args:
-        rows: int64 [n] row numbers of the manifest; None = all rows.
     """
 
     def __init__(self, path: Path, rows: np.ndarray | None = None) -> None:

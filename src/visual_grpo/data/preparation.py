@@ -57,11 +57,7 @@ class Prepared(NamedTuple):
 
 
 class Preparation:
-    """Prepares one dataset; ``parameter`` names its path in messages.
-
-    Raises:
-        UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
-    """
+    """Prepares one dataset; ``parameter`` names its path in messages. Raises UserError as `find_records`."""
 
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
@@ -176,7 +172,7 @@ def remove_unused_images(manifest: Path) -> None:
 
 @contextmanager
 def ad_hoc_records(path: str, data: DataConfig, parameter: str) -> Iterator[RecordTable]:
-    """Prepares all records at ``path`` with the settings ``data``, without splits, for the time of the block."""
+    """Prepares all records at ``path``, without splits, for the time of the block."""
     no_splits = {"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
     config = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
     with TemporaryDirectory() as folder:
@@ -216,11 +212,7 @@ class Report:
         self._enlarged += prepared.enlarged
 
     def finish(self) -> dict[str, Any]:
-        """Returns the report as JSON-compatible values.
-
-        Raises:
-            UserError: no usable record, or none to train on.
-        """
+        """Returns the report as JSON-compatible values. Raises UserError if no record is left to train on."""
         accepted, rejected = self._records.total(), self.reasons.total()
         if not accepted:
             raise UserError(no_records_left(self.rejections, rejected))
@@ -259,13 +251,13 @@ class Report:
 
 
 def no_records_left(rejections: Sequence[Rejected], count: int) -> str:
-    """Returns why no record can be used; ``count`` are rejected, of which the first are given."""
+    """``count`` records are rejected, of which the first are given."""
     no_records = "There are no records in the data. Add at least one."
     return f"No record can be used.{also_rejected(rejections, count)}" if rejections else no_records
 
 
 def also_rejected(rejections: Sequence[Rejected], count: int) -> str:
-    """Returns an addition to a message about too few usable records, with the rejected ones."""
+    """Returns an addition to a message, with the rejected records."""
     if not rejections:
         return ""
     shown = "".join(f"\n  {rejection}" for rejection in rejections[:_MAX_SHOWN])

@@ -19,7 +19,7 @@ IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
     | {".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
 )
-"""In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
+"""HEIC cannot be read, but is reported instead of ignored."""
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 _MB = 1_000_000
 _MOVE = "Move it into the folder, or set data.allow_outside=true if you trust these records"
@@ -150,7 +150,7 @@ class Limits:
             raise Rejected("file_too_large", message, "Make it smaller, raise data.max_file_mb or remove the record")
 
     def is_inside(self, path: Path) -> bool:
-        """Also true for a path that cannot exist, because of a NUL character."""
+        """Also true for a path with a NUL character, which cannot exist."""
         try:
             return self.folder is None or Path(os.path.realpath(path)).is_relative_to(self.folder)
         except (ValueError, OSError):

@@ -82,9 +82,7 @@ class RecordSource:
 def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource:
     """Finds the records at ``data.path``, in ``data.layout`` or the first that fits.
 
-    Raises:
-        UserError: the path does not exist, no layout fits, several folders below are datasets of their own, or the file
-            with the records leads outside the data's folder.
+    Raises UserError if there are none, several datasets, or records outside the data's folder.
     """
     if data.path.startswith(tabular.HUB):
         path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
@@ -147,7 +145,6 @@ def _refuse_several(
 
 
 def _suggestions(path: Path, parameter: str) -> str:
-    """Returns what else could be meant by a path that does not exist."""
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     text = f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():

@@ -1,11 +1,10 @@
 """Notices a reward that is cheated: it rises, and what it does not judge gets worse, by more than chance explains.
 
-At every evaluation of a training the same eval prompts are drawn with the same seeds as for the baseline. Each *watched
-score* (a guard, the unscored share, the distance to the base model's pictures) has a one-sided t-bound of the paired
-differences. The looks at one training are dependent, and there are several scores: all bounds have the level
-``error / (looks * scores)``, so that by Bonferroni's inequality a training in which nothing exceeds its limit raises an
-alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending: Jennison &
-Turnbull, Group Sequential Methods, 2000, chapter 2.)
+At every evaluation of a training the eval prompts are drawn with the seeds of the baseline. Each *watched score* (a
+guard, the unscored share, the distance to the base model's pictures) has a one-sided t-bound of the paired differences
+at the level ``error / (looks * scores)``: by Bonferroni's inequality a training in which nothing exceeds its limit
+raises an alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending:
+Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Watched:
 
     @property
     def is_worse(self) -> bool:
-        """Returns True if the change is beyond its limit by more than chance explains."""
+        """Beyond its limit by more than chance explains."""
         return self._beyond(self.high if self._is_guard else self.low) > 0
 
     @property
@@ -104,7 +103,7 @@ class InterimAnalysis:
         return max((one.beyond for one in self.watched if self.rise > 0 or one.name == UNSCORED), default=0.0)
 
     def metrics(self) -> dict[str, float]:
-        """Returns ``watch/NAME`` with its bounds, without undefined ones."""
+        """``watch/NAME`` with its bounds, without undefined ones."""
         metrics: dict[str, float] = {}
         for one in self.watched:
             values = {"watch": one.change, "watch_low": one.low, "watch_high": one.high}
@@ -113,12 +112,7 @@ class InterimAnalysis:
 
 
 class HackingMonitor:
-    """Compares a training with the baseline's samples of the eval prompts.
-
-    Args:
-        baseline: a folder of `generate_and_score`.
-        looks: how many evaluations the training will have.
-    """
+    """Compares a training of so many evaluations (``looks``) with the baseline's samples of the eval prompts."""
 
     def __init__(self, baseline: Path, rule: AlarmConfig, looks: int) -> None:
         scores = read_scores(baseline)
@@ -130,11 +124,7 @@ class HackingMonitor:
         self._reduced: Callable[[str], Tensor] = cache(lambda file: _reduced(to_tensor(read_image(baseline / file))))
 
     def look(
-        self,
-        records: Sequence[PromptRecord],
-        samples: Sequence[Sample],
-        total: Tensor,
-        rewards: Mapping[str, Tensor],
+        self, records: Sequence[PromptRecord], samples: Sequence[Sample], total: Tensor, rewards: Mapping[str, Tensor]
     ) -> InterimAnalysis:
         """Compares [B] samples at the eval sampler and the baseline's seeds; records without a baseline are left out.
 

@@ -28,9 +28,8 @@ def compare(
     """Returns an entry per score (total, rewards, parts and ratios), split and sampler; None = undefined.
 
     ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95% interval over whatever
-    is held out together: a prompt, an image or a group (see ``paired``). ``bootstrap_samples`` and ``seed`` are for
-    ratios. ``samples`` counts all samples of a side, ``unscored_baseline`` and ``unscored_trained`` those that could
-    not be scored, and ``unscored_differs`` says whether their shares differ (the t-interval excludes 0).
+    is held out together (see ``paired``; the arguments are for ratios). ``samples`` counts all samples of a side, and
+    ``unscored_differs`` says whether the shares of unscored ones differ (the t-interval excludes 0).
     Raises ``UserError`` unless both tables contain exactly the same samples and scores.
     """
     return _entries(join(baseline, trained), trained, bootstrap_samples, seed)
@@ -62,10 +61,9 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     """Returns a row per sample: the key, ``prompt``, ``unit``, ``source`` (relative to the baseline's folder, optional)
     and every score, ``file`` and ``answer`` with the suffixes ``_baseline`` and ``_trained``.
 
-    The baseline's total is recomputed with the weights of the trained results: the weights depend on the module that
-    was trained, and one baseline is used for every module. The baseline's controls are left out, and the samples that
-    it has beyond those that were asked of the trained policy. Raises ``UserError`` unless both tables contain exactly
-    the same samples and scores.
+    The baseline's total is recomputed with the weights of the trained results, which depend on the trained module. Its
+    controls are left out, and samples that were not asked of the trained policy. Raises ``UserError`` unless both
+    tables contain exactly the same samples and scores.
     """
     baseline = asked_for(baseline[~baseline["sampler"].isin(controls_of(baseline))], trained)
     weights, relative = trained.attrs["weights"], rankings(trained)
@@ -96,8 +94,8 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
 def rankings(scores: pd.DataFrame) -> set[str]:
     """Returns the weighted rewards that only rank the samples of a prompt against each other.
 
-    Their mean is the same for every prompt although samples differ, so that no model can score better than another.
-    They are left out of the total, unless it has no other reward.
+    Their mean is the same for every prompt although samples differ, so that no model can score better than another: the
+    total leaves them out, unless it has no other reward.
     """
     weighted = {name for name, weight in scores.attrs["weights"].items() if weight}
     relative = set()
@@ -150,8 +148,7 @@ def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[s
 
 
 def cluster_ids(rows: pd.DataFrame) -> list[str]:
-    """Returns the [n] clusters: the smallest id of the records that are held out together, such as all queries about an
-    image."""
+    """Returns the [n] clusters: the smallest id of the records that are held out together."""
     units = rows["unit"] if "unit" in rows else rows["id"]
     return list(rows["id"].groupby(units).transform("min"))
 
@@ -169,11 +166,8 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
 def check_conditions(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
     """Raises UserError if the baseline was made under other conditions; names each difference and the remedy.
 
-    A baseline with more samples or more controls than are asked for pairs too.
-
-    Args:
-        adapter: the adapter that is evaluated with the parameters of its training; the baseline must be drawn with the
-            same ones.
+    A baseline with more samples or more controls than are asked for pairs too. ``adapter`` is one that is evaluated
+    with the parameters of its training, as the baseline must be.
     """
     different = list(_differences(_as_asked(baseline, present), present))
     if different:

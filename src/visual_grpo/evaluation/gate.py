@@ -1,10 +1,9 @@
 """Decides whether a candidate replaces the champion: one-sided t-bounds on paired differences, for a gate that repeats.
 
-All bounds have the level ``alpha = error / gates_per_year``. By Bonferroni's inequality, which holds under any
-dependence between the gates, a year of gates on the same prompts promotes a candidate that is not better with a
-probability of ``error`` at most, as far as Student's t keeps its level. A candidate must meet *every* condition, so a
-wrong promotion needs an error in whichever condition is false in truth: testing all of them at the same level needs no
-further correction (an intersection-union test: Berger, Technometrics, 1982).
+All bounds have the level ``alpha = error / gates_per_year``. By Bonferroni's inequality, under any dependence between
+the gates, a year of gates on the same prompts promotes a candidate that is not better with a probability of ``error``
+at most, as far as Student's t keeps its level. A candidate must meet *every* condition, so testing all of them at the
+same level needs no further correction (an intersection-union test: Berger, Technometrics, 1982).
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class GateDecision:
         return [*unreliable, f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns everything as JSON; None = undefined, since JSON has no NaN."""
+        """None = undefined, since JSON has no NaN."""
         conditions = [asdict(c) | {"holds": c.holds, "sentence": c.sentence} for c in self.conditions]
         summary = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
         values: dict[str, Any] = _without_nan(summary | asdict(self) | {"conditions": conditions})
@@ -144,9 +143,6 @@ def decide(
         candidate: scores as of ``read_scores``, of one split at the eval sampler.
         references: name -> scores of the same samples: the champion's, the base model's.
         groups: as of ``subgroups_of``, with the keys of ``rule.subgroups``.
-
-    Raises:
-        UserError: the tables do not contain the same samples and scores.
     """
     views = sorted(set(candidate[["sampler", "split"]].itertuples(index=False, name=None)))
     if len(views) != 1 or views[0][0] != EVAL_SAMPLER:
@@ -194,8 +190,6 @@ def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[s
 def _conditions(
     against: str, pairs: pd.DataFrame, guards: Iterable[str], rule: GateRule, groups: Groups
 ) -> Iterator[Condition]:
-    """Judges ``pairs`` of `join`, with the reference as baseline."""
-
     def condition(name: str, what: str, measured: PairedDifference, relation: str, limit: float) -> Condition:
         return Condition(
             name=name,
@@ -225,7 +219,7 @@ def _conditions(
 
 
 def _difference(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
-    """Compares a score; each end of the interval is a one-sided bound of level ``rule.alpha``."""
+    """Each end of the interval is a one-sided bound of level ``rule.alpha``."""
     before, after = pairs[f"{column}_baseline"], pairs[f"{column}_trained"]
     return paired_difference(before, after, cluster_ids(pairs), 1 - 2 * rule.alpha)
 

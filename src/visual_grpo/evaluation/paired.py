@@ -1,16 +1,15 @@
 """Paired differences of means with a t-interval, or of ratios of sums with a bootstrap interval.
 
-Samples of the same prompt are correlated, and so are prompts that are held out together, such as queries about the
-same image. So the unit of both intervals is a cluster of them instead of a single sample: the interval reflects the
-variation over other prompts. A mean has Student's t-interval on cluster means, whose error at 34 prompts was near its
-nominal level in simulations where that of the percentile bootstrap was nearly twice as large. A ratio of sums is no
-mean of cluster means; it has the percentile interval of whole clusters drawn with replacement (Efron & Tibshirani, An
-Introduction to the Bootstrap, 1993, chapters 8 and 13).
+The unit of both is a cluster of what is held out together, such as the samples of a prompt or the queries about an
+image, so that the interval reflects the variation over other prompts. A mean has Student's t-interval on cluster means:
+in simulations with 34 prompts its error was near its nominal level, that of the percentile bootstrap nearly twice as
+large. A ratio of sums is no mean of cluster means; it has the percentile interval of whole clusters drawn with
+replacement (Efron & Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
 
-The share of blind choices has the t-interval over the prompts' shares, cut off at 0 and 1. Where all prompts agree, the
-standard deviation is 0 and the interval is Wilson's (Probable Inference, JASA 22, 1927), with each prompt as one case.
-The power of a t-bound follows from the noncentral t distribution (exact for normal differences): the bound of level
-alpha lies above 0 where the statistic exceeds the quantile 1 - alpha of Student's t.
+The share of blind choices has the t-interval over the prompts' shares, cut off at 0 and 1, or, where all prompts agree,
+Wilson's (Probable Inference, JASA 22, 1927), with each prompt as one case. The power of a t-bound follows from the
+noncentral t distribution: the bound of level alpha lies above 0 where the statistic exceeds Student's 1 - alpha
+quantile.
 """
 
 from __future__ import annotations
@@ -118,8 +117,7 @@ def paired_ratio_bootstrap(
     """Compares ratios of sums: sum of numerators over sum of denominators, such as the cumulative IoU of masks.
 
     ``baseline``, ``trained``: numerators [n] and denominators [n] >= 0, NaN = unscored. ``baseline_mean`` and
-    ``trained_mean`` are the two ratios, and the interval is that of their difference over resampled units. The win rate
-    compares the two ratios of each pair; pairs with a ratio of 0 / 0 are left out of it.
+    ``trained_mean`` are the two ratios. The win rate leaves out pairs with a ratio of 0 / 0.
     """
     columns = np.asarray([*baseline, *trained], dtype=np.float64)
     if columns.shape != (4, len(clusters)):
@@ -219,8 +217,8 @@ def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> 
 def _bootstrap_interval(sums: Values, samples: int, seed: int) -> tuple[float, float]:
     """Percentile interval of the difference of two ratios of sums when whole clusters are resampled.
 
-    ``sums`` [4, clusters] are those of baseline numerators and denominators, then of the trained ones. NaN with fewer
-    than two clusters, or if a resample has an undefined ratio.
+    ``sums`` [4, clusters]: baseline numerators and denominators, then the trained ones. NaN with fewer than two
+    clusters, or if a resample has an undefined ratio.
     """
     clusters = sums.shape[1]
     if clusters < 2:
@@ -237,12 +235,12 @@ def _bootstrap_interval(sums: Values, samples: int, seed: int) -> tuple[float, f
 
 
 def _sums(values: Values, members: NDArray[np.intp]) -> Values:
-    """Sums values [n] by cluster; ``members`` [n] is the cluster of each value. Returns [clusters]."""
+    """[clusters] sums of values [n], ``members`` [n] of which are the clusters."""
     return np.asarray(np.bincount(members, weights=values), dtype=np.float64)
 
 
 def _quotient(above: Values, below: Values) -> Values:
-    """``above / below``; NaN where ``below`` is 0."""
+    """NaN where ``below`` is 0."""
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below != 0)
 
 

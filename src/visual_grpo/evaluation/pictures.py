@@ -29,7 +29,7 @@ MUTED = "#656d76"
 BETTER = "#1a7f37"
 WORSE = "#cf222e"
 DEFAULT_FONT = Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-"""Included in matplotlib: Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean."""
+"""Of matplotlib: Latin, Greek, Cyrillic, Arabic and more, but no Chinese, Japanese or Korean."""
 MISSING = "□"
 """Replaces a character that no font has."""
 
@@ -62,10 +62,7 @@ def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], column
 
 
 def caption(prompt: str, record: str, where: str = "report") -> str:
-    """Returns the prompt; where no font has half of its characters, its record (id or file) and where to read it.
-
-    Says once which fonts to install.
-    """
+    """Returns the prompt; where no font has half of its characters, its record (id or file) and where to read it."""
     characters = "".join(prompt.split())
     font = _font_for(frozenset(characters))
     if 2 * sum(c not in _glyphs(font) for c in characters) <= len(characters):
@@ -75,7 +72,7 @@ def caption(prompt: str, record: str, where: str = "report") -> str:
 
 
 def table(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
-    """Arranges pictures; each column is as wide and each row as high as its largest cell."""
+    """Each column is as wide and each row as high as its largest cell."""
     widths = [max(cell.width for cell in column) for column in zip(*rows, strict=True)]
     heights = [max(cell.height for cell in row) for row in rows]
     canvas = Image.new("RGB", (sum(widths) + GAP * (len(widths) - 1), sum(heights) + LEADING * len(rows)), PAPER)
@@ -101,7 +98,6 @@ def framed(bands: Sequence[Image.Image]) -> Image.Image:
 
 
 def scaled(image: Image.Image | Tensor) -> Image.Image:
-    """Scales an image to the width of a cell."""
     picture = image.convert("RGB") if isinstance(image, Image.Image) else to_pil(image)
     height = max(1, round(picture.height * WIDTH / picture.width))
     return picture.resize((WIDTH, height), Image.Resampling.LANCZOS)

@@ -1,4 +1,4 @@
-"""Plots of the training history. They need no display."""
+"""Plots of the training history."""
 
 from __future__ import annotations
 
@@ -68,10 +68,9 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
 
 
 def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
-    """Returns the mean total that an evaluation before the first step would have had: of the first sample of
-    each of ``prompts`` eval prompts at the eval sampler; None without such samples.
+    """Returns the mean total that an evaluation before the first step would have had; None without such samples.
 
-    ``baseline`` has the columns of ``scores.parquet``; ``prompts`` None = all of them.
+    It is of the first sample of each of ``prompts`` (None = all) eval prompts at the eval sampler.
     """
     rows = baseline[(baseline["sampler"] == EVAL_SAMPLER) & (baseline["split"] == "eval") & (baseline["index"] == 0)]
     order = rows["id"].map(lambda name: hashlib.sha256(name.encode()).digest()).sort_values().index[:prompts]
@@ -80,7 +79,6 @@ def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
 
 
 def _reward(history: pd.DataFrame, base: float | None) -> Figure:
-    """Plots the mean reward of each step and the evaluations in training, if any."""
     figure, axis = _chart()
     _plot_smoothed(axis, history, "reward/total", "training samples (smoothed)", ROLLOUT_COLOUR)
     steps, judged = _points(history, "eval/total") if "eval/total" in history else ([], [])
@@ -111,7 +109,7 @@ def _chart() -> tuple[Figure, Axes]:
 
 
 def _by_module(history: pd.DataFrame, metric: str) -> dict[str, str]:
-    """Maps modules to the columns of their ``metric``."""
+    """Module -> column of its ``metric``."""
     columns = {name: name.partition("/") for name in history.columns}
     return {module: name for name, (module, _, rest) in columns.items() if rest == metric}
 

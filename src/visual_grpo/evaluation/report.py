@@ -41,9 +41,8 @@ def write_report(
     """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and the reward's curve as PNG.
 
     ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
-    ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
-    ``generate_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
-    left, with the pictures of its alarms.
+    ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are of `generate_and_score`;
+    ``history`` has a row per training step; ``adapters`` has the pictures of alarms and of the film.
     """
     curves = plots.training_curves(history, _base_value(evaluation, baseline, trained))
     curves[0].figure.savefig(folder / "training.png", dpi=150)

@@ -45,7 +45,7 @@ def image_seed(seed: int, record_id: str, index: int) -> int:
 
 
 def requests(records: Iterable[PromptRecord], samples: int, seed: int, split: str = "") -> list[Request]:
-    """Asks for ``samples`` samples of each record, those of a record as neighbours."""
+    """``samples`` requests of each record, as neighbours."""
     return [
         Request(record=record, seed=image_seed(seed, record.id, index), index=index, split=split)
         for record in records
@@ -87,11 +87,7 @@ def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list
 def generate_batches(
     policy: SampleGenerator, asked: Sequence[Request], sampler: SamplerConfig, batch_size: int
 ) -> Iterator[Generated]:
-    """Generates the samples in batches.
-
-    Raises:
-        ValueError, TypeError: not one uint8 [3, height, width] tensor or one `TextSample` per request.
-    """
+    """Raises ValueError or TypeError unless there is one uint8 [3, height, width] or `TextSample` per request."""
     for start in range(0, len(asked), batch_size):
         batch = asked[start : start + batch_size]
         samples = policy.generate([r.record for r in batch], [r.seed for r in batch], sampler)
@@ -123,10 +119,9 @@ def generate_and_score(
     Columns: sampler, split, id, prompt, unit (equal for records that are held out together), index, seed, file, total,
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
-    ``folder`` (the picture of a text sample already shows its image). ``conditions`` (what samples depend on)
-    and the rewards' weights are stored in ``DataFrame.attrs``, which Parquet preserves. Samplers share the seeds.
-    ``controls`` are further samplers of the held-out requests only. ``advance`` is called after every batch with
-    the number of samples and their mean reward so far (``console.progress(...).advance``).
+    ``folder``. ``conditions`` (what samples depend on) and the rewards' weights are in ``DataFrame.attrs``, which
+    Parquet keeps. Samplers share the seeds; ``controls`` are further ones, of the held-out requests only. ``advance``
+    gets the number of samples of each batch and the mean reward so far.
     """
     if not asked:
         raise UserError(
@@ -156,7 +151,7 @@ def generate_and_score(
 
 
 def read_scores(folder: Path) -> pd.DataFrame:
-    """Reads the scores that ``generate_and_score`` wrote into ``folder``, with their ``attrs``."""
+    """Reads the scores of ``generate_and_score``, with their ``attrs``."""
     return pd.read_parquet(folder / SCORES)
 
 

@@ -49,11 +49,10 @@ def summarise(
 ) -> dict[str, Any]:
     """Summarises the total of held-out prompts at the eval sampler, if there are any.
 
-    ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
-    ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``. ``fallen`` are the guards that
-    fell. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read with it. The control is
-    that with the highest mean of the base model; chosen on the same samples, it is optimistically biased. ``task`` and
-    ``control`` are None if there is none.
+    ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`; ``names`` are of the two
+    sides, ``notes`` sentences to be read with the verdict. It is ``better`` or ``worse`` if the interval excludes 0 and
+    there are no `doubts`, else ``not shown``. The control (or None) is that with the highest mean of the base model;
+    chosen on the same samples, it is optimistically biased.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
@@ -86,11 +85,7 @@ def verdict(entry: Entry, beside: Iterable[Entry] = ()) -> str:
 
 
 def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
-    """Lists reasons to doubt the difference of ``entry`` although its interval excludes 0.
-
-    Args:
-        beside: the other scores of the same samples, of which guards are looked at.
-    """
+    """Lists reasons to doubt a difference whose interval excludes 0; ``beside`` are the scores of the same samples."""
     if not _excludes_zero(entry):
         return []
     reasons = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW_PROMPTS else []
@@ -117,7 +112,7 @@ def fallen_guards(beside: Iterable[Entry]) -> list[Entry]:
 
 
 def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
-    """Returns the main split and sampler: held-out prompts and the eval sampler if available."""
+    """Returns split and sampler: held-out prompts and the eval sampler if available."""
     views = dict.fromkeys((entry["split"], entry["sampler"]) for entry in entries)
     return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"))
 
@@ -133,8 +128,7 @@ def result(headline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(headline: Mapping[str, Any]) -> list[str]:
-    """States the headline in words: its sentence, then the task's measure, the control, guards that fell and what was
-    unscored, if any."""
+    """The headline in words: its sentence, the task's measure, the control, guards that fell, what was unscored."""
     names, unscored = headline["names"], headline["unscored"]
     sentences = [headline["sentence"], *headline["notes"]]
     if headline["task"]:
@@ -155,7 +149,7 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
 
 
 def show(headline: Mapping[str, Any]) -> None:
-    """Prints the headline in words, its sentence bold and, where there is a difference, in colour."""
+    """Prints `lines`, the sentence bold and, where there is a difference, in colour."""
     sentence, *rest = lines(headline)
     console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(headline["verdict"], "bold"))
     for line in rest:

@@ -21,13 +21,6 @@ from visual_grpo.starter.shapes.draw import (
     random_edit,
 )
 
-HALVES = {
-    "left": (slice(None), slice(48)),
-    "right": (slice(None), slice(48, None)),
-    "top": (slice(32), slice(None)),
-    "bottom": (slice(32, None), slice(None)),
-}
-"""Of an image of 64 x 96 pixels."""
 CIRCLE = Combination(color="red", shape="circle", position="left", size="small")
 SQUARE = Combination(color="blue", shape="square", position="right", size="large")
 
