@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-import visual_grpo.starter.glm_image.modules as glm_modules
 from visual_grpo.starter.flow import normalise_latents, pretrain_dit
 from visual_grpo.starter.flow_models import (
     SMALL_SD3,
@@ -19,6 +19,7 @@ from visual_grpo.starter.flow_models import (
     pretrain_sd3,
     pretrain_z_image,
 )
+from visual_grpo.starter.glm_image.modules import build_vae
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
 from visual_grpo.starter.pretraining import Advance, Job
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
@@ -30,7 +31,7 @@ SIDE = 64
 @torch.no_grad()
 def test_normalised_latents_are_the_vaes_own_and_decode_as_before() -> None:
     images = draw_all(1, SIDE, SIDE, 0).flatten(0, 1)[::9]
-    vae = glm_modules.build_vae(SIDE, SIDE, 0)
+    vae = build_vae(SIDE, SIDE, 0)
     pixels = to_model_range(images)
     before = vae.decode(vae.encode(pixels).latent_dist.mode()).sample
     latents = normalise_latents(vae, images)
@@ -73,11 +74,7 @@ def test_pretraining_is_a_function_of_its_arguments() -> None:
     ],
 )
 def test_a_whole_pipeline_is_saved_that_draws(
-    pretrain: Callable[[Job, Advance], None],
-    absent: tuple[str, ...],
-    tokens: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pretrain: Callable[[Job, Advance], None], absent: tuple[str, ...], tokens: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("visual_grpo.starter.flow._COPIES", 1)
     reached: list[tuple[str, int]] = []
@@ -88,16 +85,9 @@ def test_a_whole_pipeline_is_saved_that_draws(
     pipeline = DiffusionPipeline.from_pretrained(job.folder, **dict.fromkeys(absent))
     pipeline.set_progress_bar_config(disable=True)
     prompts = [COMBINATIONS[0].prompt, COMBINATIONS[-1].prompt]
-    images = pipeline(
-        prompts,
-        height=SIDE,
-        width=SIDE,
-        num_inference_steps=2,
-        guidance_scale=1.0,
-        output_type="pt",
-        generator=[torch.Generator().manual_seed(0) for _ in prompts],
-        max_sequence_length=tokens,
-    ).images
+    options = {"num_inference_steps": 2, "guidance_scale": 1.0, "output_type": "pt", "max_sequence_length": tokens}
+    generators = [torch.Generator().manual_seed(0) for _ in prompts]
+    images = pipeline(prompts, height=SIDE, width=SIDE, generator=generators, **options).images
     assert images.shape == (2, 3, SIDE, SIDE)
     assert images.isfinite().all()
     assert not torch.equal(images[0], images[1])  # the text reaches the transformer
