@@ -21,9 +21,6 @@ from visual_grpo.starter.shapes.draw import (
     random_edit,
 )
 
-CIRCLE = Combination(color="red", shape="circle", position="left", size="small")
-SQUARE = Combination(color="blue", shape="square", position="right", size="large")
-
 
 def some(kind: str, count: int = 300) -> Iterator[Edit]:
     rng = random.Random(0)
@@ -61,10 +58,12 @@ def test_the_tokenizer_is_trained_on_every_instruction() -> None:
 
 
 def test_a_group_is_a_source_in_words_and_an_instruction() -> None:
-    beside = Edit(kind="remove", before=CIRCLE, after=None, other=SQUARE)
+    circle = Combination(color="red", shape="circle", position="left", size="small")
+    square = Combination(color="blue", shape="square", position="right", size="large")
+    beside = Edit(kind="remove", before=circle, after=None, other=square)
     shown = "a small red circle on the left and a large blue square on the right"
     assert beside.group == f"{shown}: remove the circle"
-    assert Edit(kind="add", before=None, after=CIRCLE).group == "nothing: add a small red circle on the left"
+    assert Edit(kind="add", before=None, after=circle).group == "nothing: add a small red circle on the left"
     words: dict[str, set[Edit]] = defaultdict(set)
     for kind in EDITS:
         for edit in some(kind):
