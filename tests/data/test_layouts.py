@@ -327,7 +327,6 @@ class TestDetection:
             ([], ".", "which has no files"),
             (["list.doc"], "list.doc", "which has 1 .doc"),
             (["list.doc"], "list.dox", "Did you mean 'list.doc'?"),
-            (["a.parquet"], ".", "a.parquet cannot be read"),
         ],
     )
     def test_what_is_no_dataset_gets_one_message(self, tmp_path, files, path, message):

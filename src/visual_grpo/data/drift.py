@@ -243,18 +243,13 @@ def lost_share(before: Profile, now: Profile) -> float:
 def _drift(name: str, before: Values, now: Values) -> Drift:
     """Kolmogorov-Smirnov: the largest difference, over all bounds, of the shares of numbers below a bound."""
     distance = float(stats.ks_2samp(before.quantiles, now.quantiles, method="asymp").statistic)
-    chance = float(stats.kstwobign.isf(_FALSE_ALARM)) * math.sqrt(_scatter(before, now))
+    # Both samples count as often repeated as the less repeated one: data that have shrunk to one prompt would otherwise
+    # be a sample of one, of which nothing can be said.
+    repeated = min(profile.records / profile.n for profile in (before, now))
+    scatter = repeated / before.records + repeated / now.records
+    chance = float(stats.kstwobign.isf(_FALSE_ALARM)) * math.sqrt(scatter)
     role, _, feature = name.partition("_")
     whose, limit = _ROLES[role]
     means = f"mean {before.mean:.4g} before, {now.mean:.4g} now"
     text = f"{feature.replace('_', ' ')} of the {whose}: {means}; distance {distance:.2f}"
     return Drift(name, distance, min(1.0, chance), limit, text)
-
-
-def _scatter(before: Values, now: Values) -> float:
-    """Returns 1 / n + 1 / m of samples of n and m, both as often repeated as the less repeated one.
-
-    Otherwise data that have shrunk to one prompt would be a sample of one, of which nothing can be said.
-    """
-    repeated = min(profile.records / profile.n for profile in (before, now))
-    return repeated / before.records + repeated / now.records

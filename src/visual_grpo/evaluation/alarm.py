@@ -23,12 +23,12 @@ from torch import Tensor
 from visual_grpo.common.images import is_image, read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import AlarmConfig
+from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.samples import read_scores
 
 UNSCORED, DISTANCE = "unscored", "distance"
-SPLIT, SAMPLER = "eval", "eval"
 _SIDE = 64
 """Pixels to which pictures are reduced before their distance is measured."""
 _SHOWN_SIDE = 1600
@@ -116,7 +116,7 @@ class HackingMonitor:
 
     def __init__(self, baseline: Path, rule: AlarmConfig, looks: int) -> None:
         scores = read_scores(baseline)
-        rows = scores[(scores["split"] == SPLIT) & (scores["sampler"] == SAMPLER) & (scores["index"] == 0)]
+        rows = scores[(scores["split"] == "eval") & (scores["sampler"] == EVAL_SAMPLER) & (scores["index"] == 0)]
         self.reference = rows.set_index("id")
         self.guards = [name for name, weight in scores.attrs["weights"].items() if not weight]
         self.folder, self.rule, self.looks = baseline, rule, max(1, looks)

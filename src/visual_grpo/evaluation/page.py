@@ -181,22 +181,14 @@ def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     tables: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         tables.setdefault((entry["split"], entry["sampler"]), []).append(entry)
-    return [
-        {
-            "split": split,
-            "sampler": sampler,
-            "widest": max(rows, key=lambda entry: entry["prompts"]),
-            "ends": (ends := _ends(rows)),
-            "rows": [_scaled(entry, *ends) for entry in rows],
-        }
-        for (split, sampler), rows in sorted(tables.items(), key=lambda table: table[0][0] != "held_out")
-    ]
-
-
-def _ends(rows: Sequence[Entry]) -> tuple[float, float]:
-    """The scale of a table's intervals, with 0."""
-    values = [row[key] for row in rows for key in ("ci_low", "ci_high", "difference") if row[key] is not None]
-    return min([0.0, *values]), max([0.0, *values])
+    shown = []
+    for (split, sampler), rows in sorted(tables.items(), key=lambda table: table[0][0] != "held_out"):
+        values = [row[key] for row in rows for key in ("ci_low", "ci_high", "difference") if row[key] is not None]
+        ends = min([0.0, *values]), max([0.0, *values])
+        widest = max(rows, key=lambda entry: entry["prompts"])
+        scaled = [_scaled(entry, *ends) for entry in rows]
+        shown.append({"split": split, "sampler": sampler, "widest": widest, "ends": ends, "rows": scaled})
+    return shown
 
 
 def _scaled(entry: Entry, low: float, high: float) -> dict[str, Any]:

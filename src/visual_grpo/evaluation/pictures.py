@@ -148,12 +148,12 @@ def printable(line: str, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
     return "".join(c if c in _glyphs(path) else MISSING for c in line), ImageFont.truetype(path, size)
 
 
-def data_uri(path: Path, side: int, quality: int = 80) -> str:
+def data_uri(path: Path, side: int) -> str:
     """Encodes a file as WebP of at most ``side`` pixels a side; raises UserError if it cannot be read."""
     small = read_image(path).convert("RGB")
     small.thumbnail((side, side))
     file = io.BytesIO()
-    small.save(file, "WEBP", quality=quality, method=4)
+    small.save(file, "WEBP", quality=80, method=4)
     return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -192,9 +192,6 @@ def _pick(table: Tensor, column: Tensor) -> Tensor:
     return table[torch.arange(len(table)), column]
 
 
-_SHOWN = 3
-
-
 class _DrawnReward:
     """A reward of drawn shapes, which the records' metadata describe."""
 
@@ -204,7 +201,7 @@ class _DrawnReward:
         """Raises UserError if a record's metadata do not describe a drawn object."""
         others = [r.id for r in records if any(r.metadata.get(key) not in VOCABULARY[key] for key in ATTRIBUTES)]
         if others:
-            shown = ", ".join(map(repr, others[:_SHOWN])) + " ..." * (len(others) > _SHOWN)
+            shown = ", ".join(map(repr, others[:3])) + " ..." * (len(others) > 3)
             raise UserError(
                 f"the reward {self.name!r} judges the shapes that the starter draws, by the metadata"
                 f" {', '.join(ATTRIBUTES)}; {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'}"
