@@ -16,7 +16,7 @@ from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from tests.starter import tasks
-from visual_grpo.starter.pretraining import minimise, run_side_by_side
+from visual_grpo.starter.pretraining import Job, minimise, run_side_by_side
 
 ROOT = Path(__file__).parents[2]
 CALLER = """
@@ -90,15 +90,18 @@ def test_no_process_outlives_a_killed_caller(tmp_path: Path) -> None:
 
 
 def test_the_learning_rate_rises_and_falls_and_every_step_is_reported() -> None:
-    weight, unused, reported = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1)), list[int]()
+    weight, unused, reported = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1)), list[tuple[str, int]]()
     moves: list[float] = []
 
     def backward() -> None:
         moves.append(weight.item())
         (-1000 * weight).sum().backward()
 
-    minimise(backward, [weight, unused], steps=4, peak_learning_rate=0.1, warmup=2, report=reported.append)
-    assert reported == [1, 2, 3, 4]
+    job = Job(folder=Path("unused"), height=32, width=32, seed=0, steps={"dit": 4})
+    minimise(
+        backward, [weight, unused], job, "dit", lambda *done: reported.append(done), peak_learning_rate=0.1, warmup=2
+    )
+    assert reported == [("dit", step) for step in (1, 2, 3, 4)]
     # Adam moves by the learning rate where the gradient never changes: 0.1 * rise * (1 - 0.97 * step / 4).
     steps = torch.tensor([*moves, weight.item()]).diff()
     expected = [0.1 * 0.5, 0.1 * (1 - 0.97 / 4), 0.1 * (1 - 0.97 / 2), 0.1 * (1 - 0.97 * 3 / 4)]

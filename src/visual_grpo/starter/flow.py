@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -107,8 +106,7 @@ def pretrain_dit(
         rows = [len(COMBINATIONS) if choose.random() < _UNCONDITIONAL_SHARE else i for i in asked]
         F.mse_loss(small.velocity(dit, noisy, sigma, texts, rows), target).backward()
 
-    report = partial(advance, "dit")
-    minimise(backward, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     dit.eval().requires_grad_(False)
 
 

@@ -8,7 +8,6 @@ tower's output, one the row and column of each image token from the output of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -36,7 +35,6 @@ from visual_grpo.starter.scenes import (
 POOL = 6000
 """Number of training scenes, each used in four mirrored forms."""
 _BATCH = 64
-_LEARNING_RATE = 2e-3
 _VISION_SHARE = 0.12
 """Share of the steps, at the start, that train only the vision tower."""
 _HEADS_WEIGHT = 0.5
@@ -112,14 +110,12 @@ def pretrain_vl(job: Job, advance: Advance) -> None:
     pool = build_pool(processor, *size, job.seed, min(POOL, steps * _BATCH))  # not more than the steps can use
     lesson = _Lesson(model, processor, pool, size, torch.Generator().manual_seed(job.seed))
     is_answered = iter([False] * round(steps * _VISION_SHARE) + [True] * steps)
-    minimise(
-        lambda: lesson.loss(with_answers=next(is_answered)).backward(),
-        [*model.parameters(), *lesson.heads.parameters()],
-        steps=steps,
-        peak_learning_rate=_LEARNING_RATE,
-        warmup=100,
-        report=partial(advance, "vl"),
-    )
+    weights = [*model.parameters(), *lesson.heads.parameters()]
+
+    def backward() -> None:
+        lesson.loss(with_answers=next(is_answered)).backward()
+
+    minimise(backward, weights, job, "vl", advance, peak_learning_rate=2e-3, warmup=100)
     lesson.hook.remove()
     model.eval().save_pretrained(job.folder)
     processor.save_pretrained(job.folder)

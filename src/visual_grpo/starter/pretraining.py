@@ -84,17 +84,19 @@ def write_dataset(
 def minimise(
     backward: Callable[[], None],
     parameters: Iterable[nn.Parameter],
+    job: Job,
+    module: str,
+    advance: Advance,
     *,
-    steps: int,
     peak_learning_rate: float,
     warmup: int,
-    report: Callable[[int], None],
 ) -> None:
-    """Runs AdamW with linear warm-up and linear decay, gradients clipped to norm 1.
+    """Runs AdamW for the job's steps of ``module``, with linear warm-up and decay, gradients clipped to norm 1.
 
-    ``backward`` draws a batch and adds the gradients of its loss; ``report`` takes the number of completed steps.
+    ``backward`` draws a batch and adds the gradients of its loss.
     """
-    parameters, warmup = list(parameters), max(1, min(warmup, steps))
+    parameters, steps = list(parameters), job.steps[module]
+    warmup = max(1, min(warmup, steps))
     # One kernel for each parameter: on a CPU a quarter of the time of the loop that is the default.
     optimizer = torch.optim.AdamW(parameters, peak_learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     for step in range(steps):
@@ -104,7 +106,7 @@ def minimise(
         backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        report(step + 1)
+        advance(module, step + 1)
 
 
 def noised(clean: Tensor, generator: torch.Generator, shift: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -143,8 +142,8 @@ def pretrain_ar(
         ).logits
         F.cross_entropy(logits.flatten(0, 1).float(), batch.target.flatten()).backward()
 
-    weights, report = [weight for weight in model.parameters() if weight.requires_grad], partial(advance, "ar")
-    minimise(backward, weights, steps=job.steps["ar"], peak_learning_rate=2.5e-3, warmup=40, report=report)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    minimise(backward, weights, job, "ar", advance, peak_learning_rate=2.5e-3, warmup=40)
     model.eval().requires_grad_(False).save_pretrained(job.folder / "vision_language_encoder")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -65,8 +65,7 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Jo
         tie = _TIE * F.mse_loss(latents[:, : means.shape[1]], means)
         (error + tie + 1e-4 * latents.square().mean()).backward()
 
-    report = partial(advance, "vae")
-    minimise(backward, vae.parameters(), steps=steps, peak_learning_rate=2.5e-3, warmup=20, report=report)
+    minimise(backward, vae.parameters(), job, "vae", advance, peak_learning_rate=2.5e-3, warmup=20)
     vae.eval().requires_grad_(False)
 
 
@@ -219,8 +218,7 @@ def pretrain_dit(
             )
             (F.mse_loss(predicted, target[part]) * (len(part) / count)).backward()
 
-    report = partial(advance, "dit")
-    minimise(backward, dit.parameters(), steps=job.steps["dit"], peak_learning_rate=2e-3, warmup=40, report=report)
+    minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     dit.eval().requires_grad_(False)
 
 

@@ -7,7 +7,6 @@ patch is covered by ink. So tokens encode where text is, but not which text.
 from __future__ import annotations
 
 import random
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -105,8 +104,8 @@ def pretrain_dit_and_glyphs(
             predicted.append(velocity(dit, noisy[rows], sigma[rows], tokens[words[rows]], dropped, glyphs, job))
         F.mse_loss(torch.cat(predicted), target).backward()
 
-    weights, report = chain(dit.parameters(), glyph_encoder.parameters()), partial(advance, "dit")
-    minimise(backward, weights, steps=job.steps["dit"], peak_learning_rate=2e-3, warmup=40, report=report)
+    weights = chain(dit.parameters(), glyph_encoder.parameters())
+    minimise(backward, weights, job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     for module in (dit, glyph_encoder):
         module.eval().requires_grad_(False)
 
