@@ -53,10 +53,10 @@ TEXTS = ("a red circle", "a small blue square", "a large green triangle", "a yel
 
 def save_model(folder: Path) -> None:
     """Random weights everywhere: what the starter's model starts with as 0 would leave nothing to train."""
+    from visual_grpo.starter.flow_models import build_sd3
     from visual_grpo.starter.glm_image.modules import build_vae
-    from visual_grpo.starter.sd3 import build_pipeline
 
-    pipeline = build_pipeline(build_vae(SIDE, SIDE, 0), SIDE, 0)
+    pipeline = build_sd3(build_vae(SIDE, SIDE, 0), SIDE, 0)
     pipeline.vae.register_to_config(shift_factor=0.0)  # flow_grpo adds it.
     generator = torch.Generator().manual_seed(0)
     for module in pipeline.transformer.modules():

@@ -70,10 +70,10 @@ TOKENS = {
 
 def flow_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     """Of the small Stable Diffusion 3, whose steps but the last are stochastic; two of them are trained."""
-    from visual_grpo.starter import sd3
+    from visual_grpo.starter.flow_models import build_sd3
     from visual_grpo.starter.glm_image.modules import build_vae
 
-    pipeline = sd3.build_pipeline(build_vae(setting.side, setting.side, 0), setting.side, 0)
+    pipeline = build_sd3(build_vae(setting.side, setting.side, 0), setting.side, 0)
     pipeline.vae.register_to_config(shift_factor=0.0)
     config = {**pipeline.transformer.config, "num_layers": setting.layers}
     for part in ("num_attention_heads", "caption_projection_dim"):

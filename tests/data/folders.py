@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from tests.data.making import jsonl, parquet
 
 CHINESE = (
     "清晨的薄雾笼罩着古老的江南水乡，青石板路被昨夜的细雨打湿，倒映着屋檐下摇曳的红灯笼；一位撑着油纸伞的老人"
@@ -25,57 +26,52 @@ def photo(path: Path, seed: int, size: tuple[int, int] = (160, 200)) -> None:
     Image.fromarray(small).resize(size[::-1], Image.Resampling.BICUBIC).save(path)
 
 
-def prompts_only(folder: Path, count: int = 24) -> None:
+def prompts_only(folder: Path) -> None:
     folder.mkdir(parents=True)
-    lines = [f"a photo of a {THINGS[n % len(THINGS)]} number {n}" for n in range(count)]
+    lines = [f"a photo of a {THINGS[n % len(THINGS)]} number {n}" for n in range(24)]
     (folder / "prompts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def captions(folder: Path, count: int = 24) -> None:
-    for n in range(count):
+def captions(folder: Path) -> None:
+    for n in range(24):
         photo(folder / f"{n:03}.jpg", n)
         (folder / f"{n:03}.txt").write_text(f"a {THINGS[n % len(THINGS)]}, {n} metres away", encoding="utf-8")
 
 
-def image_folder(folder: Path, count: int = 24) -> None:
-    for n in range(count):
+def image_folder(folder: Path) -> None:
+    lines = ["file_name,text"]
+    for n in range(24):
         photo(folder / f"images/{n}.png", n)
-    with (folder / "metadata.csv").open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["file_name", "text"])
-        rows.writerows([f"images/{n}.png", f"a {THINGS[n % len(THINGS)]} in room {n}"] for n in range(count))
+        lines.append(f"images/{n}.png,a {THINGS[n % len(THINGS)]} in room {n}")
+    (folder / "metadata.csv").write_text("\n".join(lines), encoding="utf-8")
 
 
-def edits(folder: Path, count: int = 24) -> None:
-    lines = []
-    for n in range(count):
+def edits(folder: Path) -> None:
+    rows = []
+    for n in range(24):
         photo(folder / f"before/{n}.png", n)
         photo(folder / f"after/{n}.png", n + 1000)
         names = {"source_image": f"before/{n}.png", "target_image": f"after/{n}.png"}
-        lines.append(json.dumps({"prompt": f"turn it into a {THINGS[n % len(THINGS)]}", **names}))
-    (folder / "records.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        rows.append({"prompt": f"turn it into a {THINGS[n % len(THINGS)]}", **names})
+    jsonl(folder / "records.jsonl", rows)
 
 
-def instructions(folder: Path, count: int = 24) -> None:
+def instructions(folder: Path) -> None:
     """Edits in a table with embedded images, under InstructPix2Pix's names."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     rows = []
-    for n in range(count):
-        photo(folder / "before.png", n)
-        photo(folder / "after.png", n + 1000)
-        images = [{"bytes": (folder / name).read_bytes(), "path": None} for name in ("before.png", "after.png")]
+    for n in range(24):
         text = f"turn it into a {THINGS[n % len(THINGS)]}"
-        rows.append({"input_image": images[0], "edit_prompt": text, "edited_image": images[1]})
-    (folder / "data").mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), folder / "data/train.parquet")
-    for name in ("before.png", "after.png"):
-        (folder / name).unlink()
+        row: dict[str, Any] = {"edit_prompt": text}
+        for name, seed in (("input_image", n), ("edited_image", n + 1000)):
+            photo(folder / "picture.png", seed)
+            row[name] = {"bytes": (folder / "picture.png").read_bytes(), "path": None}
+        rows.append(row)
+    (folder / "picture.png").unlink()
+    parquet(folder / "data/train.parquet", rows)
 
 
-def chinese_photos(folder: Path, count: int = 40) -> None:
-    for n in range(count):
+def chinese_photos(folder: Path) -> None:
+    for n in range(40):
         photo(folder / f"照片 {n}.jpg", n, (300, 225))
         (folder / f"照片 {n}.txt").write_text(CHINESE.format(n), encoding="utf-8")
 

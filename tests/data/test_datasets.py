@@ -45,6 +45,11 @@ def dataset(tmp_path):
 
 
 @pytest.fixture
+def records(tmp_path):
+    return RecordsDataset(filepath=str(tmp_path / "records.parquet"))
+
+
+@pytest.fixture
 def new(tmp_path):
     return lambda: new_folder(tmp_path / "data" / "out")
 
@@ -64,10 +69,11 @@ def content(folder):
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_a_missing_folder_names_the_command(dataset):
-    assert not dataset.exists()
-    with pytest.raises(UserError, match=r"out does not exist yet.*\.venv/bin/kedro run --pipeline=baseline"):
-        dataset.load()
+def test_what_is_missing_names_the_command(dataset, records):
+    for missing, made_by in ((dataset, "baseline"), (records, "data_preparation")):
+        assert not missing.exists()
+        with pytest.raises(UserError, match=rf"does not exist yet.*\.venv/bin/kedro run --pipeline={made_by}"):
+            missing.load()
 
 
 def test_what_was_written_replaces_the_old_folder_whole(dataset, save):
@@ -170,17 +176,6 @@ def test_the_preview_is_the_first_picture_that_matches(dataset, new):
     assert base64.b64decode(dataset.preview("*.png")) == first
     with pytest.raises(UserError, match=r"has no other\.png"):
         dataset.preview("other.png")
-
-
-@pytest.fixture
-def records(tmp_path):
-    return RecordsDataset(filepath=str(tmp_path / "records.parquet"))
-
-
-def test_a_missing_manifest_names_the_command(records):
-    assert not records.exists()
-    with pytest.raises(UserError, match=r"Make it with: \.venv/bin/kedro run --pipeline=data_preparation"):
-        records.load()
 
 
 def test_rows_are_loaded_as_records_and_previewed_as_a_table(records, tmp_path):

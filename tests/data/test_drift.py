@@ -30,6 +30,7 @@ from visual_grpo.data.drift import (
     write_profile,
 )
 from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.starter.shapes.dataset import draw_dataset
 
 ANIMALS = ("cat", "dog", "horse", "bear", "owl", "whale", "crane", "lizard", "snail", "tiger")
 PLACES = ("house", "lake", "wood", "street", "mountain", "bridge", "harbour", "field", "desert", "island", "market")
@@ -87,7 +88,7 @@ def test_source_images_are_profiled(tmp_path):
     for shade in (51, 204):
         picture(tmp_path / f"data/{shade}.png", (64, 64), (shade,) * 3)
     rows = [{"prompt": "darker", "source_image": f"{shade}.png", "target_image": "51.png"} for shade in (51, 204)]
-    described = profile_of(prepared(tmp_path, rows * 20, task="i2i"))
+    described = profile_of(prepared(tmp_path, rows * 2, task="i2i"))
     assert set(described.values["source_brightness"].quantiles) == {0.2, 0.8}
     assert set(described.values["target_brightness"].quantiles) == {0.2}
     assert {described.values[name].mean for name in ("record_sources", "record_targets")} == {1}
@@ -104,19 +105,16 @@ def test_a_sample_of_many_prompts(tmp_path):
     assert profile(tmp_path, ["A  cat", "a cat", "a CAT "]) == profile(tmp_path, ["a cat"] * 3)
 
 
-def test_prompts_are_described_and_no_word_is_in_the_file(tmp_path):
+def test_a_profile_is_written_without_a_word_of_a_prompt_and_read(tmp_path):
     described = profile(tmp_path, ["zebra " * 40, "Ok, 7 猫"])
     assert prompt_features("ok, 7 猫") == {"characters": 7, "words": 3, "latin_share": 2 / 7, "vowel_share": 1 / 7}
     assert described.values["prompt_words"].mean == 43 / 2
-    assert "zebra" not in described.model_dump_json()
-
-
-def test_a_profile_is_written_and_read(tmp_path):
-    described = profile(tmp_path, prompts())
     assert read_profile(tmp_path) is None
     write_profile(described, tmp_path)
     assert read_profile(tmp_path) == described
-    (tmp_path / "data_profile.json").write_text('{"format": 1}')
+    file = tmp_path / "data_profile.json"
+    assert "zebra" not in file.read_text()
+    file.write_text('{"format": 1}')
     with pytest.raises(UserError, match=r"data_profile\.json is damaged"):
         read_profile(tmp_path)
 
@@ -170,25 +168,12 @@ def before(tmp_path):
 
 
 class TestDistances:
-    def test_the_same_data_are_at_distance_0(self, before):
-        assert {one.feature: one.distance for one in drift(before, before)} == dict.fromkeys(before.values, 0)
-        assert check(before, before, LIMITS) == []
-
-    def test_they_are_symmetric_and_between_0_and_1(self, tmp_path):
-        first, second = profile(tmp_path, ["a", "b c", "b c", "ab ab"]), profile(tmp_path, ["cd", "b b b", "d"])
-        there, back = drift(first, second), drift(second, first)
-        assert [one.distance for one in there] == pytest.approx([one.distance for one in back])
-        assert [one.chance for one in there] == pytest.approx([one.chance for one in back])
-        assert all(0 <= one.distance <= 1 + 1e-9 and 0 <= one.chance <= 1 for one in there)
-
-    def test_what_has_nothing_in_common_is_at_distance_1(self, tmp_path):
-        moved = drift(profile(tmp_path, ["zzz"] * 30), profile(tmp_path, ["to be or not to be"] * 30))
-        assert [one.distance for one in moved if one.feature.startswith("prompt")] == [1, 1, 1, 1]
-
     def test_lengths_of_a_part_of_the_records_move_by_that_part(self, tmp_path, before):
+        assert {one.feature: one.distance for one in drift(before, before)} == dict.fromkeys(before.values, 0)
         mixed = profile(tmp_path, [*prompts(), *["a cat"] * 100])
-        assert feature(drift(before, mixed), "prompt_words").distance == pytest.approx(0.25, abs=0.01)
-        assert "mean 7 before, 5.75 now; distance 0.25" in feature(drift(before, mixed), "prompt_words").text
+        for there in (drift(before, mixed), drift(mixed, before)):
+            assert feature(there, "prompt_words").distance == pytest.approx(0.25, abs=0.01)
+        assert "mean 5.75 before, 7 now; distance 0.25" in feature(there, "prompt_words").text
 
     def test_kinds_of_a_part_of_the_records_move_by_that_part(self, tmp_path, before):
         target = picture(tmp_path / "a.png").name
@@ -278,8 +263,6 @@ class TestChecks:
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Rows of shapes as the starter draws them, with the pictures' folder."""
-    from visual_grpo.starter.shapes.dataset import draw_dataset
-
     folder = tmp_path_factory.mktemp("shapes")
     draw_dataset(folder / "raw", 2, 64, 64, seed=0)
     names = sorted(path.name for path in (folder / "raw/target_images").iterdir())
@@ -289,11 +272,6 @@ def pictures(tmp_path_factory):
 
 
 class TestPictures:
-    def test_halves_of_the_same_pictures_pass(self, pictures):
-        folder, rows = pictures
-        shuffled = random.Random(0).sample(rows, len(rows))
-        assert check(profile(folder, shuffled[:150]), profile(folder, shuffled[150:]), ALL_LOST) == []
-
     def test_darkened_pictures_fail(self, pictures):
         folder, rows = pictures
         dark = []
@@ -304,8 +282,7 @@ class TestPictures:
             dark.append(row | {"target_image": name})
         violations = check(profile(folder, rows), profile(folder, dark), LIMITS)
         assert names(violations) == {"max_image_drift"}
-        [fault] = [text for text in violations if text.startswith("brightness")]
-        assert fault.startswith("brightness of the target images: mean 0.")
+        assert any(text.startswith("brightness of the target images: mean 0.") for text in violations)
 
     def test_one_picture_in_all_records_fail(self, pictures):
         folder, rows = pictures

@@ -222,22 +222,15 @@ def test_the_sheet_has_both_sides_one_above_the_other(tmp_path: Path) -> None:
     assert blue.max() < orange.min()
 
 
-def test_samples_ignore_the_result_gains_and_losses_follow_it() -> None:
-    after = [0.1, 0.9, -0.3, 0.0, 0.4, -0.8]
-    rows = pairs([0.0] * 6, after, id=["a", "a", "b", "c", "d", "e"], index=[0, 1, 0, 0, 0, 0])
-    chosen = choose(rows, "held_out", "eval", shown=3)
+def test_samples_ignore_the_result_gains_and_losses_of_all_samplers_follow_it() -> None:
+    after = [0.1, 0.9, -0.3, 0.0, 0.4, -0.8, -0.9, -2.0]
+    columns: dict[str, list[Any]] = {"id": list("aabcdeaf"), "index": [0, 1, *[0] * 6]}
+    columns |= {"sampler": [*["eval"] * 6, "sde", "eval"], "split": [*["held_out"] * 7, "eval"]}
+    chosen = choose(pairs([0.0] * 8, after, **columns), "held_out", "eval", shown=3)
     assert chosen["samples"]["id"].tolist() == ["a", "c", "e"]
     assert chosen["gains"][["id", "index"]].values.tolist() == [["a", 1], ["d", 0]]
-    assert chosen["losses"]["id"].tolist() == ["e", "b"]
+    assert chosen["losses"][["id", "sampler"]].values.tolist() == [["a", "sde"], ["e", "eval"], ["b", "eval"]]
     assert chosen["unscored"].empty
-
-
-def test_losses_are_those_of_all_samplers_and_of_the_shown_split() -> None:
-    samplers, splits = ["eval", "eval", "sde", "eval"], ["held_out"] * 3 + ["eval"]
-    rows = pairs([1.0] * 4, [1.5, 0.4, 0.1, 0.0], id=["a", "b", "a", "c"], sampler=samplers, split=splits)
-    chosen = choose(rows, "held_out", "eval")
-    assert chosen["losses"][["id", "sampler"]].values.tolist() == [["a", "sde"], ["b", "eval"]]
-    assert chosen["samples"]["id"].tolist() == ["a", "b"]
 
 
 def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:

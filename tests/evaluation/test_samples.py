@@ -59,8 +59,10 @@ def paint(folder: Path, batch_size: int = 4, advance: Callable[..., object] | No
     )
 
 
-def test_scores_are_those_of_the_files(tmp_path: Path) -> None:
-    table = paint(tmp_path)
+def test_scores_are_those_of_the_files_which_keep_conditions_and_weights(tmp_path: Path) -> None:
+    drawn, table = paint(tmp_path), read_scores(tmp_path)
+    pd.testing.assert_frame_equal(table, drawn)
+    assert table.attrs == {"facts": {"seed": 0}, "weights": {"brightness": 2.0, "halves": 0.0}}
     kept = [to_tensor(read_image(tmp_path / file)) for file in table["file"]]
     again = scorer()([PromptRecord(id=i, prompt="") for i in table["id"]], kept)
     assert table["total"].tolist() == again.total.tolist()
@@ -83,20 +85,9 @@ def test_every_prompt_is_generated_with_every_sampler_and_its_own_seed(tmp_path:
 def test_batches_change_nothing_and_progress_counts_all(tmp_path: Path) -> None:
     done: list[int] = []
     one = paint(tmp_path / "a", batch_size=1)
-
-    def advance(n: int = 1, **fields: float) -> None:
-        done.append(n)
-
-    many = paint(tmp_path / "b", batch_size=7, advance=advance)
+    many = paint(tmp_path / "b", batch_size=7, advance=lambda n, reward: done.append(n))
     pd.testing.assert_frame_equal(one, many)
     assert done == [7, 3, 7, 3]
-
-
-def test_the_file_keeps_conditions_and_weights(tmp_path: Path) -> None:
-    drawn = paint(tmp_path)
-    read = read_scores(tmp_path)
-    pd.testing.assert_frame_equal(read, drawn)
-    assert read.attrs == {"facts": {"seed": 0}, "weights": {"brightness": 2.0, "halves": 0.0}}
 
 
 def test_each_prompt_is_evaluated_once_and_a_limit_is_stable_and_unbiased() -> None:
@@ -249,8 +240,5 @@ def test_texts_are_kept_and_their_ratios_compared_as_sums_over_sums(tmp_path: Pa
         above, below = (table[f"{side}/overlap/ciou"].sum() for side in ("numerator", "denominator"))
         assert ratio[mean] == pytest.approx(above / below)
         assert ratio[mean] != pytest.approx(table["reward/overlap"].mean())
-    assert join(*tables)[["answer_baseline", "answer_trained"]].values.tolist()[::2] == [
-        ["3", "2"],
-        ["6", "4"],
-        ["9", "6"],
-    ]
+    answers = join(*tables)[["answer_baseline", "answer_trained"]].values.tolist()
+    assert answers[::2] == [["3", "2"], ["6", "4"], ["9", "6"]]

@@ -148,14 +148,12 @@ def test_the_control_is_the_bases_best_one() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("score", "name"),
-    [("shapes/all", "all right"), ("ocr/accuracy", "read without a mistake"), ("negative_points/gIoU", "gIoU")],
-)
-def test_the_task_has_its_own_measure(score: str, name: str) -> None:
-    found = summarise([entry(), entry(score, baseline_mean=0.3, trained_mean=0.9, difference=0.6, ci_low=-0.1)])
-    assert (found["task"]["name"], found["task"]["baseline"], found["task"]["verdict"]) == (name, 0.3, "not shown")
-    assert lines(found)[1] == f"{name}: 0.300 of the base model, 0.900 of the trained model, +0.600 [-0.100, +0.500]."
+def test_the_task_has_its_own_measure() -> None:
+    measured = entry("ocr/accuracy", baseline_mean=0.3, trained_mean=0.9, difference=0.6, ci_low=-0.1)
+    found = summarise([entry(), measured])
+    assert (found["task"]["score"], found["task"]["verdict"]) == ("ocr/accuracy", "not shown")
+    said = "read without a mistake: 0.300 of the base model, 0.900 of the trained model, +0.600 [-0.100, +0.500]."
+    assert lines(found)[1] == said
     numbers = {"baseline": 0.3, "trained": 0.9, "difference": 0.6, "ci_low": -0.1, "ci_high": 0.5}
     assert result(found)["task"] == numbers
 

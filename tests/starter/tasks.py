@@ -57,10 +57,10 @@ class Counter:
 
 
 @contextmanager
-def silent_progress(description: str, total: int) -> Iterator[Counter]:
+def silent_progress(description: str, total: int, expected: Sequence[str] = ()) -> Iterator[Counter]:
     counter = Counter()
     yield counter
-    assert (counter.done, counter.notes) == (total, [])
+    assert (counter.done, counter.notes) == (total, [*expected])
 
 
 def weights_are_equal(folder: Path, other: Path) -> list[bool]:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
-import visual_grpo.starter.glm_image.modules as glm_modules
 from visual_grpo.starter.flow import normalise_latents, pretrain_dit
-from visual_grpo.starter.flux import pretrain_flux
+from visual_grpo.starter.flow_models import (
+    SMALL_SD3,
+    build_sd3_transformer,
+    pretrain_flux,
+    pretrain_sd3,
+    pretrain_z_image,
+)
+from visual_grpo.starter.glm_image.modules import build_vae
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
 from visual_grpo.starter.pretraining import Advance, Job
-from visual_grpo.starter.sd3 import SMALL_SD3, build_transformer, pretrain_sd3
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
 from visual_grpo.starter.text_encoders import PROMPT_TOKENS
-from visual_grpo.starter.z_image import pretrain_z_image
 
 SIDE = 64
 
@@ -26,7 +31,7 @@ SIDE = 64
 @torch.no_grad()
 def test_normalised_latents_are_the_vaes_own_and_decode_as_before() -> None:
     images = draw_all(1, SIDE, SIDE, 0).flatten(0, 1)[::9]
-    vae = glm_modules.build_vae(SIDE, SIDE, 0)
+    vae = build_vae(SIDE, SIDE, 0)
     pixels = to_model_range(images)
     before = vae.decode(vae.encode(pixels).latent_dist.mode()).sample
     latents = normalise_latents(vae, images)
@@ -41,7 +46,7 @@ def test_normalised_latents_are_the_vaes_own_and_decode_as_before() -> None:
 
 def trained(seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
-    dit = build_transformer(SIDE, seed=2)
+    dit = build_sd3_transformer(SIDE, seed=2)
     embeds = torch.randn(len(COMBINATIONS) + 1, PROMPT_TOKENS, 64, generator=generator)
     pretrain_dit(
         SMALL_SD3,
@@ -69,11 +74,7 @@ def test_pretraining_is_a_function_of_its_arguments() -> None:
     ],
 )
 def test_a_whole_pipeline_is_saved_that_draws(
-    pretrain: Callable[[Job, Advance], None],
-    absent: tuple[str, ...],
-    tokens: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pretrain: Callable[[Job, Advance], None], absent: tuple[str, ...], tokens: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("visual_grpo.starter.flow._COPIES", 1)
     reached: list[tuple[str, int]] = []
@@ -84,16 +85,9 @@ def test_a_whole_pipeline_is_saved_that_draws(
     pipeline = DiffusionPipeline.from_pretrained(job.folder, **dict.fromkeys(absent))
     pipeline.set_progress_bar_config(disable=True)
     prompts = [COMBINATIONS[0].prompt, COMBINATIONS[-1].prompt]
-    images = pipeline(
-        prompts,
-        height=SIDE,
-        width=SIDE,
-        num_inference_steps=2,
-        guidance_scale=1.0,
-        output_type="pt",
-        generator=[torch.Generator().manual_seed(0) for _ in prompts],
-        max_sequence_length=tokens,
-    ).images
+    options = {"num_inference_steps": 2, "guidance_scale": 1.0, "output_type": "pt", "max_sequence_length": tokens}
+    generators = [torch.Generator().manual_seed(0) for _ in prompts]
+    images = pipeline(prompts, height=SIDE, width=SIDE, generator=generators, **options).images
     assert images.shape == (2, 3, SIDE, SIDE)
     assert images.isfinite().all()
     assert not torch.equal(images[0], images[1])  # the text reaches the transformer

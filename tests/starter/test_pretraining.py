@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,23 +16,34 @@ from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from tests.starter import tasks
-from visual_grpo.starter.pretraining import minimise, run_side_by_side
+from visual_grpo.starter.pretraining import Job, minimise, run_side_by_side
 
 ROOT = Path(__file__).parents[2]
+CALLER = """
+import sys
+from functools import partial
+from pathlib import Path
+from tests.starter import tasks
+from visual_grpo.starter.pretraining import run_side_by_side
+
+if __name__ == "__main__":
+    run_side_by_side([partial(tasks.tell_pid_and_go_on, Path(sys.argv[1]))], 1, lambda name, done: None)
+"""
 
 
-def is_running(pid: int) -> bool:
+def has_ended(file: Path) -> bool:
+    """Whether the process whose id is in the file has ended."""
     try:
-        os.kill(pid, 0)
+        os.kill(int(file.read_text()), 0)
     except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False
 
 
-def wait_until(condition: object, seconds: float = 60) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
+        if condition():
             return True
         time.sleep(0.05)
     return False
@@ -48,7 +60,7 @@ def test_a_failure_is_raised_with_its_traceback_and_ends_the_others(tmp_path: Pa
     both = [partial(tasks.tell_pid_and_go_on, file), partial(tasks.fail_once_there, file)]
     with pytest.raises(ProcessRaisedException, match="the ink has run out"):
         run_side_by_side(both, 2, lambda name, done: None)
-    assert not is_running(int(file.read_text()))
+    assert has_ended(file)
 
 
 def test_a_process_that_dies_is_named() -> None:
@@ -62,35 +74,34 @@ def test_ctrl_c_ends_the_processes(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_side_by_side([partial(tasks.tell_pid_and_go_on, tmp_path / "pid")], 1, interrupt)
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    assert has_ended(tmp_path / "pid")
 
 
 def test_no_process_outlives_a_killed_caller(tmp_path: Path) -> None:
     file, caller = tmp_path / "pid", tmp_path / "caller.py"
-    caller.write_text(
-        "from functools import partial\nfrom pathlib import Path\n"
-        "from tests.starter import tasks\nfrom visual_grpo.starter.pretraining import run_side_by_side\n"
-        "if __name__ == '__main__':\n"
-        f"    task = partial(tasks.tell_pid_and_go_on, Path({str(file)!r}))\n"
-        "    run_side_by_side([task], 1, lambda name, done: None)\n"
-    )
+    caller.write_text(CALLER)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
-    with subprocess.Popen([sys.executable, str(caller)], env=environment, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, str(caller), str(file)], env=environment, stderr=subprocess.DEVNULL
+    ) as process:
         assert wait_until(lambda: file.is_file() and file.read_text())
         process.kill()
-    assert wait_until(lambda: not is_running(int(file.read_text())))
+    assert wait_until(lambda: has_ended(file))
 
 
 def test_the_learning_rate_rises_and_falls_and_every_step_is_reported() -> None:
-    weight, unused, reported = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1)), list[int]()
+    weight, unused, reported = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.ones(1)), list[tuple[str, int]]()
     moves: list[float] = []
 
     def backward() -> None:
         moves.append(weight.item())
         (-1000 * weight).sum().backward()
 
-    minimise(backward, [weight, unused], steps=4, peak_learning_rate=0.1, warmup=2, report=reported.append)
-    assert reported == [1, 2, 3, 4]
+    job = Job(folder=Path("unused"), height=32, width=32, seed=0, steps={"dit": 4})
+    minimise(
+        backward, [weight, unused], job, "dit", lambda *done: reported.append(done), peak_learning_rate=0.1, warmup=2
+    )
+    assert reported == [("dit", step) for step in (1, 2, 3, 4)]
     # Adam moves by the learning rate where the gradient never changes: 0.1 * rise * (1 - 0.97 * step / 4).
     steps = torch.tensor([*moves, weight.item()]).diff()
     expected = [0.1 * 0.5, 0.1 * (1 - 0.97 / 4), 0.1 * (1 - 0.97 / 2), 0.1 * (1 - 0.97 * 3 / 4)]

@@ -14,15 +14,12 @@ from tests.starter.tasks import in_this_process, silent_progress, weights_are_eq
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter import build
 from visual_grpo.starter.build import build_starter
-from visual_grpo.starter.glm_image import modules
-from visual_grpo.starter.glm_image.codebook import build_processor
 from visual_grpo.starter.glm_image.pretrain_on_words import (
     build_corpus,
     no_text_ids,
     pretrain_decoder_half,
     pretrain_language_half,
     text_ids,
-    tile_codebook,
 )
 from visual_grpo.starter.pretraining import Job
 from visual_grpo.starter.words import WORDS, draw, prompt_of
@@ -63,16 +60,6 @@ def test_tokens_identify_tiles_but_not_words(size: tuple[int, int]) -> None:
     rows, columns = corpus.image_grid
     image = corpus.generated_tokens()[:, 0, -rows * columns - 1 : -1].unique(dim=0)
     assert image.view(-1, columns).tolist() == [sorted([0, 1, 2] * (columns // 3))] * rows
-
-
-def test_the_tower_gives_a_drawn_sign_the_tokens_that_the_ar_module_learns() -> None:
-    processor = build_processor()
-    model = modules.build_ar(processor, tile_codebook(), seed=0)
-    inputs = processor.image_processor(draw("KUN", 64, 96), return_tensors="pt")
-    with torch.no_grad():
-        features = model.model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]).pooler_output
-        tokens = model.model.get_image_tokens(features, inputs["image_grid_thw"])
-    assert tokens.tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_glyphs_are_read_as_the_pipeline_reads_them(built: StarterConfig) -> None:

@@ -72,11 +72,7 @@ class Profile(Strict):
 
 
 def profile_of(records: RecordTable) -> Profile:
-    """Describes all records of a manifest; the order of the records does not matter.
-
-    Raises:
-        ImageError: a prepared image of the sample is gone or damaged.
-    """
+    """Describes all records, whatever their order. Raises ImageError if a prepared image is gone or damaged."""
     kinds = _Sample[dict[str, float]](MAX_RECORDS)
     prompts = _Sample[str](MAX_PROMPTS)
     targets, sources = _Sample[Picture](MAX_IMAGES), _Sample[Picture](MAX_IMAGES)
@@ -147,7 +143,6 @@ class _Sample(Generic[T]):
 
 
 def _described(images: _Sample[Picture]) -> list[tuple[dict[str, float], int]]:
-    """Returns the features of the images, with the number of records that have each."""
     items = images.items()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         pixels = pool.map(image_features, (path for _, (path, _), _ in items))
@@ -155,7 +150,6 @@ def _described(images: _Sample[Picture]) -> list[tuple[dict[str, float], int]]:
 
 
 def _values(role: str, described: Iterable[tuple[dict[str, float], int]]) -> dict[str, Values]:
-    """Returns the distributions of features, each given with the number of records that have them."""
     pairs: dict[str, list[tuple[float, int]]] = {}
     for features, count in described:
         for name, value in features.items():
@@ -235,7 +229,7 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
 
 
 def drift(before: Profile, now: Profile) -> list[Drift]:
-    """Compares the features that both profiles have, in their order."""
+    """Compares the features that both profiles have."""
     return [_drift(name, old, now.values[name]) for name, old in before.values.items() if name in now.values]
 
 
@@ -249,19 +243,13 @@ def lost_share(before: Profile, now: Profile) -> float:
 def _drift(name: str, before: Values, now: Values) -> Drift:
     """Kolmogorov-Smirnov: the largest difference, over all bounds, of the shares of numbers below a bound."""
     distance = float(stats.ks_2samp(before.quantiles, now.quantiles, method="asymp").statistic)
-    chance = float(stats.kstwobign.isf(_FALSE_ALARM)) * math.sqrt(_scatter(before, now))
+    # Both samples count as often repeated as the less repeated one: data that have shrunk to one prompt would otherwise
+    # be a sample of one, of which nothing can be said.
+    repeated = min(profile.records / profile.n for profile in (before, now))
+    scatter = repeated / before.records + repeated / now.records
+    chance = float(stats.kstwobign.isf(_FALSE_ALARM)) * math.sqrt(scatter)
     role, _, feature = name.partition("_")
     whose, limit = _ROLES[role]
     means = f"mean {before.mean:.4g} before, {now.mean:.4g} now"
     text = f"{feature.replace('_', ' ')} of the {whose}: {means}; distance {distance:.2f}"
     return Drift(name, distance, min(1.0, chance), limit, text)
-
-
-def _scatter(before: Values, now: Values) -> float:
-    """Returns 1 / n + 1 / m, by which chance grows in samples of n and m.
-
-    Both count as often repeated as the less repeated one: data that have shrunk to one prompt in all records would
-    otherwise be a sample of one, of which nothing can be said.
-    """
-    repeated = min(profile.records / profile.n for profile in (before, now))
-    return repeated / before.records + repeated / now.records

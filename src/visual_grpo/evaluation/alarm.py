@@ -1,11 +1,10 @@
 """Notices a reward that is cheated: it rises, and what it does not judge gets worse, by more than chance explains.
 
-At every evaluation of a training the same eval prompts are drawn with the same seeds as for the baseline. Each *watched
-score* (a guard, the unscored share, the distance to the base model's pictures) has a one-sided t-bound of the paired
-differences. The looks at one training are dependent, and there are several scores: all bounds have the level
-``error / (looks * scores)``, so that by Bonferroni's inequality a training in which nothing exceeds its limit raises an
-alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending: Jennison &
-Turnbull, Group Sequential Methods, 2000, chapter 2.)
+At every evaluation of a training the eval prompts are drawn with the seeds of the baseline. Each *watched score* (a
+guard, the unscored share, the distance to the base model's pictures) has a one-sided t-bound of the paired differences
+at the level ``error / (looks * scores)``: by Bonferroni's inequality a training in which nothing exceeds its limit
+raises an alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending:
+Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from torch import Tensor
 from visual_grpo.common.images import is_image, read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import AlarmConfig
+from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.samples import read_scores
 
 UNSCORED, DISTANCE = "unscored", "distance"
-SPLIT, SAMPLER = "eval", "eval"
 _SIDE = 64
 """Pixels to which pictures are reduced before their distance is measured."""
 _SHOWN_SIDE = 1600
@@ -113,16 +112,11 @@ class InterimAnalysis:
 
 
 class HackingMonitor:
-    """Compares a training with the baseline's samples of the eval prompts.
-
-    Args:
-        baseline: a folder of `generate_and_score`.
-        looks: how many evaluations the training will have.
-    """
+    """Compares a training of ``looks`` evaluations with the baseline's samples of the eval prompts."""
 
     def __init__(self, baseline: Path, rule: AlarmConfig, looks: int) -> None:
         scores = read_scores(baseline)
-        rows = scores[(scores["split"] == SPLIT) & (scores["sampler"] == SAMPLER) & (scores["index"] == 0)]
+        rows = scores[(scores["split"] == "eval") & (scores["sampler"] == EVAL_SAMPLER) & (scores["index"] == 0)]
         self.reference = rows.set_index("id")
         self.guards = [name for name, weight in scores.attrs["weights"].items() if not weight]
         self.folder, self.rule, self.looks = baseline, rule, max(1, looks)
@@ -130,11 +124,7 @@ class HackingMonitor:
         self._reduced: Callable[[str], Tensor] = cache(lambda file: _reduced(to_tensor(read_image(baseline / file))))
 
     def look(
-        self,
-        records: Sequence[PromptRecord],
-        samples: Sequence[Sample],
-        total: Tensor,
-        rewards: Mapping[str, Tensor],
+        self, records: Sequence[PromptRecord], samples: Sequence[Sample], total: Tensor, rewards: Mapping[str, Tensor]
     ) -> InterimAnalysis:
         """Compares [B] samples at the eval sampler and the baseline's seeds; records without a baseline are left out.
 

@@ -52,7 +52,7 @@ _LINEAGE = {
 }
 """Facts of a training (``training.json``) in the order of the page, and their names there."""
 _LONG = 120
-"""Characters of a value in the lineage; anything longer has its place elsewhere."""
+"""Characters of a value in the lineage."""
 _RUNS_OWN = ("output", "resume")
 """Parameters that say where a run writes and how it went on: never a difference in settings."""
 
@@ -67,7 +67,6 @@ def render(
     alarms: Sequence[Mapping[str, Any]],
     film: Sequence[tuple[int, str]] = (),
 ) -> str:
-    """Renders the page from the arguments of `report.write_report` and what is made of them there."""
     entries, headline, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
     training, task = evaluation.get("training", {}), headline["task"]
     parameters = evaluation.get("parameters") or training.get("parameters")
@@ -146,7 +145,6 @@ def _source(name: str) -> str:
 
 
 def _verdict(headline: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
-    """Says the verdict in a word or two; after a promotion's gate, its decision."""
     if gate:
         return "promoted" if all(stage["promoted"] for stage in gate.values()) else "not promoted"
     if headline["doubts"]:
@@ -163,11 +161,8 @@ def _title(headline: Mapping[str, Any]) -> str:
 def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """(name, value) of what the result was made by and of."""
     training = evaluation.get("training", {})
-    for name in [
-        *(name for name in _LINEAGE if name in training),
-        *(name for name in training if name not in _LINEAGE),
-    ]:
-        value = training[name]
+    for name in dict.fromkeys([*_LINEAGE, *training]):
+        value = training.get(name)
         if isinstance(value, str | int | float) and len(str(value)) <= _LONG:
             shown = f"{name} in training" if name.startswith(CODE) else name.replace("_", " ")
             yield _LINEAGE.get(name, shown), f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -177,7 +172,6 @@ def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _views(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Groups the tables by sampler, eval first."""
     samplers = sorted(dict.fromkeys(entry["sampler"] for entry in entries), key=lambda name: name != EVAL_SAMPLER)
     return [{"sampler": name, "tables": _tables([e for e in entries if e["sampler"] == name])} for name in samplers]
 
@@ -187,22 +181,14 @@ def _tables(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     tables: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         tables.setdefault((entry["split"], entry["sampler"]), []).append(entry)
-    return [
-        {
-            "split": split,
-            "sampler": sampler,
-            "widest": max(rows, key=lambda entry: entry["prompts"]),
-            "ends": (ends := _ends(rows)),
-            "rows": [_scaled(entry, *ends) for entry in rows],
-        }
-        for (split, sampler), rows in sorted(tables.items(), key=lambda table: table[0][0] != "held_out")
-    ]
-
-
-def _ends(rows: Sequence[Entry]) -> tuple[float, float]:
-    """Returns the scale of a table's intervals, which contains 0 and all of them."""
-    values = [row[key] for row in rows for key in ("ci_low", "ci_high", "difference") if row[key] is not None]
-    return min([0.0, *values]), max([0.0, *values])
+    shown = []
+    for (split, sampler), rows in sorted(tables.items(), key=lambda table: table[0][0] != "held_out"):
+        values = [row[key] for row in rows for key in ("ci_low", "ci_high", "difference") if row[key] is not None]
+        ends = min([0.0, *values]), max([0.0, *values])
+        widest = max(rows, key=lambda entry: entry["prompts"])
+        scaled = [_scaled(entry, *ends) for entry in rows]
+        shown.append({"split": split, "sampler": sampler, "widest": widest, "ends": ends, "rows": scaled})
+    return shown
 
 
 def _scaled(entry: Entry, low: float, high: float) -> dict[str, Any]:

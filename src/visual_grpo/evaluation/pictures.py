@@ -66,10 +66,7 @@ def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], column
 
 
 def caption(prompt: str, record: str, where: str = "report") -> str:
-    """Returns the prompt; where no font has half of its characters, its record (id or file) and where to read it.
-
-    Says once which fonts to install.
-    """
+    """Returns the prompt; where no font has half of its characters, its record (id or file) and where to read it."""
     characters = "".join(prompt.split())
     font = _font_for(frozenset(characters))
     if 2 * sum(c not in _glyphs(font) for c in characters) <= len(characters):
@@ -105,7 +102,6 @@ def framed(bands: Sequence[Image.Image]) -> Image.Image:
 
 
 def scaled(image: Image.Image | Tensor) -> Image.Image:
-    """Scales an image to the width of a cell."""
     picture = image.convert("RGB") if isinstance(image, Image.Image) else to_pil(image)
     height = max(1, round(picture.height * WIDTH / picture.width))
     return picture.resize((WIDTH, height), Image.Resampling.LANCZOS)
@@ -156,12 +152,12 @@ def printable(line: str, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
     return "".join(c if c in _glyphs(path) else MISSING for c in line), ImageFont.truetype(path, size)
 
 
-def data_uri(path: Path, side: int, quality: int = 80) -> str:
+def data_uri(path: Path, side: int) -> str:
     """Encodes a file as WebP of at most ``side`` pixels a side; raises UserError if it cannot be read."""
     small = read_image(path).convert("RGB")
     small.thumbnail((side, side))
     file = io.BytesIO()
-    small.save(file, "WEBP", quality=quality, method=4)
+    small.save(file, "WEBP", quality=80, method=4)
     return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

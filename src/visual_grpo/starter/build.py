@@ -26,18 +26,15 @@ from visual_grpo.starter.words import draw_words
 
 _VERSION = 7
 """Raised when the same configuration gives other weights."""
-_SIDE_FACTS = "visual_grpo.json"
-
-
 _GLM = "visual_grpo.starter.glm_image"
 _PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
     ("shapes", "glm_image"): (
         f"{_GLM}.pretrain_decoder:pretrain_decoder_half",
         f"{_GLM}.pretrain_ar:pretrain_language_half",
     ),
-    ("shapes", "sd3"): ("visual_grpo.starter.sd3:pretrain_sd3",),
-    ("shapes", "flux"): ("visual_grpo.starter.flux:pretrain_flux",),
-    ("shapes", "z_image"): ("visual_grpo.starter.z_image:pretrain_z_image",),
+    ("shapes", "sd3"): ("visual_grpo.starter.flow_models:pretrain_sd3",),
+    ("shapes", "flux"): ("visual_grpo.starter.flow_models:pretrain_flux",),
+    ("shapes", "z_image"): ("visual_grpo.starter.flow_models:pretrain_z_image",),
     ("words", "glm_image"): (
         f"{_GLM}.pretrain_on_words:pretrain_decoder_half",
         f"{_GLM}.pretrain_on_words:pretrain_language_half",
@@ -50,13 +47,8 @@ _PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
 def build_starter(config: StarterConfig, data: DataConfig, seed: int, family: str | None = None) -> dict[str, Any]:
     """Draws the dataset and pretrains a base model of ``family``, each unless it is there for the same arguments.
 
-    ``family``: None = the world's default.
-
-    The weights depend on task, step counts, image size and seed, not on ``config.processes``: with one process the
-    two halves of the pretraining run one after the other, else side by side.
-
-    Returns ``{"dataset": folder, "model": folder, "digest": digest of the model's configuration, "content": digest of
-    its files}``.
+    ``family`` None is the world's default. ``config.processes`` does not change the weights. Of what is returned,
+    ``digest`` is of the model's configuration and ``content`` of its files.
     """
     family = family or DEFAULT_FAMILIES[config.world]
     check_starter(config.world, family)
@@ -77,7 +69,6 @@ def check_starter(world: World, family: str) -> None:
 
 
 def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
-    """Draws the dataset of ``config.world`` unless it is there for the same arguments."""
     folder = Path(config.dataset)
     if config.world == "words":
         draw_words(folder, config.records_per_prompt, data.height, data.width)
@@ -106,7 +97,6 @@ def _facts(config: StarterConfig, data: DataConfig, seed: int, family: str) -> d
 
 
 def _steps(config: StarterConfig, data: DataConfig, family: str) -> dict[str, int]:
-    """Optimiser steps by module."""
     if family == "qwen2_5_vl":
         return {"vl": config.vl_steps}
     steps = {"vae": config.vae_steps, "dit": config.dit_steps}
@@ -155,7 +145,7 @@ def _module_progress(steps: Mapping[str, int], counted: Collection[str]) -> Iter
 
 
 def _assemble(job: Job, folder: Path) -> None:
-    """Saves the trained modules with the fixed ones as a GlmImagePipeline and removes the modules' own folders."""
+    """Saves the trained modules with the fixed ones as a GlmImagePipeline; removes the modules' own folders."""
     from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
     from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, T5EncoderModel
 
@@ -177,5 +167,5 @@ def _assemble(job: Job, folder: Path) -> None:
         scheduler=modules.build_scheduler(),
     )
     pipeline.save_pretrained(folder)
-    (folder / _SIDE_FACTS).write_text(json.dumps({"preview_side": PREVIEW_SIDE}), encoding="utf-8")
+    (folder / "visual_grpo.json").write_text(json.dumps({"preview_side": PREVIEW_SIDE}), encoding="utf-8")
     shutil.rmtree(job.folder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -35,12 +34,8 @@ class SmallFlowModel(Generic[Texts]):
     """Of the scheduler: sigma = shift u / (1 + (shift - 1) u) of a uniform u."""
 
 
-LATENT_PIXELS = 8
-"""Pixels a side that one latent stands for."""
-
-
 def zero_layers(model: nn.Module, *names: str) -> None:
-    """Sets the weight and bias of the layers whose names end with one of ``names`` to 0; ^NAME: exactly that layer.
+    """Zeroes the layers whose names end with one of ``names``; ^NAME: exactly that layer.
 
     With zeroed modulations every block of a transformer starts as the identity; a zeroed last layer predicts 0.
     """
@@ -50,21 +45,16 @@ def zero_layers(model: nn.Module, *names: str) -> None:
             nn.init.zeros_(module.bias)
 
 
+@torch.no_grad()
 def normalise_latents(vae: AutoencoderKL, images: Tensor) -> Tensor:
     """Latents of uint8 [N, 3, H, W] as float32 [N, channels, H/8, W/8] of mean 0 and std 1 per channel.
 
-    Changes ``vae`` so that its latents are these: exactly, since a scale and a shift per channel fold into the 1 x 1
-    convolutions before and behind them.
+    Changes ``vae`` so that its latents are these: a scale and a shift per channel fold into the 1 x 1 convolutions
+    before and behind them.
     """
     latents = encode_normalised(vae, images)
-    _fold(vae, torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std))
+    mean, std = torch.tensor(vae.config.latents_mean), torch.tensor(vae.config.latents_std)
     vae.register_to_config(latents_mean=None, latents_std=None, scaling_factor=1.0, shift_factor=0.0)
-    return latents
-
-
-@torch.no_grad()
-def _fold(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
-    """``mean`` and ``std``: [channels], of the latents as they are."""
     # The first convolution gives the means and then the log-variances of the latents.
     into, out, channels = vae.quant_conv, vae.post_quant_conv, len(mean)
     into.weight[:channels] /= std.view(-1, 1, 1, 1)
@@ -72,6 +62,7 @@ def _fold(vae: AutoencoderKL, mean: Tensor, std: Tensor) -> None:
     into.bias[channels:] -= 2 * std.log()
     out.bias += (out.weight[:, :, 0, 0] * mean).sum(1)
     out.weight *= std.view(1, -1, 1, 1)
+    return latents
 
 
 MISREADINGS: Misreadings = {
@@ -115,8 +106,7 @@ def pretrain_dit(
         rows = [len(COMBINATIONS) if choose.random() < _UNCONDITIONAL_SHARE else i for i in asked]
         F.mse_loss(small.velocity(dit, noisy, sigma, texts, rows), target).backward()
 
-    report = partial(advance, "dit")
-    minimise(backward, dit.parameters(), steps=steps, peak_learning_rate=2e-3, warmup=40, report=report)
+    minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     dit.eval().requires_grad_(False)
 
 
@@ -127,10 +117,7 @@ _DRAWING_SEED = 1_000_003
 
 
 def pretrain_flow(small: SmallFlowModel[Any], job: Job, advance: Advance) -> None:
-    """Saves a whole pipeline into ``job.folder``.
-
-    Reports its progress as ``vae`` and ``dit``. Deterministic on one thread.
-    """
+    """Saves a whole pipeline into ``job.folder``; deterministic on one thread."""
     images = draw_all(_COPIES, job.height, job.width, job.seed + _DRAWING_SEED)
     flat = images.flatten(0, 1)
     vae = faithful_vae(flat, flat, job, advance)

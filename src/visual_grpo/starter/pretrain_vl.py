@@ -1,15 +1,13 @@
 """Pretrains the small Qwen2.5-VL on drawn scenes.
 
-By next-token prediction it learns to answer queries about scenes: to find the queried part, and to place a negative
-point anywhere around it: where one helps is left to GRPO. Two auxiliary heads, discarded afterwards, speed this up: one
-predicts the parts from the vision tower's output, one the row and column of each image token from the output of the
-first layer.
+By next-token prediction it learns to find the queried part, and to place a negative point anywhere around it: where one
+helps is left to GRPO. Two auxiliary heads, discarded afterwards, speed this up: one predicts the parts from the vision
+tower's output, one the row and column of each image token from the output of the first layer.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -37,7 +35,6 @@ from visual_grpo.starter.scenes import (
 POOL = 6000
 """Number of training scenes, each used in four mirrored forms."""
 _BATCH = 64
-_LEARNING_RATE = 2e-3
 _VISION_SHARE = 0.12
 """Share of the steps, at the start, that train only the vision tower."""
 _HEADS_WEIGHT = 0.5
@@ -52,8 +49,6 @@ _FINE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """The training data."""
-
     images: Tensor
     """[n, 3, H, W] uint8."""
     labels: Tensor
@@ -92,7 +87,6 @@ def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: in
 
 
 def _negatives(scenes: Scenes, generator: torch.Generator) -> Tensor:
-    """[n, k, 2]."""
     truths = scenes.truths
     margin = _MARGIN * min(truths.shape[1:])
     points = [
@@ -109,7 +103,6 @@ def prompt_of(processor: Qwen2_5_VLProcessor, text: str) -> str:
 
 
 def pretrain_vl(job: Job, advance: Advance) -> None:
-    """Trains model and processor and saves them to ``job.folder``."""
     size, steps = (job.height, job.width), job.steps["vl"]
     processor = build_processor(*size)
     model = build_model(processor, job.seed)
@@ -117,14 +110,12 @@ def pretrain_vl(job: Job, advance: Advance) -> None:
     pool = build_pool(processor, *size, job.seed, min(POOL, steps * _BATCH))  # not more than the steps can use
     lesson = _Lesson(model, processor, pool, size, torch.Generator().manual_seed(job.seed))
     is_answered = iter([False] * round(steps * _VISION_SHARE) + [True] * steps)
-    minimise(
-        lambda: lesson.loss(with_answers=next(is_answered)).backward(),
-        [*model.parameters(), *lesson.heads.parameters()],
-        steps=steps,
-        peak_learning_rate=_LEARNING_RATE,
-        warmup=100,
-        report=partial(advance, "vl"),
-    )
+    weights = [*model.parameters(), *lesson.heads.parameters()]
+
+    def backward() -> None:
+        lesson.loss(with_answers=next(is_answered)).backward()
+
+    minimise(backward, weights, job, "vl", advance, peak_learning_rate=2e-3, warmup=100)
     lesson.hook.remove()
     model.eval().save_pretrained(job.folder)
     processor.save_pretrained(job.folder)
@@ -142,15 +133,13 @@ class _Lesson:
         generator: torch.Generator,
     ) -> None:
         self.model, self.processor, self.pool, self.size, self.generator = model, processor, pool, size, generator
-        side = PATCH * MERGE
+        side, width = PATCH * MERGE, model.config.text_config.hidden_size
         self.cells = (size[0] // side, size[1] // side)
-        width = model.config.text_config.hidden_size
         classes = 1 + len(COLORS) * len(PARTS)
         self.heads = nn.ModuleDict(
             {"parts": nn.Linear(width, (side // _FINE) ** 2 * classes), "place": nn.Linear(width, sum(self.cells))}
         )
-        tokenizer = processor.tokenizer
-        self.number_ids = number_ids(tokenizer, max(size))
+        self.number_ids = number_ids(processor.tokenizer, max(size))
         values = torch.arange(len(self.number_ids)).float()
         self.soft = torch.softmax(-((values[:, None] - values) ** 2) / (2 * _SOFTNESS**2), 1)
         self.positions = self._positions()
@@ -225,7 +214,7 @@ class _Lesson:
         return (loss + F.cross_entropy(columns.flatten(0, 1), places[..., 1].flatten())) / 2
 
     def _positions(self) -> Tensor:
-        """Position ids [3, 1, P + LENGTH - 1] for all prompts, which have the same length."""
+        """[3, 1, P + LENGTH - 1] for all prompts, which have the same length."""
         pool = self.pool
         prompt, _ = self.model.model.get_rope_index(
             pool.queries[:1], mm_token_type_ids=pool.types[None], image_grid_thw=pool.grid

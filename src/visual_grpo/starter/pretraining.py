@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Messages = multiprocessing.Queue[tuple[str, int]]
 
 Advance = Callable[[str, int], None]
-"""Called with the name of a module (``vae``, ``dit``, ``ar``, ``vl``) and the number of its completed steps."""
+"""Called with a module's name (``vae``, ``dit``, ``ar``, ``vl``) and the number of its completed steps."""
 _STAMP = "starter.json"
 _FINAL_SHARE = 0.03
 """Final learning rate as a share of its peak."""
@@ -33,22 +33,19 @@ _POLL = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that the weights depend on, and where they are saved."""
+    """Everything that the weights depend on, and the folder where each module is saved to a subfolder."""
 
     folder: Path
-    """Each trained module is saved to a subfolder."""
     height: int
     """Pixels, a multiple of 32, like ``width``."""
     width: int
     seed: int
     task: Task = "t2i"
-    """Prompts, edits or both, for the model to learn."""
     steps: Mapping[str, int]
     """Optimiser steps by module."""
 
 
 def digest_of(facts: Mapping[str, Any]) -> str:
-    """Returns a hex digest of what a folder's content depends on."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -87,17 +84,19 @@ def write_dataset(
 def minimise(
     backward: Callable[[], None],
     parameters: Iterable[nn.Parameter],
+    job: Job,
+    module: str,
+    advance: Advance,
     *,
-    steps: int,
     peak_learning_rate: float,
     warmup: int,
-    report: Callable[[int], None],
 ) -> None:
-    """Runs AdamW with linear warm-up and linear decay, gradients clipped to norm 1.
+    """Runs AdamW for the job's steps of ``module``, with linear warm-up and decay, gradients clipped to norm 1.
 
-    ``backward`` draws a batch and adds the gradients of its loss; ``report`` takes the number of completed steps.
+    ``backward`` draws a batch and adds the gradients of its loss.
     """
-    parameters, warmup = list(parameters), max(1, min(warmup, steps))
+    parameters, steps = list(parameters), job.steps[module]
+    warmup = max(1, min(warmup, steps))
     # One kernel for each parameter: on a CPU a quarter of the time of the loop that is the default.
     optimizer = torch.optim.AdamW(parameters, peak_learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     for step in range(steps):
@@ -107,7 +106,7 @@ def minimise(
         backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        report(step + 1)
+        advance(module, step + 1)
 
 
 def noised(clean: Tensor, generator: torch.Generator, shift: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,14 +124,14 @@ def noised(clean: Tensor, generator: torch.Generator, shift: float = 1.0) -> tup
 
 
 ChildTask = Callable[[Advance], None]
-"""A picklable function; called in a new process with the callback for its progress."""
+"""Picklable."""
 
 
 def run_side_by_side(tasks: Sequence[ChildTask], at_once: int, advance: Advance) -> None:
     """Runs tasks in child processes, ``at_once`` of them at a time; their progress goes to ``advance``.
 
-    The processes end with the caller: on an error, on Ctrl-C, or when the caller is killed. If a task fails, terminates
-    the others and raises its error with its traceback, or RuntimeError if it was killed.
+    They end with the caller, even if that is killed. If a task fails, ends the others and raises its error, or
+    RuntimeError if it was killed.
     """
     for first in range(0, len(tasks), at_once):
         _run_together(tasks[first : first + at_once], advance)
@@ -158,7 +157,6 @@ def _run_together(tasks: Sequence[ChildTask], advance: Advance) -> None:
 
 
 def _run(number: int, tasks: Sequence[ChildTask], messages: Messages) -> None:
-    """The main function of a child process."""
     caller = multiprocessing.parent_process()
 
     def advance(module: str, done: int) -> None:

@@ -14,17 +14,10 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
-from visual_grpo.starter.scenes import (
-    ANSWER_PIECES,
-    WORDS,
-)
+from visual_grpo.starter.scenes import ANSWER_PIECES, WORDS
 
 PATCH, MERGE = 8, 2
 """Pixels per side of a patch of the vision tower, and patches per side that are merged into one language token."""
-_SPECIAL = (
-    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
-    *("<|image_pad|>", "<|video_pad|>"),
-)
 _CHAT_TEMPLATE = (
     "{%- for message in messages -%}<|im_start|>{{ message.role + '\\n' }}"
     "{%- if message.content is string -%}{{ message.content }}{%- else -%}"
@@ -34,14 +27,13 @@ _CHAT_TEMPLATE = (
     "{%- endfor -%}{%- endif -%}<|im_end|>\n{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
 )
-_HIDDEN, _LAYERS, _HEADS, _KV_HEADS, _INTERMEDIATE = 96, 3, 4, 2, 256
-_VISION_HIDDEN, _VISION_LAYERS, _VISION_HEADS, _VISION_INTERMEDIATE = 64, 2, 4, 128
+_HIDDEN, _HEADS, _VISION_LAYERS = 96, 4, 2
 _SPREAD = 3.0
 """Factor on all initial matrices: transformers' initialisation is for large models."""
 
 
 def build_processor(height: int, width: int) -> Qwen2_5_VLProcessor:
-    """The processor for images of one size in pixels; every integer below the longer side is a single token."""
+    """The processor for images of one size in pixels."""
     image_processor = Qwen2VLImageProcessor(
         patch_size=PATCH,
         temporal_patch_size=2,
@@ -56,8 +48,8 @@ def build_processor(height: int, width: int) -> Qwen2_5_VLProcessor:
     )
 
 
-def _build_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
-    """Bytes, so that any text can be encoded, plus whole tokens for the words of queries and answers."""
+def _build_tokenizer(longer_side: int) -> PreTrainedTokenizerFast:
+    """Bytes, so that any text can be encoded, and tokens for the words of queries and answers and for each number."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -74,12 +66,11 @@ def _build_tokenizer(numbers: int) -> PreTrainedTokenizerFast:
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    fast.add_tokens([*ANSWER_PIECES, "user", "assistant", *WORDS, *map(str, range(numbers))])
+    fast.add_tokens([*ANSWER_PIECES, "user", "assistant", *WORDS, *map(str, range(longer_side))])
     return fast
 
 
 def build_model(processor: Qwen2_5_VLProcessor, seed: int) -> Qwen2_5_VLForConditionalGeneration:
-    """The untrained model with weights from ``seed``, in evaluation mode."""
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(_config(processor)).float().eval()
     with torch.no_grad():
@@ -95,15 +86,16 @@ def build_model(processor: Qwen2_5_VLProcessor, seed: int) -> Qwen2_5_VLForCondi
 
 def _config(processor: Qwen2_5_VLProcessor) -> Qwen2_5_VLConfig:
     tokenizer, head = processor.tokenizer, _HIDDEN // _HEADS
-    ids = dict(zip(_SPECIAL, tokenizer.convert_tokens_to_ids(list(_SPECIAL)), strict=True))
+    special = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    image, video, start, end = tokenizer.convert_tokens_to_ids(special)
     return Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
             "hidden_size": _HIDDEN,
-            "intermediate_size": _INTERMEDIATE,
-            "num_hidden_layers": _LAYERS,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
             "num_attention_heads": _HEADS,
-            "num_key_value_heads": _KV_HEADS,
+            "num_key_value_heads": 2,
             "max_position_embeddings": 1024,
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
@@ -112,9 +104,9 @@ def _config(processor: Qwen2_5_VLProcessor) -> Qwen2_5_VLConfig:
         },
         vision_config={
             "depth": _VISION_LAYERS,
-            "hidden_size": _VISION_HIDDEN,
-            "intermediate_size": _VISION_INTERMEDIATE,
-            "num_heads": _VISION_HEADS,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 4,
             "patch_size": PATCH,
             "spatial_merge_size": MERGE,
             "temporal_patch_size": 2,
@@ -124,9 +116,9 @@ def _config(processor: Qwen2_5_VLProcessor) -> Qwen2_5_VLConfig:
             "tokens_per_second": 2,
             "rope_parameters": {"rope_type": "axial", "rope_theta": 30.0},
         },
-        image_token_id=ids["<|image_pad|>"],
-        video_token_id=ids["<|video_pad|>"],
-        vision_start_token_id=ids["<|vision_start|>"],
-        vision_end_token_id=ids["<|vision_end|>"],
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
         tie_word_embeddings=True,
     )

@@ -35,12 +35,7 @@ LIGHTER = 0.13
 WORDS = (*COLORS, *PARTS)
 _VERSION = 1
 """To be raised when the same configuration gives other scenes."""
-
-
-def query_of(color: str, part: str) -> str:
-    return f"{part} {color}"
-
-
+_IMAGES, _MASKS = "images", "masks"
 _PLACEMENTS = 60
 """Random placements that are tried per object; the first one inside the image is used."""
 _RADII = (0.12, 0.17)
@@ -55,6 +50,10 @@ _TINT = 0.03
 _NOISE = 0.004
 _SMALLEST = 0.015
 """Minimum visible area of a part, as a share of the image; scenes with a smaller part are discarded."""
+
+
+def query_of(color: str, part: str) -> str:
+    return f"{part} {color}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,6 @@ class Scenes:
 
 
 def draw_scenes(count: int, height: int, width: int, rng: np.random.Generator) -> Scenes:
-    """``count`` scenes with random colour, shape, position and query; ``height`` and ``width`` are pixels."""
     drawn: list[Scenes] = []
     while sum(map(len, drawn)) < count:
         drawn.append(_attempt(min(256, count), height, width, rng))
@@ -155,42 +153,39 @@ def centers(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.array([inner_points(torch.from_numpy(mask.copy()), 1)[0] for mask in truths], dtype=np.int64)
 
 
-_IMAGES, _MASKS = "images", "masks"
-
-
 def draw_scene_records(folder: Path, records_per_query: int, height: int, width: int, seed: int) -> str:
     """Writes ``records.jsonl``, ``images/`` and ``masks/`` as `write_dataset` does.
 
     Draws ``records_per_query`` scenes on average for each of the eight queries.
     """
+
+    def records(fresh: Path) -> Iterator[dict[str, Any]]:
+        count = records_per_query * len(COLORS) * len(PARTS)
+        # Another random stream than in pretraining, so that held-out scenes were never seen.
+        scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 0]))
+        truths = scenes.truths
+        for number, (query, box, center) in enumerate(zip(scenes.queries, boxes(truths), centers(truths), strict=True)):
+            name = f"scene_{number:05d}"
+            image, mask = f"{_IMAGES}/{name}.png", f"{_MASKS}/{name}.png"
+            Image.fromarray(scenes.images[number]).save(fresh / image)
+            Image.fromarray(truths[number].astype(np.uint8) * 255).save(fresh / mask)
+            place = {"mask": mask, "box": box.tolist(), "points": [center.tolist()]}
+            yield {"id": name, "image": image, "query": query_of(*query), **place}
+
     facts = {"scenes": _VERSION, "records_per_query": records_per_query, "height": height, "width": width, "seed": seed}
-    count = records_per_query * len(COLORS) * len(PARTS)
-    return write_dataset(folder, facts, (_IMAGES, _MASKS), lambda fresh: _records(fresh, count, height, width, seed))
-
-
-def _records(folder: Path, count: int, height: int, width: int, seed: int) -> Iterator[dict[str, Any]]:
-    # Another random stream than in pretraining, so that held-out scenes were never seen.
-    scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 0]))
-    truths = scenes.truths
-    for number, (query, box, center) in enumerate(zip(scenes.queries, boxes(truths), centers(truths), strict=True)):
-        name = f"scene_{number:05d}"
-        image, mask = f"{_IMAGES}/{name}.png", f"{_MASKS}/{name}.png"
-        Image.fromarray(scenes.images[number]).save(folder / image)
-        Image.fromarray(truths[number].astype(np.uint8) * 255).save(folder / mask)
-        place = {"mask": mask, "box": box.tolist(), "points": [center.tolist()]}
-        yield {"id": name, "image": image, "query": query_of(*query), **place}
+    return write_dataset(folder, facts, (_IMAGES, _MASKS), records)
 
 
 ANSWER_PIECES = ('<answer>{"bbox":[', '],"points":[[', ']],"negative_points":[[', "]]}</answer>")
 """The texts around the numbers of an answer: a box, one positive and one negative point."""
-_ZERO, _COMMA = "0", ","
-_NUMBERS = [[*[_ZERO, _COMMA] * (count - 1), _ZERO] for count in (4, 2, 2)]
 _FRAME = [
-    *(part for piece, numbers in zip(ANSWER_PIECES, _NUMBERS, strict=False) for part in (piece, *numbers)),
-    ANSWER_PIECES[-1],
+    *(ANSWER_PIECES[0], *"0,0,0,0"),
+    *(ANSWER_PIECES[1], *"0,0"),
+    *(ANSWER_PIECES[2], *"0,0"),
+    ANSWER_PIECES[3],
 ]
 """The texts of an answer's tokens in which every number is 0."""
-NUMBER_PLACES = [place for place, text in enumerate(_FRAME) if text == _ZERO]
+NUMBER_PLACES = [place for place, text in enumerate(_FRAME) if text == "0"]
 """The positions of the numbers in an answer: 0-3 are the box, 4-5 the positive, 6-7 the negative point."""
 ANSWER_LENGTH = len(_FRAME) + 1
 """Number of tokens of an answer, with the end token."""

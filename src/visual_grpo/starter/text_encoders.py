@@ -29,7 +29,7 @@ _VOCABULARY = 512
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Deterministic. A byte-level BPE with CLIP's begin and end of text: it still encodes any text."""
+    """A byte-level BPE with CLIP's begin and end of text, which encodes any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -54,8 +54,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-CLIP_WIDTH, _CLIP_LAYERS, _CLIP_HEADS = 32, 2, 2
-_POSITION_SPREAD = 0.3
+CLIP_WIDTH, T5_WIDTH, QWEN3_WIDTH = 32, 64, 64
 Clip = TypeVar("Clip", CLIPTextModel, CLIPTextModelWithProjection)
 
 
@@ -66,8 +65,8 @@ def build_clip(kind: type[Clip], tokenizer: PreTrainedTokenizerFast, seed: int) 
         vocab_size=len(tokenizer),
         hidden_size=CLIP_WIDTH,
         intermediate_size=2 * CLIP_WIDTH,
-        num_hidden_layers=_CLIP_LAYERS,
-        num_attention_heads=_CLIP_HEADS,
+        num_hidden_layers=2,
+        num_attention_heads=2,
         projection_dim=CLIP_WIDTH,
         max_position_embeddings=tokenizer.model_max_length,
         bos_token_id=tokenizer.bos_token_id,
@@ -79,13 +78,10 @@ def build_clip(kind: type[Clip], tokenizer: PreTrainedTokenizerFast, seed: int) 
         if "token_embedding" in name:
             weight.normal_()
         elif "position_embedding" in name:
-            weight.normal_(std=_POSITION_SPREAD)
+            weight.normal_(std=0.3)
         elif weight.ndim == 2:
             weight.normal_(std=weight.shape[1] ** -0.5)
     return clip
-
-
-T5_WIDTH, _T5_LAYERS = 64, 2
 
 
 def build_t5(vocabulary: int, seed: int) -> T5EncoderModel:
@@ -95,14 +91,11 @@ def build_t5(vocabulary: int, seed: int) -> T5EncoderModel:
         d_model=T5_WIDTH,
         d_kv=16,
         d_ff=2 * T5_WIDTH,
-        num_layers=_T5_LAYERS,
+        num_layers=2,
         num_heads=4,
         dropout_rate=0.0,
     )
     return T5EncoderModel(config).eval().requires_grad_(False)
-
-
-QWEN3_WIDTH, _QWEN3_LAYERS = 64, 2
 
 
 def build_qwen3(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3Model:
@@ -111,7 +104,7 @@ def build_qwen3(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3Model:
         vocab_size=len(tokenizer),
         hidden_size=QWEN3_WIDTH,
         intermediate_size=2 * QWEN3_WIDTH,
-        num_hidden_layers=_QWEN3_LAYERS,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,

@@ -1,8 +1,7 @@
-"""The vocabulary and geometry of the drawn words: three letters, each on its own tile.
+"""Drawn words: three letters, each on its own tile.
 
-Words are pronounceable (consonant, vowel, consonant) and consist of letters that look different: 256 in total. The
-tiles' colours are equally bright, so that image tokens identify the tile whatever letter is on it, and the letter is
-determined by the quoted text alone. Colours are 8-bit RGB.
+The 256 words are pronounceable and of letters that look different. The tiles' colours (8-bit RGB) are equally bright,
+so that image tokens identify the tile whatever its letter, which the quoted text alone determines.
 """
 
 from __future__ import annotations
@@ -21,29 +20,28 @@ from visual_grpo.starter.pretraining import write_dataset
 CONSONANTS = "HKLNPSTZ"
 VOWELS = "AEOU"
 WORDS = tuple("".join(letters) for letters in product(CONSONANTS, VOWELS, CONSONANTS))
-"""All words in a fixed order."""
 LETTERS = 3
 TILES = ((36, 36, 78), (36, 78, 36), (78, 36, 36))
 """From left to right."""
 INK = (235, 235, 235)
+_FONT_SIZE = 1.28
+"""Relative to the shorter side of a tile; the widest letter nearly fills the tile."""
+_STROKE = 0.03
+"""Width added around each stroke, relative to the shorter side of a tile."""
+_SUPERSAMPLING = 4
+_VERSION = 1
+"""To be raised when the same configuration draws other pictures."""
+_TARGETS = "target_images"
 
 
 def prompt_of(word: str) -> str:
     return f'a sign that says "{word}"'
 
 
-_FONT_SIZE = 1.28
-"""Relative to the shorter side of a tile; the widest letter nearly fills the tile."""
-_STROKE = 0.03
-"""Width added around each stroke, relative to the shorter side of a tile."""
-_SUPERSAMPLING = 4
-
-
 def draw(word: str, height: int, width: int, ghost: str = "", strength: float = 0.0) -> Image.Image:
-    """Draws an anti-aliased RGB image of ``height`` x ``width`` pixels; the tiles divide its width equally.
+    """Draws an RGB image of ``height`` x ``width`` pixels; the tiles divide its width equally.
 
-    With a ``ghost`` it is a double exposure: the ghost is drawn with a share ``strength`` (0..1) of the ink, ``word``
-    with the rest.
+    With a ``ghost`` it is a double exposure: the ghost has a share ``strength`` (0..1) of the ink, ``word`` the rest.
     """
     ink = _letters(word, height, width)
     if ghost:
@@ -71,11 +69,6 @@ def _letters(word: str, height: int, width: int) -> Image.Image:
         middle = ((place + 0.5) * tile, height * scale / 2)
         brush.text(middle, letter, fill=255, font=font, anchor="mm", stroke_width=round(_STROKE * size))
     return canvas.reduce(scale)
-
-
-_VERSION = 1
-"""To be raised when the same configuration draws other pictures."""
-_TARGETS = "target_images"
 
 
 def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -> str:

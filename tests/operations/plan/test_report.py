@@ -25,7 +25,7 @@ from visual_grpo.operations.plan.report import (
     smallest_card,
 )
 from visual_grpo.pipelines import plan as nodes
-from visual_grpo.starter.sd3 import build_transformer
+from visual_grpo.starter.flow_models import build_sd3_transformer
 from visual_grpo.training.components import make_run_spec as settings_of
 
 
@@ -168,7 +168,7 @@ def test_the_segmenter_of_a_reward_is_counted():
 
 def test_a_module_without_weights_has_the_types_that_loading_gives(tmp_path):
     """Saved buffers follow the weights; what is made anew on loading does not."""
-    build_transformer(64, 0).save_pretrained(tmp_path)
+    build_sd3_transformer(64, 0).save_pretrained(tmp_path)
     loaded = SD3Transformer2DModel.from_pretrained(tmp_path, torch_dtype=torch.float16)
     planned = frozen(lambda: SD3Transformer2DModel.from_config(loaded.config), torch.float16)
     found = {name: value.dtype for name, value in (*planned.named_parameters(), *planned.named_buffers())}

@@ -39,11 +39,8 @@ def test_the_bank_knows_the_tokens_of_every_scene(bank: SceneBank) -> None:
     for kind in EDITS:
         for edit in (random_edit(kind, rng.choice(COMBINATIONS), rng) for _ in range(8)):
             numbers = (rng.randrange(10), rng.randrange(10))
-            scene = [
-                (thing, bank.jitters[number])
-                for thing, number in zip((edit.before, edit.other), numbers, strict=True)
-                if thing
-            ]
+            things = zip((edit.before, edit.other), numbers, strict=True)
+            scene = [(thing, bank.jitters[number]) for thing, number in things if thing]
             drawn = stacked([draw_scene(scene, HEIGHT, WIDTH)]).float() / 255
             expected = nearest_codes(drawn, GRID, bank.codebook)
             assert (bank.tokens([(edit.before, edit.other)], [numbers]) == expected).float().mean() > 0.95

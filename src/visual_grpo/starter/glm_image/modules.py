@@ -1,4 +1,4 @@
-"""Builds the modules of the small GLM-Image: the original classes with about two million parameters in total."""
+"""Builds the modules of the small GLM-Image: the original classes with about two million parameters."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from visual_grpo.starter.glm_image.codebook import (
     standardised,
 )
 
-_NORM_GROUPS = 1
 LATENT_CHANNELS = 4
 _GLYPH_WIDTH = 32
 _TEXT_HIDDEN, _TEXT_HEADS = 128, 4
 _VISION_HIDDEN = 64
 _EMBEDDING_SCALE = 0.06
 """Standard deviation of the initial image-token embeddings of the AR module (0.02 for its other weights)."""
+_SHIFT = 0.5
+"""Subtracted from both features and codes: distances do not change, norms become smaller."""
 
 
 def build_ar(processor: GlmImageProcessor, codebook: Tensor, seed: int) -> GlmImageForConditionalGeneration:
@@ -49,11 +50,15 @@ def build_ar(processor: GlmImageProcessor, codebook: Tensor, seed: int) -> GlmIm
         pad_token_id=PAD,
         suppress_tokens=list(range(CODEBOOK_SIZE, VISION_VOCABULARY)),  # the decoder has no embedding for them
     )
-    _set_vision_tower(model, processor, codebook)
+    visual, vqmodel, images = model.model.visual, model.model.vqmodel, processor.image_processor
     start = standardised(codebook) * _EMBEDDING_SCALE
     with torch.no_grad():
+        _set_patch_means(visual, images.image_mean, images.image_std)
+        _set_nearest_code(vqmodel, codebook)
         for weight in (model.model.language_model.embed_tokens.weight, model.lm_head.weight):
             weight[:CODEBOOK_SIZE, :FEATURES] = start
+    visual.requires_grad_(False)
+    vqmodel.requires_grad_(False)
     return model
 
 
@@ -86,7 +91,7 @@ def build_vae(height: int, width: int, seed: int) -> AutoencoderKL:
         block_out_channels=(8, 16, 16, 16),
         layers_per_block=1,
         latent_channels=LATENT_CHANNELS,
-        norm_num_groups=_NORM_GROUPS,
+        norm_num_groups=1,
         sample_size=max(height, width),
         latents_mean=(0.0,) * LATENT_CHANNELS,
         latents_std=(1.0,) * LATENT_CHANNELS,
@@ -156,19 +161,6 @@ def _ar_config(processor: GlmImageProcessor) -> GlmImageConfig:
         image_start_token_id=IMAGE_START,
         image_end_token_id=IMAGE_END,
     )
-
-
-_SHIFT = 0.5
-"""Subtracted from both features and codes: distances do not change, norms become smaller."""
-
-
-@torch.no_grad()
-def _set_vision_tower(model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, codebook: Tensor) -> None:
-    """Sets the weights of tower and quantiser in place and freezes them. ``codebook``: [K, 48] in 0..1."""
-    _set_patch_means(model.model.visual, processor.image_processor.image_mean, processor.image_processor.image_std)
-    _set_nearest_code(model.model.vqmodel, codebook)
-    model.model.visual.requires_grad_(False)
-    model.model.vqmodel.requires_grad_(False)
 
 
 def _set_patch_means(tower: GlmImageVisionModel, mean: list[float], std: list[float]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -52,7 +51,7 @@ def prompt_batches(
     corpus: Corpus,
     draw: Callable[[], tuple[list[int], Any]],
 ) -> Iterator[ArBatch]:
-    """Infinite batches of prompts: ``draw`` gives the rows of ``texts`` and the index of the pictures in ``corpus``."""
+    """Endless; ``draw`` gives the rows of ``texts`` and the index of the pictures in ``corpus``."""
     tokens = corpus.generated_tokens()
     grids = [corpus.image_grid, corpus.preview_grid]
     encoded = encode_texts(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[2])
@@ -62,7 +61,7 @@ def prompt_batches(
 
 
 def misread_combinations(copies: int, seed: int) -> Callable[[], tuple[list[int], Any]]:
-    """Draws batches of combinations, with the index of one of the ``copies`` pictures of what is drawn for each."""
+    """Batches of combinations, with the index of one of the ``copies`` pictures of what is drawn for each."""
     rng = random.Random(seed)
     rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
 
@@ -77,7 +76,7 @@ def misread_combinations(copies: int, seed: int) -> Callable[[], tuple[list[int]
 def edit_batches(
     model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, bank: SceneBank, *, seed: int
 ) -> Iterator[ArBatch]:
-    """Infinite batches of edits: the tokens of the source precede the instruction, and there is no preview."""
+    """Endless; the tokens of the source precede the instruction, and there is no preview."""
     rng = random.Random(seed)
     texts = instructions()
     rank = {text: i for i, text in enumerate(texts)}
@@ -143,13 +142,12 @@ def pretrain_ar(
         ).logits
         F.cross_entropy(logits.flatten(0, 1).float(), batch.target.flatten()).backward()
 
-    weights, report = [weight for weight in model.parameters() if weight.requires_grad], partial(advance, "ar")
-    minimise(backward, weights, steps=job.steps["ar"], peak_learning_rate=2.5e-3, warmup=40, report=report)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    minimise(backward, weights, job, "ar", advance, peak_learning_rate=2.5e-3, warmup=40)
     model.eval().requires_grad_(False).save_pretrained(job.folder / "vision_language_encoder")
 
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
-    """Trains the AR module on drawn shapes and saves it."""
     corpus, processor = build_corpus(job.height, job.width, job.seed), build_processor(job.task)
     model = modules.build_ar(processor, corpus.codebook, job.seed)
     kinds = []

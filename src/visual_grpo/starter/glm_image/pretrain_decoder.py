@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,7 @@ _CROP = 64
 _WHOLE_IMAGES = 3
 """Per step; of 128 px images, 1.5 times as many pixels as the crops have."""
 _LATENT_PIXELS = 8
-"""Pixels per side of a latent; crops start at multiples of it."""
+"""A side of a latent; crops start at multiples of it."""
 _LATENT_NOISE = 0.08
 _OBJECT_WEIGHT = 3.0
 """Extra loss weight of objects. Most of a crop is background; without it the decoder learns colours late, and dull
@@ -34,7 +34,7 @@ colours limit the reward that training can reach."""
 _TIE = 0.3
 _ENCODE_BATCH = 32
 _JUDGED = 64
-"""Approximate number of images in `colour_error`."""
+"""Images in `colour_error`, about."""
 _WHOLE_SHARE = 0.4
 """Share of the VAE's steps on whole images; see `pretrain_vae`."""
 _VAE_ATTEMPTS = 3
@@ -44,15 +44,11 @@ _COLOUR_ERROR = 0.125
 
 
 def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Job, advance: Advance) -> None:
-    """Trains ``vae`` in place on reconstruction, with some latent noise to make the decoder robust to an inexact DiT.
+    """Trains ``vae`` in place on uint8 [N, 3, H, W], with some noise in the latents, as an inexact DiT has it.
 
-    Three latent channels are also tied to the local pixel means: without this, some seeds give latents that the DiT
-    learns far worse. Crops contain more objects for the same compute, but the statistics of the group norms differ
-    between crops and whole images: after training on crops alone, the colours of whole images are dull.
-
-    Args:
-        images: uint8 [N, 3, H, W].
-        whole_share: share of the steps, at the end, that use whole images.
+    Three latent channels are tied to the local pixel means: otherwise some seeds give latents that the DiT learns far
+    worse. Crops have more objects for the same compute; the last ``whole_share`` of the steps see whole images, whose
+    colours are dull after crops alone, because the statistics of the group norms differ.
     """
     steps, generator = job.steps["vae"], torch.Generator().manual_seed(job.seed)
     draws = iter([_random_crops] * round(steps * (1 - whole_share)) + [_random_images] * steps)
@@ -69,8 +65,7 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Jo
         tie = _TIE * F.mse_loss(latents[:, : means.shape[1]], means)
         (error + tie + 1e-4 * latents.square().mean()).backward()
 
-    report = partial(advance, "vae")
-    minimise(backward, vae.parameters(), steps=steps, peak_learning_rate=2.5e-3, warmup=20, report=report)
+    minimise(backward, vae.parameters(), job, "vae", advance, peak_learning_rate=2.5e-3, warmup=20)
     vae.eval().requires_grad_(False)
 
 
@@ -92,10 +87,10 @@ def faithful_vae(images: Tensor, plain: Tensor, job: Job, advance: Advance) -> A
 
 @torch.no_grad()
 def colour_error(vae: AutoencoderKL, images: Tensor) -> float:
-    """RGB distance, 0..1, between the mean colours of the objects and of their reconstructions.
+    """RGB distance, 0..1, between the mean colours of objects in uint8 [N, 3, H, W] and of their reconstructions.
 
-    Averages over the worst fifth of a sample of ``images``, uint8 [N, 3, H, W], because usually a single colour is
-    dull. Pixels are weighted by their distance from the background colour.
+    The mean over the worst fifth, because usually a single colour is dull. Pixels are weighted by their distance from
+    the background colour.
     """
     pixels = to_model_range(images[:: -(-len(images) // _JUDGED)])
     decoded = torch.cat(
@@ -107,9 +102,9 @@ def colour_error(vae: AutoencoderKL, images: Tensor) -> float:
 
 
 def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
-    """Encodes uint8 [N, 3, H, W] to float32 [N, channels, H/8, W/8] with mean 0 and std 1 per channel.
+    """Encodes uint8 [N, 3, H, W] to float32 [N, channels, H/8, W/8] of mean 0 and std 1 per channel.
 
-    Stores the mean and std in the VAE's configuration, from which the pipeline reads them.
+    The pipeline reads the mean and std from the VAE's configuration.
     """
     latents = _encode(vae, images)
     mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
@@ -141,7 +136,7 @@ def _object_weight(pixels: Tensor) -> Tensor:
 
 
 def _from_background(pixels: Tensor) -> Tensor:
-    """[B, 1, h, w]: distance of each pixel from the background colour."""
+    """[B, 1, h, w]."""
     background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1)
     return (pixels - background).square().sum(1, keepdim=True).sqrt()
 
@@ -169,7 +164,7 @@ _BATCH_WITH_SOURCES = 16
 _PARTS = 2
 """Forward passes of a batch."""
 _UNCONDITIONAL_SHARE = 0.1
-"""Share of rows whose image tokens are dropped, for classifier-free guidance."""
+"""Rows whose image tokens are dropped, for classifier-free guidance."""
 _FADED_COPIES = 2
 """Faded copies of each picture; with a single one the DiT could memorise the fading of each picture."""
 
@@ -197,10 +192,8 @@ def pretrain_dit(
     """Trains ``dit`` in place as a rectified flow (`noised`).
 
     ``latents``: [N, channels, h, w], normalised; ``tokens``: [N, (h/2) * (w/2)] int64, already upsampled;
-    ``glyphs``: [1, L, width], the embedding of a prompt without quoted text.
-
-    With ``sources`` (picture i has source i modulo their number), every other step conditions on them. The steps in
-    between do not, as in the denoising of prompts and in the unconditional pass of edits; this also halves the cost.
+    ``glyphs``: [1, L, width], the embedding of a prompt without quoted text. With ``sources`` (picture i has source i
+    modulo their number), every other step conditions on them; the others serve prompts and unconditional passes.
     """
     generator = torch.Generator().manual_seed(job.seed)
     dit.train()
@@ -214,14 +207,18 @@ def pretrain_dit(
         noisy, target, sigma = noised(latents[rows], generator)
         dropped = torch.rand(count, 1, generator=generator) < (0.0 if with_sources else unconditional_share)
         for part in torch.arange(count).chunk(_PARTS):
-            caches = _source_kv(dit, sources, rows[part], glyphs.shape[-1]) if sources and with_sources else None
+            caches = None
+            if sources and with_sources:
+                chosen = rows[part] % len(sources.latents)
+                latents_of, tokens_of = [sources.latents[chosen]], [sources.tokens[chosen]]
+                written = write_sources(dit, latents_of, tokens_of, glyphs.shape[-1])
+                caches = written.select(torch.arange(len(part)))
             predicted = velocity(
                 dit, noisy[part], sigma[part], tokens[rows[part]], dropped[part], glyphs, job, kv_caches=caches
             )
             (F.mse_loss(predicted, target[part]) * (len(part) / count)).backward()
 
-    report = partial(advance, "dit")
-    minimise(backward, dit.parameters(), steps=job.steps["dit"], peak_learning_rate=2e-3, warmup=40, report=report)
+    minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     dit.eval().requires_grad_(False)
 
 
@@ -254,13 +251,6 @@ def velocity(
     )[0]
 
 
-def _source_kv(dit: GlmImageTransformer2DModel, sources: Sources, rows: Tensor, text_width: int) -> GlmImageKVCache:
-    """The DiT's key-value caches of the rows' source images."""
-    chosen = rows % len(sources.latents)
-    written = write_sources(dit, [sources.latents[chosen]], [sources.tokens[chosen]], text_width)
-    return written.select(torch.arange(len(rows)))
-
-
 def unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
     """Timesteps 0..1000 that the pipeline's shift maps to ``sigma``: sigma = mu / (mu + 1000 / t - 1)."""
     return 1000 / (1 + shift * (1 / sigma - 1))
@@ -268,7 +258,7 @@ def unshifted_timesteps(sigma: Tensor, shift: float) -> Tensor:
 
 @cache
 def time_shift(sequence_length: int) -> float:
-    """The parameter mu of the pipeline's linear time shift."""
+    """Mu of the pipeline's linear time shift."""
     config = modules.build_scheduler().config
     return calculate_shift(sequence_length, config.base_image_seq_len, config.base_shift, config.max_shift)
 

@@ -7,7 +7,6 @@ patch is covered by ink. So tokens encode where text is, but not which text.
 from __future__ import annotations
 
 import random
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from transformers import ByT5Tokenizer, T5EncoderModel
 
 from visual_grpo.starter.glm_image import modules
-from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, FEATURES, build_processor
+from visual_grpo.starter.glm_image.codebook import CELLS, CODEBOOK_SIZE, build_processor
 from visual_grpo.starter.glm_image.corpus import Corpus
 from visual_grpo.starter.glm_image.pretrain_ar import BATCH, pretrain_ar, prompt_batches
 from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, pretrain_vae, velocity
@@ -27,7 +26,7 @@ from visual_grpo.starter.shapes.draw import stacked
 from visual_grpo.starter.words import TILES, WORDS, draw, prompt_of
 
 _CYCLE = 5
-"""Number of cells after which the pattern of an unused code repeats; 3 ** _CYCLE exceeds the number of codes."""
+"""Cells after which the pattern of an unused code repeats; 3 ** _CYCLE exceeds the number of codes."""
 
 
 def tile_codebook() -> Tensor:
@@ -37,34 +36,26 @@ def tile_codebook() -> Tensor:
     unused = [primaries[code // 3 ** (cells % _CYCLE) % 3].flatten() for code in range(CODEBOOK_SIZE)]
     codes = torch.stack(unused)
     codes[: len(TILES)] = torch.tensor(TILES, dtype=torch.float32).repeat(1, CELLS * CELLS) / 255
-    assert codes.shape == (CODEBOOK_SIZE, FEATURES)
     return codes
 
 
-GHOST = (0.28, 0.6)
+_GHOST = (0.28, 0.6)
 """The deliberate flaw of the base decoder: another word (the ghost) is drawn over the requested one with a share of the
-ink in this range. Ghost and share are random for each picture and independent of tokens and text, so that only the DiT
-can correct them: samples of the same prompt differ in them, and the OCR reward measures the difference. (Fading or
-blurring would not do: the OCR model reads ink down to 5 %, and blur beyond what people can read.)"""
+ink in this range. Both are random and independent of tokens and text, so that only the DiT can correct them: samples of
+a prompt differ in them, and the OCR reward measures it (fading or blurring would not do: OCR reads ink down to 5 %)."""
 _GHOST_COPIES = 4
 """Double exposures of each word; with a single one the DiT could memorise the ghost of each word."""
 
 
 def build_corpus(height: int, width: int, seed: int) -> tuple[Corpus, Tensor]:
-    """Draws the corpus of clean signs, one of each word, and uint8 [K, W, 3, H, W]: K double exposures of each.
-
-    Deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32.
-    """
+    """Draws the corpus of clean signs, one of each word, and uint8 [K, W, 3, H, W]: K double exposures of each."""
     rng = random.Random(seed)
     exposed = [
-        stacked([draw(word, height, width, rng.choice(WORDS), rng.uniform(*GHOST)) for word in WORDS])
+        stacked([draw(word, height, width, rng.choice(WORDS), rng.uniform(*_GHOST)) for word in WORDS])
         for _ in range(_GHOST_COPIES)
     ]
-    clean = Corpus(
-        images=stacked([draw(word, height, width) for word in WORDS])[:, None],
-        codebook=tile_codebook(),
-    )
-    return clean, torch.stack(exposed)
+    clean = stacked([draw(word, height, width) for word in WORDS])[:, None]
+    return Corpus(images=clean, codebook=tile_codebook()), torch.stack(exposed)
 
 
 def text_ids() -> Tensor:
@@ -92,7 +83,7 @@ def pretrain_dit_and_glyphs(
     job: Job,
     advance: Advance,
 ) -> None:
-    """Trains both modules in place as a rectified flow, like `pretrain_dit` but with a text for every row.
+    """Trains both modules in place as a rectified flow, with a text for every row.
 
     ``latents``: [K, W, channels, h, w], normalised, K pictures of each of the W words; ``tokens``: [W, (h/2) * (w/2)]
     int64, already upsampled.
@@ -113,14 +104,13 @@ def pretrain_dit_and_glyphs(
             predicted.append(velocity(dit, noisy[rows], sigma[rows], tokens[words[rows]], dropped, glyphs, job))
         F.mse_loss(torch.cat(predicted), target).backward()
 
-    weights, report = chain(dit.parameters(), glyph_encoder.parameters()), partial(advance, "dit")
-    minimise(backward, weights, steps=job.steps["dit"], peak_learning_rate=2e-3, warmup=40, report=report)
+    weights = chain(dit.parameters(), glyph_encoder.parameters())
+    minimise(backward, weights, job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     for module in (dit, glyph_encoder):
         module.eval().requires_grad_(False)
 
 
 def pretrain_language_half(job: Job, advance: Advance) -> None:
-    """Trains the AR module and saves it as ``vision_language_encoder``."""
     (corpus, _), processor = build_corpus(job.height, job.width, job.seed), build_processor()
     model = modules.build_ar(processor, corpus.codebook, job.seed)
     generator = torch.Generator().manual_seed(job.seed)
@@ -134,7 +124,6 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
 
 
 def pretrain_decoder_half(job: Job, advance: Advance) -> None:
-    """Trains and saves ``vae``, ``transformer`` and the glyph encoder (``text_encoder``)."""
     corpus, exposed = build_corpus(job.height, job.width, job.seed)
     vae = modules.build_vae(job.height, job.width, job.seed)
     # Only clean ink, so that decoded ghosts break letters up instead of covering them in grey.

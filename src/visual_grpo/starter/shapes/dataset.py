@@ -36,8 +36,8 @@ def draw_dataset(
 ) -> str:
     """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_dataset` does.
 
-    Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes (as the target
-    of its prompt, and as the subject of an edit), each time with a different jitter.
+    Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes, each time with
+    another jitter.
     """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
@@ -90,7 +90,6 @@ MISREADINGS: Misreadings = {
 
 
 def misread(asked: Combination, rng: random.Random, misreadings: Misreadings = MISREADINGS) -> Combination:
-    """The combination that the flawed policy draws for ``asked``."""
     drawn = {}
     for attribute in ATTRIBUTES:
         word = getattr(asked, attribute)
@@ -135,13 +134,13 @@ def _misread_change(kind: str, asked: Combination, rng: random.Random) -> Combin
     return drawn
 
 
-FADING = (0.15, 0.6)
+_FADING = (0.15, 0.6)
 """Range of the uniformly distributed share of the background in an object's colour."""
 
 
 def fade(images: Tensor, seed: int) -> Tensor:
     """Mixes each picture of uint8 [N, 3, H, W] with the background by a random share; same shape and dtype."""
-    low, high = FADING
+    low, high = _FADING
     generator = torch.Generator().manual_seed(seed)
     shares = low + (high - low) * torch.rand(len(images), 1, 1, 1, generator=generator)
     background = torch.tensor(BACKGROUND, dtype=torch.float32).view(3, 1, 1)

@@ -46,11 +46,10 @@ class Judged:
     emptiness: Tensor
     """[B] in 0..1: 1 if nothing was found, decreasing to 0 for a small object."""
     empty: Tensor
-    """[B] bool: True if nothing large enough to be an object was found."""
+    """[B] bool: nothing large enough to be an object was found."""
 
     @property
     def all_right(self) -> Tensor:
-        """[B] bool."""
         return self.right.all(1)
 
 
@@ -61,7 +60,7 @@ class Objects:
     rgb: Tensor
     """[B, h, w, 3] in 0..1."""
     mask: Tensor
-    """[B, h, w] bool: cells that belong to the object."""
+    """[B, h, w] bool."""
     x: Tensor
     """[w] cell centres."""
     y: Tensor
@@ -71,7 +70,7 @@ class Objects:
 
 
 def find_objects(images: Tensor) -> Objects:
-    """Finds the object cells of images, uint8 [B, 3, H, W], on the judging grid."""
+    """Of images uint8 [B, 3, H, W]."""
     height, width = images.shape[-2:]
     short = min(height, width)
     cells = (round(_GRID * height / short), round(_GRID * width / short))
@@ -123,7 +122,7 @@ def color_distances(objects: Objects) -> Tensor:
 
 
 def has_object(objects: Objects) -> Tensor:
-    """[B] bool: whether each image has an object of at least the minimum size."""
+    """[B] bool."""
     return objects.mask.sum((1, 2)) > _MIN_CELLS
 
 
@@ -153,9 +152,8 @@ def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
     centroid_y = (mask.sum(2) * objects.y).sum(1) / count
     area = count / _GRID**2
     radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
-    center_y = torch.stack(
-        [centroid_y, centroid_y, centroid_y - radius[:, 2] / 3], 1
-    )  # a triangle's centroid is below its centre
+    above = centroid_y - radius[:, 2] / 3  # A triangle's centroid is below its centre.
+    center_y = torch.stack([centroid_y, centroid_y, above], 1)
     center = torch.stack([centroid_x[:, None].expand(-1, 3), center_y], -1)
     dx = objects.x[None, None, :] - centroid_x[:, None, None]
     dy = objects.y[None, :, None] - center_y[:, :, None, None]
@@ -194,9 +192,6 @@ def _pick(table: Tensor, column: Tensor) -> Tensor:
     return table[torch.arange(len(table)), column]
 
 
-_SHOWN = 3
-
-
 class _DrawnReward:
     """A reward of drawn shapes, which the records' metadata describe."""
 
@@ -206,7 +201,7 @@ class _DrawnReward:
         """Raises UserError if a record's metadata do not describe a drawn object."""
         others = [r.id for r in records if any(r.metadata.get(key) not in VOCABULARY[key] for key in ATTRIBUTES)]
         if others:
-            shown = ", ".join(map(repr, others[:_SHOWN])) + " ..." * (len(others) > _SHOWN)
+            shown = ", ".join(map(repr, others[:3])) + " ..." * (len(others) > 3)
             raise UserError(
                 f"the reward {self.name!r} judges the shapes that the starter draws, by the metadata"
                 f" {', '.join(ATTRIBUTES)}; {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'}"
