@@ -36,11 +36,7 @@ def finished(folder: Path, **changes: Any) -> TrainingRun:
 
 
 def stopped(folder: Path, after: int) -> None:
-    run_of(folder).run(Callbacks(on_step=interrupt_at(after), note=ignore_note))
-
-
-def ignore_note(text: str) -> None:
-    pass
+    run_of(folder).run(Callbacks(on_step=interrupt_at(after), note=print))
 
 
 def table(folder: Path, which: str = "last") -> torch.Tensor:
@@ -156,11 +152,11 @@ def test_a_run_goes_on_from_another_folder_and_loses_none_of_its_own(tmp_path: P
         shutil.copytree(tmp_path / "checkpoints", tmp_path / "elsewhere")
     stopped(tmp_path, 1)  # Moves the first one's away.
     run = run_of(tmp_path, resume=str(tmp_path / where))
-    run.checkpoints.resume(ignore_note)
+    run.checkpoints.resume(print)
     assert checkpoints(tmp_path) == ["step-000003"], "at once, so that a kill loses nothing"
     kept = "checkpoints.replaced" if "previous" in where else "checkpoints.previous"
     assert (tmp_path / kept / "step-000001").is_dir()
-    run.run(Callbacks(on_step=ignore, note=ignore_note))
+    run.run(Callbacks(on_step=ignore, note=print))
     assert rows(run) == rows(whole)
 
 

@@ -68,14 +68,16 @@ def token_run(
 
 
 class Watched(TokenModel):
-    """Keeps with which sampler and seeds it was asked to draw."""
+    """Keeps with which sampler, seeds and weights it was asked to draw."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[list[int], Any]] = []
+        self.weights: list[torch.Tensor] = []
 
     def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
         self.asked.append((list(seeds), sampler))
+        self.weights.append(self.table.detach().clone())
         return super().generate(records, seeds, sampler)
 
 
