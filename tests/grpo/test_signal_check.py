@@ -54,29 +54,11 @@ def test_a_reward_that_sees_passes_and_one_that_does_not_is_refused_after_all_ro
         )
 
 
-def test_rollouts_are_drawn_until_they_can_tell() -> None:
-    def measured(most: int, scorer: Any) -> tuple[Signal, list[str], list[int]]:
-        notes: list[str] = []
-        looks: list[int] = []
-        found = measure_signal(
-            table_of(scorer),
-            records(10),
-            most=most,
-            useful=0.01,
-            note=notes.append,
-            advance=lambda done, needed: looks.append(needed),
-        )
-        return found, notes, looks
-
-    few, notes, looks = measured(3, CountingScorer())
-    assert (few.rollouts, notes, looks) == (3, [], [3] * 3)
-    assert measured(20, CountingScorer())[0].rollouts == 6
-    late, notes, looks = measured(20, blind)
-    assert late.rollouts == 20
-    assert [note.split(" in ")[1] for note in notes] == [
-        f"{rollouts} rollouts cannot tell yet; drawing more" for rollouts in (6, 12)
-    ]
-    assert looks == [6] * 6 + [12] * 6 + [20] * 8
+@pytest.mark.parametrize(
+    ("scorer", "most", "drawn"), [(CountingScorer(), 3, 3), (CountingScorer(), 20, 6), (blind, 20, 20)]
+)
+def test_rollouts_are_drawn_until_they_can_tell_or_no_more_are_allowed(scorer: Any, most: int, drawn: int) -> None:
+    assert measure_signal(table_of(scorer), records(10), most=most, useful=0.01).rollouts == drawn
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from tests.toys import CountingScorer
 from tests.training.test_run import STEPS, execute, ignore, interrupt_at, parameters, rows
-from tests.training.test_run_toys import TokenModel, token_run
+from tests.training.test_run_toys import TokenModel, saved, token_run
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
@@ -40,8 +40,7 @@ def stopped(folder: Path, after: int) -> None:
 
 
 def table(folder: Path, which: str = "last") -> torch.Tensor:
-    loaded: torch.Tensor = torch.load(folder / "out" / which / "vl" / "table.pt")["table"]
-    return loaded
+    return saved(folder / "out" / which)
 
 
 def checkpoints(folder: Path) -> list[str]:
