@@ -51,34 +51,12 @@ def test_a_constant_group_gets_exactly_zero(scale: Scale) -> None:
     assert got[7:].abs().min() < got[7:].abs().max()
 
 
-def test_advantages_are_clipped_on_both_sides() -> None:
-    rewards = torch.tensor([0.0] * 9 + [1.0])
-    assert group_advantages(rewards, 10, clip=2.0).max() == 2.0
-    assert group_advantages(-rewards, 10, clip=2.0).min() == -2.0
-
-
 def test_zero_variance_groups() -> None:
     rewards = torch.tensor([1.0, 1.0, 1.0, 2.0, NAN, 3.0, NAN, NAN])
     assert zero_variance_groups(rewards, 2).tolist() == [True, False, True, True]
 
 
-def test_gdpo_gives_each_reward_its_weight_whatever_its_units() -> None:
-    torch.manual_seed(0)
-    first, second = torch.rand(12), torch.rand(12)
-    weights = {"a": 1.0, "b": 2.0, "only_reported": 0.0}
-    reported = torch.full((12,), NAN)
-
-    def advantages(unit: float) -> torch.Tensor:
-        rewards = {"a": first * unit, "b": second, "only_reported": reported}
-        return gdpo_advantages(rewards, weights, 4, epsilon=1e-9, clip=None)
-
-    torch.testing.assert_close(advantages(1.0), advantages(1000.0), rtol=1e-4, atol=1e-5)
-    own = group_advantages(first, 4, epsilon=1e-9, clip=None) + 2 * group_advantages(second, 4, epsilon=1e-9, clip=None)
-    expected = own / (own.square().sum() / 11).sqrt()
-    torch.testing.assert_close(advantages(1.0), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_gdpo_leaves_unscored_samples_out_of_both_normalisations() -> None:
+def test_gdpo_weighs_normalised_rewards_and_leaves_unscored_samples_out_of_both_normalisations() -> None:
     """Against nested lists: the first sample of each group lacks one of the weighted rewards."""
     a, b = [[0.0, 1, 2, 5], [3.0, 1, 4, 8]], [[NAN, 0.0, 1, 0], [NAN, 2.0, 0, 1]]
 
@@ -95,8 +73,8 @@ def test_gdpo_leaves_unscored_samples_out_of_both_normalisations() -> None:
     centred = [[value - sum(group[1:]) / 3 for value in group] for group in totals]
     deviation = (sum(value**2 for group in centred for value in group[1:]) / 5) ** 0.5
     expected = [0.0 if value != value else value / deviation for group in centred for value in group]
-    rewards = {"a": torch.tensor(a).flatten(), "b": torch.tensor(b).flatten()}
-    got = gdpo_advantages(rewards, {"a": 1.0, "b": 2.0}, 4, epsilon=1e-9, clip=None)
+    rewards = {"a": torch.tensor(a).flatten(), "b": torch.tensor(b).flatten(), "only_reported": torch.full((8,), NAN)}
+    got = gdpo_advantages(rewards, {"a": 1.0, "b": 2.0, "only_reported": 0.0}, 4, epsilon=1e-9, clip=None)
     torch.testing.assert_close(got, torch.tensor(expected), rtol=1e-4, atol=1e-5)
 
 
@@ -105,27 +83,28 @@ def test_a_ragged_batch_is_refused() -> None:
         group_advantages(torch.zeros(6), 4)
 
 
-def test_shares_of_the_variance_are_those_of_the_covariance() -> None:
-    rewards = {"a": torch.tensor([0.0, 2, 5, 5]), "b": torch.tensor([1.0, 0, 0, 4]), "c": torch.randn(4)}
-    weights = {"a": 1.0, "b": 2.0, "c": 0.0}
-    shares = variance_shares(rewards, weights, 2)
-    # Within groups: a is -1, 1, 0, 0, and 2 b is 1, -1, -4, 4; their sum is 0, 0, -4, 4.
-    assert shares == pytest.approx({"a": 0.0, "b": 1.0})
-    shares = variance_shares({"a": rewards["a"], "b": -rewards["b"]}, weights, 2)
-    # Their sum is -2, 2, 4, -4 with the squares' sum 40: a has 2 + 2, b the rest.
-    assert shares == pytest.approx({"a": 0.1, "b": 0.9})
+A, B = [0.0, 2, 5, 5], [1.0, 0, 0, 4]
 
 
-def test_shares_of_normalised_rewards_do_not_depend_on_their_scale() -> None:
-    rewards = {"a": torch.tensor([0.0, 2, 5, 5]), "b": 1000 * torch.tensor([0.0, 2, 5, 5])}
-    shares = variance_shares(rewards, {"a": 3.0, "b": 1.0}, 2, normalise=True, epsilon=1e-9)
-    assert shares == pytest.approx({"a": 0.75, "b": 0.25})
-
-
-def test_shares_leave_out_what_a_reward_could_not_score() -> None:
-    rewards = {"a": torch.tensor([0.0, 2, torch.nan]), "b": torch.tensor([0.0, 2, 100])}
-    assert variance_shares(rewards, {"a": 1.0, "b": 1.0}, 3) == pytest.approx({"a": 0.5, "b": 0.5})
-    assert variance_shares({"a": torch.ones(2)}, {"a": 1.0}, 2) == {}
+@pytest.mark.parametrize(
+    ("rewards", "weights", "normalise", "expected"),
+    [
+        # Within groups: a is -1, 1, 0, 0, and 2 b is 1, -1, -4, 4; their sum is 0, 0, -4, 4.
+        ({"a": A, "b": B, "c": [1.0, 9, 4, 7]}, (1, 2, 0), False, {"a": 0.0, "b": 1.0}),
+        # Their sum is -2, 2, 4, -4 with the squares' sum 40: a has 2 + 2, b the rest.
+        ({"a": A, "b": [-value for value in B]}, (1, 2), False, {"a": 0.1, "b": 0.9}),
+        ({"a": A, "b": [1000 * value for value in A]}, (3, 1), True, {"a": 0.75, "b": 0.25}),
+        # A row that a reward leaves unscored does not count.
+        ({"a": [0.0, 2, 1, 1, 1, NAN], "b": [0.0, 2, 1, 1, 1, 100]}, (1, 1), False, {"a": 0.5, "b": 0.5}),
+        ({"a": [1.0, 1]}, (1,), False, {}),
+    ],
+)
+def test_shares_of_the_variance_are_those_of_the_covariance(
+    rewards: dict[str, list[float]], weights: tuple[float, ...], normalise: bool, expected: dict[str, float]
+) -> None:
+    tensors = {name: torch.tensor(values) for name, values in rewards.items()}
+    weighted = dict(zip(rewards, weights, strict=True))
+    assert variance_shares(tensors, weighted, 2, normalise=normalise, epsilon=1e-9) == pytest.approx(expected)
 
 
 rewards_of_groups = st.integers(2, 6).flatmap(

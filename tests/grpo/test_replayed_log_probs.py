@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,12 @@ import pytest
 import torch
 
 from tests.evaluation.defaults import parameters
-from tests.grpo.test_trainer import config
+from tests.grpo.test_trainer import config, trained, trainer_of
 from tests.grpo.test_update import batch
-from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from tests.toys import ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
 from visual_grpo.grpo.checks import MAX_FACTOR, MEAN_FACTOR, TOLERANCES, RatioCheckError, check_ratio
 from visual_grpo.grpo.losses import PolicyLoss
-from visual_grpo.grpo.trainer import GRPOTrainer
 
 GAP = 0.02
 
@@ -38,14 +38,13 @@ class RoundedSteps(Rounded, ToyGaussianPolicy):
     pass
 
 
-def trainer_of(policy: Any, dtype: str = "bfloat16", **changes: Any) -> GRPOTrainer[Any]:
-    return GRPOTrainer(policy, CountingScorer(), config(updates_per_rollout=2, **changes), seed=1, dtype=dtype)
+HALF: dict[str, Any] = {"dtype": "bfloat16", "updates_per_rollout": 2}
 
 
 @pytest.mark.parametrize("kind", [RoundedTokens, RoundedSteps])
 @pytest.mark.parametrize("micro_batch_size", [None, 5])
 def test_the_first_ratio_is_exactly_one_and_the_gap_is_reported(kind: Any, micro_batch_size: int | None) -> None:
-    for step in trainer_of(kind(), micro_batch_size=micro_batch_size).fit(records(10)):
+    for step in trained(kind(), micro_batch_size=micro_batch_size, **HALF)[1]:
         assert step.values["ratio/first_max_abs_log"] == 0
         assert step.values["update_1/ratio"] == 1
         assert step.values["update_2/ratio"] != 1
@@ -55,13 +54,9 @@ def test_the_first_ratio_is_exactly_one_and_the_gap_is_reported(kind: Any, micro
 
 @pytest.mark.parametrize(("exact", "rounded"), [(ToyTokenPolicy, RoundedTokens), (ToyGaussianPolicy, RoundedSteps)])
 def test_what_the_sampler_measured_changes_nothing(exact: Any, rounded: Any) -> None:
-    trained = []
-    for kind in (exact, rounded):
-        policy = kind()
-        list(trainer_of(policy, micro_batch_size=5).fit(records(10)))
-        trained.append(policy.table)
-    assert torch.equal(*trained)
-    assert trained[0].abs().max() > 0.05
+    tables = [trained(kind(), micro_batch_size=5, **HALF)[0].table for kind in (exact, rounded)]
+    assert torch.equal(*tables)
+    assert tables[0].abs().max() > 0.05
 
 
 @pytest.mark.parametrize(
@@ -74,7 +69,7 @@ def test_what_the_sampler_measured_changes_nothing(exact: Any, rounded: Any) -> 
 )
 def test_where_the_ratio_compares_with_the_replay(chosen: str, dtype: str, replays: bool) -> None:
     assert config(old_log_probs=chosen).replays(dtype) == replays
-    trainer = trainer_of(RoundedTokens(), dtype, old_log_probs=chosen, ratio_tolerance=0.1)
+    trainer = trainer_of(RoundedTokens(), dtype=dtype, old_log_probs=chosen, ratio_tolerance=0.1)
     first = next(trainer.fit(records(10)))
     assert ("sampler_gap/mean" in first.values) == replays
     assert (first.values["ratio/first_max_abs_log"] == 0) == replays
@@ -86,7 +81,7 @@ def test_a_replay_at_another_temperature_is_caught_before_the_first_update(dtype
     policy.table.data.copy_(torch.linspace(0, 1, 20).view(4, 5))
     before = policy.table.detach().clone()
     with pytest.raises(RatioCheckError, match=r"measured: max 0\.\d+[^$]*temperature"):
-        next(trainer_of(policy, dtype).fit(records(10)))
+        trained(policy, dtype=dtype)
     assert torch.equal(policy.table, before)
 
 
@@ -99,8 +94,7 @@ def test_an_update_that_is_left_out_leaves_the_next_one_the_first() -> None:
                 bad, self.failed = not self.failed, True
                 yield replace(chunk, log_probs=chunk.log_probs * (torch.nan if bad else 1.0))
 
-    policy = Once()
-    (step, *_) = trainer_of(policy, non_finite="skip", ratio_tolerance=1.0).fit(records(10))
+    _, (step, *_) = trained(Once(), non_finite="skip", ratio_tolerance=1.0, **HALF)
     assert step.values["updates_skipped"] == 1
     assert step.values["update_2/ratio"] == 1
 
@@ -125,17 +119,22 @@ def test_a_correction_without_a_replay_is_refused() -> None:
         parameters(grpo=changes)
 
 
-def test_a_deep_model_may_round_more() -> None:
-    rounding = 0.055
-    floor = TOLERANCES["bfloat16"][0]
-    with pytest.raises(RatioCheckError):
-        check_ratio(1.5 * floor, 0.5, "bfloat16")
-    check_ratio(1.5 * floor, 0.5, "bfloat16", rounding)
-    with pytest.raises(RatioCheckError):
-        check_ratio(1.01 * MEAN_FACTOR * rounding, 0.5, "bfloat16", rounding)
-    with pytest.raises(RatioCheckError):
-        check_ratio(0.05, 1.01 * MAX_FACTOR * rounding, "bfloat16", rounding)
-    with pytest.raises(RatioCheckError):  # And a shallow one less.
-        check_ratio(0.9 * floor, 0.5, "bfloat16", rounding / 10)
-    with pytest.raises(RatioCheckError):
-        check_ratio(0.05, 0.2, "bfloat16", rounding, tolerance=0.1)
+FLOOR, ROUNDING = TOLERANCES["bfloat16"][0], 0.055
+
+
+@pytest.mark.parametrize(
+    ("mean", "largest", "rounding", "tolerance", "passes"),
+    [
+        (1.5 * FLOOR, 0.5, 0.0, None, False),
+        (1.5 * FLOOR, 0.5, ROUNDING, None, True),  # A deep model may round more,
+        (0.9 * FLOOR, 0.5, ROUNDING / 10, None, False),  # and a shallow one less.
+        (1.01 * MEAN_FACTOR * ROUNDING, 0.5, ROUNDING, None, False),
+        (0.05, 1.01 * MAX_FACTOR * ROUNDING, ROUNDING, None, False),
+        (0.05, 0.2, ROUNDING, 0.1, False),
+    ],
+)
+def test_what_the_ratio_check_lets_pass(
+    mean: float, largest: float, rounding: float, tolerance: float | None, passes: bool
+) -> None:
+    with nullcontext() if passes else pytest.raises(RatioCheckError):
+        check_ratio(mean, largest, "bfloat16", rounding, tolerance)

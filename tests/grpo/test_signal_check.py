@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.grpo.test_trainer import config
+from tests.grpo.test_trainer import trainer_of
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, one_reward, records
 from visual_grpo.common.types import PromptRecord, Scores
 from visual_grpo.grpo.checks import (
@@ -26,14 +26,14 @@ def blind(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
     return one_reward(torch.rand(len(samples), generator=torch.Generator().manual_seed(seed)))
 
 
-def trainer_of(scorer: Any) -> GRPOTrainer[Any]:
-    return GRPOTrainer(ToyTokenPolicy(steps=12, vocabulary=8), scorer, config(group_size=32), seed=3)
+def table_of(scorer: Any) -> GRPOTrainer[Any]:
+    return trainer_of(ToyTokenPolicy(steps=12, vocabulary=8), scorer, group_size=32)
 
 
 @pytest.mark.parametrize("steps", [4, 80])
 def test_a_reward_that_sees_passes_and_one_that_does_not_is_refused_after_all_rollouts(steps: int) -> None:
     def measured(scorer: Any) -> Signal:
-        trainer = trainer_of(scorer)
+        trainer = table_of(scorer)
         before = trainer.state()[0]
         found = measure_signal(trainer, records(10), most=48, useful=useful_cosine(steps))
         after = trainer.state()[0]
@@ -54,29 +54,11 @@ def test_a_reward_that_sees_passes_and_one_that_does_not_is_refused_after_all_ro
         )
 
 
-def test_rollouts_are_drawn_until_they_can_tell() -> None:
-    def measured(most: int, scorer: Any) -> tuple[Signal, list[str], list[int]]:
-        notes: list[str] = []
-        looks: list[int] = []
-        found = measure_signal(
-            trainer_of(scorer),
-            records(10),
-            most=most,
-            useful=0.01,
-            note=notes.append,
-            advance=lambda done, needed: looks.append(needed),
-        )
-        return found, notes, looks
-
-    few, notes, looks = measured(3, CountingScorer())
-    assert (few.rollouts, notes, looks) == (3, [], [3] * 3)
-    assert measured(20, CountingScorer())[0].rollouts == 6
-    late, notes, looks = measured(20, blind)
-    assert late.rollouts == 20
-    assert [note.split(" in ")[1] for note in notes] == [
-        f"{rollouts} rollouts cannot tell yet; drawing more" for rollouts in (6, 12)
-    ]
-    assert looks == [6] * 6 + [12] * 6 + [20] * 8
+@pytest.mark.parametrize(
+    ("scorer", "most", "drawn"), [(CountingScorer(), 3, 3), (CountingScorer(), 20, 6), (blind, 20, 20)]
+)
+def test_rollouts_are_drawn_until_they_can_tell_or_no_more_are_allowed(scorer: Any, most: int, drawn: int) -> None:
+    assert measure_signal(table_of(scorer), records(10), most=most, useful=0.01).rollouts == drawn
 
 
 @pytest.mark.parametrize(
@@ -117,7 +99,7 @@ def test_a_constant_reward_has_no_signal() -> None:
     def constant(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
         return one_reward(torch.ones(len(samples)))
 
-    trainer = GRPOTrainer(ToyGaussianPolicy(), constant, config(group_size=4), seed=3)
+    trainer = trainer_of(ToyGaussianPolicy(), constant, group_size=4)
     found = measure_signal(trainer, records(10), most=48, useful=useful_cosine(80))
     assert (found.cosine, found.error, found.rollouts) == (0, 0, 6)
     with pytest.raises(NoSignalError):

@@ -18,9 +18,8 @@ from tests.toys import (
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.losses import LOSSES, group_advantages
+from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.metrics import _reward_metrics
-from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 
 
@@ -29,9 +28,12 @@ def config(**changes: Any) -> GRPOConfig:
     return GRPOConfig(**(base | changes))
 
 
-def trained(policy: Any, scorer: Any = None, seed: int = 1, **changes: Any) -> tuple[Any, list[Any]]:
-    trainer = GRPOTrainer(policy, scorer or CountingScorer(), config(**changes), seed=seed)
-    return policy, list(trainer.fit(records(10)))
+def trainer_of(policy: Any, scorer: Any = None, dtype: str = "float32", **changes: Any) -> GRPOTrainer[Any]:
+    return GRPOTrainer(policy, scorer or CountingScorer(), config(**changes), seed=1, dtype=dtype)
+
+
+def trained(policy: Any, scorer: Any = None, **changes: Any) -> tuple[Any, list[Any]]:
+    return policy, list(trainer_of(policy, scorer, **changes).fit(records(10)))
 
 
 OF_TOKENS = sorted(set(LOSSES) - {"dppo"})
@@ -47,25 +49,6 @@ def test_every_loss_raises_the_reward(loss: str) -> None:
     assert last > 0.7
 
 
-def test_the_first_update_follows_the_policy_gradient() -> None:
-    policy = ToyTokenPolicy()
-    trainer = GRPOTrainer(policy, CountingScorer(), config(steps=1, loss="dapo"), seed=1)
-    rollout = ToyTokenPolicy().rollout(
-        [records(10)[i] for i in PromptOrder(records(10), 1).take(4)], 6, torch.Generator().manual_seed(1)
-    )
-    total = CountingScorer()(rollout.prompts, rollout.samples).total
-    advantages = group_advantages(total, 6)
-    plain = ToyTokenPolicy()
-    (chunk,) = plain.replay(rollout.trajectory, torch.arange(24))
-    objective = (chunk.log_probs * advantages[:, None])[rollout.mask].mean()
-    (want,) = torch.autograd.grad(-objective, [plain.table])
-    with given_gradients() as given:
-        list(trainer.fit(records(10)))
-    assert policy.table.grad is None, "it would take memory while the next samples are drawn"
-    scale = min(1.0, 1.0 / float(want.norm()))
-    torch.testing.assert_close(given, [want * scale], rtol=1e-4, atol=1e-7)
-
-
 CASES: list[tuple[Any, str]] = [(ToyTokenPolicy, loss) for loss in OF_TOKENS]
 CASES += [(ToyGaussianPolicy, loss) for loss in sorted(LOSSES) if loss != "gspo"]
 
@@ -79,26 +62,15 @@ def test_micro_batches_equal_the_full_batch(policy: Any, loss: str) -> None:
     assert (whole.table - policy().table).abs().max() > 0.05
 
 
-def test_dppo_learns_from_gaussian_steps_and_refuses_tokens() -> None:
+def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_steps_apart() -> None:
     policy, metrics = trained(ToyGaussianPolicy(), loss="dppo", divergence_limit=1e-3, steps=30, updates_per_rollout=3)
     assert (policy.table > 0.5).all()
     assert all(step.values["update_1/clip_fraction"] == 0 for step in metrics), "nothing has moved yet"
     assert metrics[0].values["update_3/clip_fraction"] > 0
     with pytest.raises(UserError, match=r"loss is dppo, but .* no divergence.*Use another loss for tokens"):
         trained(ToyTokenPolicy(), loss="dppo")
-
-
-def test_gspo_refuses_a_policy_that_replays_step_by_step() -> None:
     with pytest.raises(ValueError, match="gspo needs all steps"):
         trained(ToyGaussianPolicy(), loss="gspo")
-
-
-def test_ratios_are_one_before_the_first_update_and_not_after_it() -> None:
-    _, metrics = trained(ToyTokenPolicy(), updates_per_rollout=3)
-    for step in metrics:
-        assert step.values["ratio/first_max_abs_log"] < 1e-5
-        assert step.values["update_1/ratio"] == pytest.approx(1.0, abs=1e-6)
-        assert abs(step.values["update_3/ratio"] - 1.0) > 1e-4
 
 
 def test_unscored_rows_neither_teach_nor_count() -> None:
@@ -209,7 +181,7 @@ RESUMED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", RESUMED)
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(options: dict[str, Any]) -> None:
     def make() -> GRPOTrainer[Any]:
-        return GRPOTrainer(ToyTokenPolicy(), some_prompts_vary, config(**options), seed=1)
+        return trainer_of(ToyTokenPolicy(), some_prompts_vary, **options)
 
     def shown(metrics: list[Any]) -> list[Any]:
         return [(m.step, [record.id for record in m.prompts], reproducible(m.values)) for m in metrics]
@@ -254,14 +226,12 @@ def test_warm_up_and_schedule_count_updates_and_not_rollouts(schedule: str, fall
 def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     """The scale of float16's loss must be gone when the norm is measured, or every gradient would be clipped to it."""
     options: dict[str, Any] = {"steps": 1, "max_grad_norm": 0.05}
-    plain, scaled = (
-        GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(**options), seed=1, dtype=dtype)
-        for dtype in ("float32", "float16")
-    )
+    plain, scaled = (trainer_of(ToyTokenPolicy(), dtype=dtype, **options) for dtype in ("float32", "float16"))
     assert scaled.optimizer.scaler.is_enabled()
     assert scaled.optimizer.scaler.get_scale() > 1000
     with given_gradients() as gradients:
         (want,), (got,) = (list(trainer.fit(records(10))) for trainer in (plain, scaled))
+    assert plain.parameters[0].grad is None, "it would take memory while the next samples are drawn"
     assert want.values["grad_norm"] > 0.05
     assert got.values["grad_norm"] == pytest.approx(want.values["grad_norm"], rel=1e-5)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=0)

@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records
 from visual_grpo.common.types import JointRollout, PromptRecord, Rollout, Scores
-from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer, averaged, reweighted
 
 STEPS = 3
-
-
-def config(group_size: int, **changes: Any) -> GRPOConfig:
-    base: dict[str, Any] = {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 0.05}
-    return GRPOConfig(**(base | {"group_size": group_size} | changes))
 
 
 class Judge:
@@ -51,7 +46,7 @@ class ToyJointPolicy:
 
 def joint(policy: ToyJointPolicy, sizes: tuple[int, int], weights: Any, **changes: Any) -> JointTrainer:
     scorer = Judge()
-    outer, inner = (config(size, **changes) for size in sizes)
+    outer, inner = (config(group_size=size, **changes) for size in sizes)
     trainers: dict[str, GRPOTrainer[Any]] = {
         "outer": GRPOTrainer(policy.outer, scorer, outer, seed=5, module="outer"),
         "inner": GRPOTrainer(policy.inner, scorer, inner, seed=5, module="inner"),
@@ -84,12 +79,12 @@ def test_the_outer_stage_is_compared_by_the_mean_of_its_decodes_and_the_inner_wi
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-def alternating(seed: int = 5) -> AlternatingTrainer:
+def alternating() -> AlternatingTrainer:
     trainers: dict[str, GRPOTrainer[Any]] = {
-        "outer": GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(4), seed=seed),
-        "inner": GRPOTrainer(ToyGaussianPolicy(), CountingScorer(), config(6), seed=seed),
+        "outer": GRPOTrainer(ToyTokenPolicy(), CountingScorer(), config(group_size=4), seed=5),
+        "inner": GRPOTrainer(ToyGaussianPolicy(), CountingScorer(), config(), seed=5),
     }
-    return AlternatingTrainer(trainers, STEPS, seed)
+    return AlternatingTrainer(trainers, STEPS, seed=5)
 
 
 def test_an_alternating_step_is_one_of_each_module() -> None:
@@ -97,7 +92,7 @@ def test_an_alternating_step_is_one_of_each_module() -> None:
     metrics = list(trainer.fit(records(10)))
     assert [m.step for m in metrics] == [1, 2, 3]
     assert metrics[0].values["samples"] == 4 * 4 + 4 * 6
-    alone = GRPOTrainer(ToyGaussianPolicy(), CountingScorer(), config(6), seed=5)
+    alone = GRPOTrainer(ToyGaussianPolicy(), CountingScorer(), config(), seed=5)
     list(alone.fit(records(10)))
     assert torch.equal(trainer.modules["inner"].parameters[0], alone.parameters[0])
 

@@ -30,13 +30,6 @@ def batch(log_probs: Tensor = OLD, mask: Tensor = MASK, total: Tensor = TOTAL, *
     return TrainBatch(rollout=rollout, scores=scores, rows=torch.arange(2), advantages=total, **options)
 
 
-def recorded(**changes: Any) -> UpdateMetrics:
-    update, policy_loss = UpdateMetrics(), PolicyLoss(config(**changes), [batch()])
-    chunk = ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None)
-    update.record(*policy_loss(chunk, batch(), batch().rows))
-    return update
-
-
 class WithoutReference(ToyTokenPolicy):
     """As a policy that was made without ``kl_reference=True``."""
 
@@ -71,7 +64,9 @@ def test_the_clips_of_the_configuration_replace_those_of_the_loss() -> None:
 def test_what_an_update_reports_by_hand() -> None:
     """Five steps count; the sixth, which is far off, does not."""
     log_ratios = [0.2, -0.1, 0.0, 0.3, 0.1]
-    stats = recorded()
+    stats = UpdateMetrics()
+    chunk = ReplayChunk(steps=slice(0, 3), log_probs=NEW, kl=None)
+    stats.record(*PolicyLoss(config(), [batch()])(chunk, batch(), batch().rows))
     means = stats.means()
     assert stats.steps == 5
     assert means["ratio"] == pytest.approx(sum(map(math.exp, log_ratios)) / 5, rel=1e-6)

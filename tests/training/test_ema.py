@@ -10,27 +10,15 @@ from torch import Tensor
 
 from tests.toys import CountingScorer
 from tests.training.test_run import execute, interrupt_at, rows
-from tests.training.test_run_toys import TokenModel, token_run
+from tests.training.test_run_toys import TokenModel, Watched, saved, token_run
 from visual_grpo.grpo.checkpoint import load_checkpoint
 from visual_grpo.training.run import TrainingRun
 
 DECAY = 0.6
 
 
-class Drawn(TokenModel):
-    """Keeps the weights that it draws and saves with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn: list[Tensor] = []
-
-    def generate(self, records: Any, seeds: Any, sampler: Any) -> list[Tensor]:
-        self.drawn.append(self.table.detach().clone())
-        return super().generate(records, seeds, sampler)
-
-
 def test_the_average_of_all_updates_is_evaluated_and_saved_and_the_weights_are_trained_on(tmp_path: Path) -> None:
-    model = Drawn()
+    model = Watched()
     grpo = {"steps": 12, "prompts_per_step": 2, "group_size": 3, "updates_per_rollout": 2, "learning_rate": 0.1}
     evaluation = {"every": 4, "prompts": 2, "images_per_prompt": 1}
     run = token_run(tmp_path, model, CountingScorer(), grpo=grpo, evaluation=evaluation, train={"ema_decay": DECAY})
@@ -46,11 +34,11 @@ def test_the_average_of_all_updates_is_evaluated_and_saved_and_the_weights_are_t
         averages.append(average)
     assert len(averages) == 24
     assert {min(DECAY, n / (n + 9)) for n in range(2, 25)} > {DECAY, 2 / 11}
-    last = torch.load(tmp_path / "out" / "last" / "vl" / "table.pt")["table"]
-    for got, want in [*zip(model.drawn[:3], averages[7::8], strict=True), (last, averages[-1])]:
+    last = saved(tmp_path / "out" / "last")
+    for got, want in [*zip(model.weights[:3], averages[7::8], strict=True), (last, averages[-1])]:
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
-    best = torch.load(tmp_path / "out" / "best" / "vl" / "table.pt")["table"]
-    assert any(torch.equal(best, drawn) for drawn in model.drawn[:3])
+    best = saved(tmp_path / "out" / "best")
+    assert any(torch.equal(best, drawn) for drawn in model.weights[:3])
     assert torch.equal(model.table.detach().double(), weights[-1])
     assert not torch.allclose(last.double(), weights[-1], atol=1e-3)
 
@@ -59,7 +47,7 @@ def test_a_resumed_run_goes_on_with_its_average_bit_for_bit(tmp_path: Path) -> N
     def run(folder: str, **changes: Any) -> TrainingRun:
         return token_run(tmp_path / folder, TokenModel(), CountingScorer(), train={"ema_decay": DECAY}, **changes)
 
-    def saved(run: TrainingRun) -> dict[str, Tensor]:
+    def checkpointed(run: TrainingRun) -> dict[str, Tensor]:
         assert run.checkpoints.newest is not None
         return load_checkpoint(run.checkpoints.newest)[0]
 
@@ -70,10 +58,6 @@ def test_a_resumed_run_goes_on_with_its_average_bit_for_bit(tmp_path: Path) -> N
     assert last.checkpoints.completed_steps() == 3
     execute(last, tmp_path / "parts" / "out")
     assert rows(last) == rows(whole)
-    got, want = saved(last), saved(whole)
+    got, want = checkpointed(last), checkpointed(whole)
     assert got.keys() == want.keys() > {"ema/vl/0", "ema/vl/updates"}
     assert all(torch.equal(value, want[name]) for name, value in got.items())
-
-
-def test_without_a_decay_a_checkpoint_has_no_average(tmp_path: Path) -> None:
-    assert token_run(tmp_path, TokenModel(), CountingScorer()).average.state() == {}

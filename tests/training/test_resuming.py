@@ -12,7 +12,7 @@ import torch
 
 from tests.toys import CountingScorer
 from tests.training.test_run import STEPS, execute, ignore, interrupt_at, parameters, rows
-from tests.training.test_run_toys import TokenModel, token_run
+from tests.training.test_run_toys import TokenModel, saved, token_run
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
@@ -36,16 +36,11 @@ def finished(folder: Path, **changes: Any) -> TrainingRun:
 
 
 def stopped(folder: Path, after: int) -> None:
-    run_of(folder).run(Callbacks(on_step=interrupt_at(after), note=ignore_note))
-
-
-def ignore_note(text: str) -> None:
-    pass
+    run_of(folder).run(Callbacks(on_step=interrupt_at(after), note=print))
 
 
 def table(folder: Path, which: str = "last") -> torch.Tensor:
-    loaded: torch.Tensor = torch.load(folder / "out" / which / "vl" / "table.pt")["table"]
-    return loaded
+    return saved(folder / "out" / which)
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -156,11 +151,11 @@ def test_a_run_goes_on_from_another_folder_and_loses_none_of_its_own(tmp_path: P
         shutil.copytree(tmp_path / "checkpoints", tmp_path / "elsewhere")
     stopped(tmp_path, 1)  # Moves the first one's away.
     run = run_of(tmp_path, resume=str(tmp_path / where))
-    run.checkpoints.resume(ignore_note)
+    run.checkpoints.resume(print)
     assert checkpoints(tmp_path) == ["step-000003"], "at once, so that a kill loses nothing"
     kept = "checkpoints.replaced" if "previous" in where else "checkpoints.previous"
     assert (tmp_path / kept / "step-000001").is_dir()
-    run.run(Callbacks(on_step=ignore, note=ignore_note))
+    run.run(Callbacks(on_step=ignore, note=print))
     assert rows(run) == rows(whole)
 
 

@@ -130,22 +130,6 @@ def test_a_run_that_is_stopped_twice_is_the_uninterrupted_one(pipeline_folder: P
     assert last.progress.best_step == whole.progress.best_step
 
 
-BOTH_STEPS: dict[str, Any] = {
-    "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 3, "guidance_scale": 1.5},
-    "eval": {"steps": 2, "guidance_scale": 1.5},
-}
-
-
-CHOICES = pytest.mark.parametrize(
-    ("policy", "group_size"),
-    [
-        ({"train": "dit"}, 3),
-        ({"train": "all"}, 3),
-        ({"train": "all", "stages": "joint"}, 2),
-    ],
-)
-
-
 def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> None:
     def blind(prompts: Any, images: Any) -> list[float]:
         return [0.0] * len(images)

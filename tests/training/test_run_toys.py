@@ -8,6 +8,7 @@ import os
 import signal
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,33 @@ def token_run(
     )
 
 
+def saved(folder: Path) -> torch.Tensor:
+    """The table that a run has written."""
+    table: torch.Tensor = torch.load(folder / "vl" / "table.pt")["table"]
+    return table
+
+
+def keeping_tables(model: Any) -> tuple[dict[int, torch.Tensor], Callable[..., None]]:
+    """The table after each step, and the callback that fills it."""
+    tables: dict[int, torch.Tensor] = {}
+
+    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
+        tables[metrics.step] = model.state()["table"]
+
+    return tables, on_step
+
+
 class Watched(TokenModel):
-    """Keeps with which sampler and seeds it was asked to draw."""
+    """Keeps with which sampler, seeds and weights it was asked to draw."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[list[int], Any]] = []
+        self.weights: list[torch.Tensor] = []
 
     def generate(self, records: Any, seeds: Any, sampler: Any) -> list[torch.Tensor]:
         self.asked.append((list(seeds), sampler))
+        self.weights.append(self.table.detach().clone())
         return super().generate(records, seeds, sampler)
 
 
@@ -113,27 +132,16 @@ class Falling(CountingScorer):
 def test_the_parameter_says_which_adapter_evaluate_will_find(tmp_path: Path, adapter: str) -> None:
     model = TokenModel()
     run = token_run(tmp_path, model, Falling(), evaluation={"adapter": adapter})
-    tables: dict[int, torch.Tensor] = {}
-
-    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        tables[metrics.step] = model.table.detach().clone()
-
+    tables, on_step = keeping_tables(model)
     execute(run, tmp_path / "out", on_step)
-    found = {
-        folder: torch.load(tmp_path / "out" / folder / "vl" / "table.pt")["table"] for folder in ("", "best", "last")
-    }
+    found = {folder: saved(tmp_path / "out" / folder) for folder in ("", "best", "last")}
     assert torch.equal(found["best"], tables[2])
     assert torch.equal(found["last"], tables[STEPS])
     assert not torch.equal(tables[2], tables[STEPS])
     assert torch.equal(found[""], found[adapter])
     assert torch.equal(model.table, tables[STEPS])
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "best",
-        "last",
-        "vl",
-        "training.csv",
-        "training.json",
-    }
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"best", "last", "vl", "training.csv", "training.json"}
     facts = json.loads((tmp_path / "out" / "training.json").read_text())
     assert (facts["adapter"], facts["best_step"], facts["best_eval_total"]) == (adapter, 2, -1)
 
@@ -194,6 +202,7 @@ def test_a_short_training_has_a_short_signal_check(rollouts: int | None, steps: 
 SAME, FALLEN = (1.0, 1.0, 1.0), (0.1, 0.1, 0.1)
 SLOWLY = ((0.95, 0.95, 0.95), (0.1, 0.6, 1.0), (0.1, 0.6, 1.0), FALLEN)
 """The guard falls by little, by more than its limit without proof of it, and then for all to see."""
+DOUBTFUL = ((0.1, 0.5, 1.0), (0.1, 0.6, 1.0), (0.1, 0.4, 1.0), FALLEN)
 
 
 class Cheated(CountingScorer):
@@ -236,18 +245,15 @@ def watched_run(
 @pytest.mark.parametrize(("action", "steps", "best"), [("warn", STEPS, STEPS), ("stop", 2, 1), ("rollback", 2, 1)])
 def test_an_alarm_warns_stops_or_rolls_back(tmp_path: Path, action: str, steps: int, best: int) -> None:
     run = watched_run(tmp_path, action)
-    tables: dict[int, torch.Tensor] = {}
+    tables, on_step = keeping_tables(run.model)
     told: list[tuple[int, str, int]] = []
-
-    def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        tables[metrics.step] = run.model.adapters.state()["table"]
 
     def on_alarm(step: int, sentence: str, shown: Any) -> None:
         told.append((step, sentence, len(shown.samples)))
         run.checkpoints.folder.mkdir(parents=True, exist_ok=True)
         (run.checkpoints.folder / f"alarm-{step:06d}.png").write_bytes(b"picture")
 
-    run.run(Callbacks(on_step=on_step, note=lambda text: None, on_alarm=on_alarm))
+    run.run(Callbacks(on_step=on_step, note=print, on_alarm=on_alarm))
     run.write_adapters(tmp_path / "out")
     assert [step for step, _, _ in told] == list(range(2, steps + 1))
     assert told[0][1].startswith("the reward rose by 2, and guard fell by 90% (at least ")
@@ -256,39 +262,41 @@ def test_an_alarm_warns_stops_or_rolls_back(tmp_path: Path, action: str, steps: 
     facts = json.loads((tmp_path / "out/training.json").read_text())
     assert [alarm["step"] for alarm in facts["alarms"]] == list(range(2, steps + 1))
     assert (tmp_path / "out/alarm-000002.png").read_bytes() == b"picture"
-    kept = torch.load(tmp_path / "out/vl/table.pt")["table"]
-    assert torch.equal(kept, tables[1 if action == "rollback" else steps])
+    assert torch.equal(saved(tmp_path / "out"), tables[1 if action == "rollback" else steps])
     assert run.progress.history[1]["watch/guard"] == pytest.approx(-0.9, abs=1e-2)
 
 
-@pytest.mark.parametrize("action", ["stop", "rollback"])
-@pytest.mark.parametrize("resumed_after", [None, 2])
-def test_a_rollback_goes_back_to_before_the_cheating(tmp_path: Path, action: str, resumed_after: int | None) -> None:
-    run = watched_run(tmp_path, action, scorer=Cheated(*SLOWLY))
-    tables: dict[int, torch.Tensor] = {}
+@pytest.mark.parametrize(
+    ("action", "guards", "resumed_after", "best"),
+    [
+        ("stop", SLOWLY, None, 3),
+        ("stop", SLOWLY, 2, 3),
+        ("rollback", SLOWLY, None, 1),
+        ("rollback", SLOWLY, 2, 1),
+        ("rollback", DOUBTFUL, None, 2),
+    ],
+)
+def test_a_rollback_goes_back_to_before_the_cheating(
+    tmp_path: Path, action: str, guards: Any, resumed_after: int | None, best: int
+) -> None:
+    run = watched_run(tmp_path, action, scorer=Cheated(*guards))
+    tables, keep = keeping_tables(run.model)
 
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
-        tables[metrics.step] = run.model.adapters.state()["table"]
+        keep(metrics, row)
         if metrics.step == resumed_after:
             os.kill(os.getpid(), signal.SIGINT)
 
-    run.run(Callbacks(on_step=on_step, note=lambda text: None))
+    run.run(Callbacks(on_step=on_step, note=print))
     if resumed_after is not None:
-        scorer = Cheated(*SLOWLY, evaluations=resumed_after)
+        scorer = Cheated(*guards, evaluations=resumed_after)
         run = watched_run(tmp_path, action, resume="auto", scorer=scorer)
-        run.run(Callbacks(on_step=on_step, note=lambda text: None))
+        later, keep = keeping_tables(run.model)
+        run.run(Callbacks(on_step=keep, note=print))
+        tables |= later
     run.write_adapters(tmp_path / "out")
-    assert [alarm["step"] for alarm in run.progress.alarms] == [4]
-    best = 1 if action == "rollback" else 3
-    assert run.progress.best_step == best
-    assert torch.equal(torch.load(tmp_path / "out/best/vl/table.pt")["table"], tables[best])
-
-
-def test_a_rollback_with_nothing_but_doubtful_evaluations_goes_back_to_the_least_doubtful(tmp_path: Path) -> None:
-    doubtful = Cheated((0.1, 0.5, 1.0), (0.1, 0.6, 1.0), (0.1, 0.4, 1.0), FALLEN)
-    run = watched_run(tmp_path, "rollback", scorer=doubtful)
-    execute(run, tmp_path / "out")
-    assert ([alarm["step"] for alarm in run.progress.alarms], run.progress.best_step) == ([4], 2)
+    assert ([alarm["step"] for alarm in run.progress.alarms], run.progress.best_step) == ([4], best)
+    assert torch.equal(saved(tmp_path / "out/best"), tables[best])
 
 
 def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tmp_path: Path) -> None:

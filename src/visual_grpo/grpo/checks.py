@@ -69,19 +69,6 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
     )
 
 
-class RatioCheck:
-    """Runs `check_ratio` before the first update of a run, once."""
-
-    def __init__(self, dtype: str, tolerance: float | None) -> None:
-        self.dtype, self.tolerance, self.passed = dtype, tolerance, False
-
-    def __call__(self, update: UpdateMetrics, batches: Sequence[TrainBatch[Any]]) -> None:
-        if not self.passed:
-            rounding = max(batch.rollout.rounding for batch in batches)
-            check_ratio(*update.log_ratio_stats(), self.dtype, rounding, self.tolerance)
-            self.passed = True
-
-
 def require_scored(batches: Sequence[TrainBatch[Any]], scores: Sequence[Scores], step: int) -> None:
     """Raises UserError, with the rewards that scored nothing, if there is no sample to train on."""
     if batches:

@@ -15,7 +15,7 @@ from torch import Tensor
 from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
-from visual_grpo.grpo.checks import RatioCheck, require_scored
+from visual_grpo.grpo.checks import check_ratio, require_scored
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
@@ -44,7 +44,7 @@ class GRPOTrainer(Generic[T]):
         self.parameters = policy.trainable_parameters()
         self.device = self.parameters[0].device
         self.optimizer = AdapterOptimizer(self.parameters, config, dtype)
-        self.ratio_check = RatioCheck(dtype, config.ratio_tolerance)
+        self._ratio_checked = False
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0
         self.positions: dict[str, int] = {}
@@ -130,8 +130,10 @@ class GRPOTrainer(Generic[T]):
         unchanged = all(earlier.skipped for earlier in before)  # The weights are still those that sampled.
         with self.optimizer.skipping_non_finite(metrics):
             self.compute_gradient(batches, loss, metrics, on_policy=unchanged)
-            if not before:  # Later updates are of another policy than the rollout.
-                self.ratio_check(metrics, batches)
+            if not before and not self._ratio_checked:  # Later updates are of another policy than the rollout.
+                rounding = max(batch.rollout.rounding for batch in batches)
+                check_ratio(*metrics.log_ratio_stats(), self.dtype, rounding, self.config.ratio_tolerance)
+                self._ratio_checked = True
             number = self.step * self.config.updates_per_rollout + len(before)
             prompts = [name for batch in batches for name in batch.prompt_ids(batch.rows)]
             metrics.grad_norm, metrics.learning_rate = self.optimizer.step(number, self.step + 1, prompts)

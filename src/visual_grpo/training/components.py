@@ -52,7 +52,7 @@ def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
 
 
 def check_unchanged(starter_report: Mapping[str, Any]) -> None:
-    """Raises UserError if the base model's files are not those that the starter pipeline model_family or made."""
+    """Raises UserError if the base model's files are not those that the starter pipeline recorded or made."""
     model = starter_report["model"]
     before = starter_report["content"]
     if before is not None and content_digest(model) != before:

@@ -18,7 +18,6 @@ from tests.grpo.distributed import toys
 from tests.training.test_run import parameters
 from visual_grpo.common.errors import LostRankError, UserError
 from visual_grpo.grpo.distributed import launch, ranks
-from visual_grpo.models.rows import random_seeds
 
 ROOT = Path(__file__).parents[3]
 
@@ -109,18 +108,6 @@ def test_a_killed_process_ends_all(victim: int, tmp_path: Path) -> None:
     else:
         last = done.stderr.strip().splitlines()[-1]
         assert f"Process 2 of this command (pid {pids[1]}) terminated with signal SIGKILL" in last
-
-
-def test_seeds_of_a_share_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    generators = [torch.Generator().manual_seed(5) for _ in range(3)]
-    whole = [random_seeds(count, generators[0]) for count in (3, 12)]
-    parts = []
-    for generator, (start, size) in zip(generators[1:], ((0, 2), (2, 1)), strict=True):
-        monkeypatch.setattr(ranks, "share", (start, size, 3))
-        parts.append([random_seeds(count * size // 3, generator) for count in (3, 12)])
-    monkeypatch.undo()
-    assert [one + other for one, other in zip(*parts, strict=True)] == whole
-    assert len({random_seeds(1, generator)[0] for generator in generators}) == 1
 
 
 @pytest.mark.parametrize(("number", "parts"), [(7, 3), (2, 4), (8, 2)])
