@@ -116,10 +116,6 @@ def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return _Crossing.apply(_REAL_TO(tensor, dtype=dtype or tensor.dtype, memory_format=layout or torch.preserve_format))
 
 
-def _cpu(tensor: Tensor) -> Tensor:
-    return _to(tensor, "cpu")
-
-
 def _set_data(tensor: OnDevice, value: OnDevice) -> None:
     tensor.held = value.held
 
@@ -182,7 +178,7 @@ _LIKE = (torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like, t
 _REAL_TO, _REAL_GETITEM, _REAL_SETITEM = Tensor.to, Tensor.__getitem__, Tensor.__setitem__
 _METHODS: dict[Any, Callable[..., Any]] = {
     _REAL_TO: _to,
-    Tensor.cpu: _cpu,
+    Tensor.cpu: lambda tensor: _to(tensor, "cpu"),
     torch._C._nn.pad_sequence: _pad_sequence,
     _REAL_GETITEM: _getitem,
     _REAL_SETITEM: _setitem,
@@ -348,22 +344,13 @@ def _pretending() -> Iterator[None]:
             stack.enter_context(replaced(owner, name, by))
         # As on a GPU: the optimiser takes the kernels that update all parameters at once.
         kinds = [*_foreach_utils._foreach_supported_types, OnDevice]
-
-        def with_ours(_: Any) -> Any:
-            return kinds
-
-        stack.enter_context(replaced(_foreach_utils, "_foreach_supported_types", with_ours))
+        stack.enter_context(replaced(_foreach_utils, "_foreach_supported_types", lambda _: kinds))
         # `Module.to` would otherwise try to put the wrapper into the plain parameter.
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, False)
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         # A thread of its own for the device would need its driver.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         yield
-
-
-def _anywhere(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """As a method that also plain tensors have."""
-    return lambda tensor, *args, **kwargs: _to(tensor, *args, **kwargs)
 
 
 def _literal(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -402,7 +389,7 @@ def _answer(value: Any) -> Callable[..., Any]:
 _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (torch, "tensor", _literal),
     (torch, "as_tensor", _as_tensor),
-    (torch.Tensor, "to", _anywhere),
+    (torch.Tensor, "to", lambda _: _to),  # Plain tensors cross too.
     (torch.Tensor, "pin_memory", _pinned),
     (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _answer(None)),
     (torch.cuda, "_lazy_init", _answer(None)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,39 +16,23 @@ from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.z_image import tiny as z_image
 
 
-@pytest.fixture(scope="session")
-def sd3_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sd3")
-    sd3.pipeline().save_pretrained(folder)
+def saved(pipeline: Callable[[], Any]) -> Any:
+    """A fixture: the folder of a small pipeline."""
+
+    @pytest.fixture(scope="session")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("family")
+        pipeline().save_pretrained(folder)
+        return folder
+
     return folder
 
 
-@pytest.fixture(scope="session")
-def qwen_image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("qwen_image")
-    qwen_image.pipeline().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def flux_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("flux")
-    flux.pipeline().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def flux2_klein_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("flux2_klein")
-    flux2_klein.pipeline().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def z_image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("z_image")
-    z_image.pipeline().save_pretrained(folder)
-    return folder
+sd3_folder = saved(sd3.pipeline)
+qwen_image_folder = saved(qwen_image.pipeline)
+flux_folder = saved(flux.pipeline)
+flux2_klein_folder = saved(flux2_klein.pipeline)
+z_image_folder = saved(z_image.pipeline)
 
 
 @pytest.fixture(scope="session")

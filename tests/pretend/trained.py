@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.toys import reproducible
 from tests.training.test_run import parameters
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
@@ -67,19 +68,11 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
     trainer = components.build_trainer(
         config, components.make_run_spec(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)})
     )
-    return finish(config, trainer, model, records)
-
-
-def finish(config: Parameters, trainer: Any, model: Any, records: Sequence[PromptRecord]) -> Trained:
-    with replaced(optimizer, "in_double", _never):  # As on a GPU.
+    with replaced(optimizer, "in_double", lambda _: lambda *_: False):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.eval)
     adapters = {name: value.cpu() for name, value in model.adapters.state().items()}
-    return Trained(adapters=adapters, metrics=[_lasting(step) for step in steps], samples=samples)
-
-
-def _never(_: Any) -> Any:
-    return lambda *_: False
+    return Trained(adapters=adapters, metrics=[reproducible(step) for step in steps], samples=samples)
 
 
 def score(prompts: Any, samples: Sequence[Any]) -> list[float]:
@@ -112,8 +105,3 @@ def _of(kinds: Sequence[str], steps: int) -> dict[str, Any]:
 
 def _of_text(sample: TextSample) -> float:
     return sum(map(ord, sample.text)) % 97 / 97
-
-
-def _lasting(values: Any) -> dict[str, float]:
-    passing = ("seconds", "speed", "memory", "time")
-    return {name: value for name, value in values.items() if not any(part in name for part in passing)}
