@@ -97,6 +97,14 @@ def test_a_ratios_interval_depends_on_the_seed_alone() -> None:
     assert other.ci_low != first.ci_low
 
 
+def test_a_ratios_interval_covers_95_percent_of_the_resamples() -> None:
+    before, after = np.random.default_rng(0).uniform(size=(2, 200))
+    ones, clusters = np.ones(200), [str(i) for i in range(200)]
+    found = paired_ratio_bootstrap((before, ones), (after, ones), clusters, samples=20_000, seed=0)
+    error = (after - before).std() / math.sqrt(200)  # Of a mean over so many resamples it is nearly normal.
+    assert found.ci_high - found.ci_low == pytest.approx(2 * 1.959964 * error, rel=0.03)
+
+
 def test_a_pair_without_a_defined_ratio_is_left_out_of_the_win_rate() -> None:
     found = paired_ratio_bootstrap(([0, 1], [0, 2]), ([0, 2], [0, 2]), ["a", "b"], samples=200, seed=0)
     assert (found.images, found.baseline_mean, found.trained_mean, found.win_rate) == (2, 0.5, 1.0, 1.0)

@@ -15,7 +15,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.flow_sde import log_prob
+from visual_grpo.models.flow_sde import log_prob, noises
+from visual_grpo.models.rows import START_NOISE, STEP_NOISE
 from visual_grpo.models.token_probs import row_uniforms
 
 RECORDS = [PromptRecord(id=str(i), prompt="x" * (i + 1)) for i in range(3)]
@@ -121,11 +122,11 @@ LARGEST = 0.1
 the size of some numbers from the very bits that some uniforms are made of."""
 
 
-def test_tokens_and_start_noise_of_a_seed_are_independent() -> None:
+@pytest.mark.parametrize("stream", [START_NOISE, STEP_NOISE])
+def test_tokens_and_noise_of_a_seed_are_independent(stream: int) -> None:
     seeds = torch.randint(2**62, (ROWS,), generator=torch.Generator().manual_seed(0)).tolist()
     uniforms = row_uniforms(seeds, 16).float()
-    denoiser = Denoiser(ToyFlow(), PolicyConfig())
-    sizes = denoiser.start_noise(seeds).flatten(1)[:, :64].square()
+    sizes = noises([seed ^ stream for seed in seeds], 1, (64,))[:, 0].square()
     assert torch.corrcoef(torch.cat([uniforms, sizes], 1).t())[:16, 16:].abs().max() < LARGEST
 
 

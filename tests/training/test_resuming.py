@@ -86,19 +86,20 @@ FREE: dict[str, Any] = {
     "policy": {"train": "ar", "signal_check": {"rollouts": 0}, "decode_batch": 1, "gradient_checkpointing": True},
     "generate": {"samples": 3},
 }
-DECISIVE: dict[str, Any] = {
-    "seed": 4,
-    "grpo": {"group_size": 4},
-    "evaluation": {"every": 2, "prompts": 3, "images_per_prompt": 1},
-    "sampling": {"rollout": {"temperature": 0.5}, "eval": {"temperature": 1.0}},
-}
+DECISIVE: list[tuple[str, Any]] = [
+    ("seed", 4),
+    ("grpo", {"group_size": 4}),
+    ("grpo", {"learning_rate": 0.5}),
+    ("evaluation", {"every": 2, "prompts": 3, "images_per_prompt": 1}),
+    ("sampling", {"rollout": {"temperature": 0.5}, "eval": {"temperature": 1.0}}),
+]
 
 
 def test_cadences_device_and_memory_may_change_and_what_decides_the_result_may_not(tmp_path: Path) -> None:
     finished(tmp_path)
     for name, changes in FREE.items():
         check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
-    for name, changes in DECISIVE.items():
+    for name, changes in DECISIVE:
         said = rf"made with other values of {name}.*\(was .*, is .*going on would mix two runs"
         with pytest.raises(UserError, match=said):
             check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
