@@ -139,7 +139,6 @@ class RunCheckpoints:
 
     def _load(self, origin: resuming.Origin, tensors: Mapping[str, Tensor]) -> None:
         resuming.refuse_changes(origin, self.config)
-        resuming.refuse_another_origin(origin, self.identity)
         metadata = origin.metadata
         vars(self.progress).update(metadata["progress"], best_adapter=tensors_under("best", tensors))
         self.trainer.load_state(tensors_under("trainer", tensors), metadata["trainer"])
