@@ -1,4 +1,4 @@
-"""Whether the values of a record are usable. Nothing here opens an image or leaves the data's folder."""
+"""Checks that the values of a record are usable. Nothing here opens an image or leaves the data's folder."""
 
 from __future__ import annotations
 

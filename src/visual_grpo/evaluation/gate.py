@@ -44,7 +44,7 @@ class Condition:
     against: str
     """The reference."""
     what: str
-    """What was measured, in words."""
+    """The measured quantity, in words."""
     units: int
     """Independent prompts (or groups held out together) with a scored pair."""
     reference: float

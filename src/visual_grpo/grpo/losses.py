@@ -128,7 +128,7 @@ class LossKind:
     clip_high: float = 0.2
     advantage_scale: Scale = "group"
     divergence_limit: float | None = None
-    """Of `masked_surrogate`, which then replaces the clips; in nats per latent element."""
+    """Limit of `masked_surrogate`, which then replaces the clips; in nats per latent element."""
 
 
 LOSSES = {

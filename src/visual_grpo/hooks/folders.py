@@ -19,7 +19,7 @@ from visual_grpo.config.pipelines import FLOW
 
 STARTER = "starter_report"
 PREPARED = {"records", "data_report"}
-"""What the data preparation makes."""
+"""Datasets that the data preparation makes."""
 
 
 class InputHooks:

@@ -35,13 +35,13 @@ PROMPTS = (
     "a red circle on a blue square, under it " + "a long row of small signs, " * 16,
     "一只戴着红帽子的猫",
 )
-"""Of different lengths: rows of a batch are padded, and some are cut."""
+"""Prompts of different lengths: rows of a batch are padded, and some are cut."""
 RECORDS = tuple(PromptRecord(id=str(number), prompt=prompt) for number, prompt in enumerate(PROMPTS))
 STEPS = 5
 _LIMITS = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.02}
 """In half precision a pipeline rounds the state after each step, and rows of a batch differ."""
 _LEVELS = {"float32": 0, "bfloat16": 24, "float16": 4}
-"""Of 255: pipelines rescale latents for the VAE in its precision."""
+"""Levels of 255: pipelines rescale latents for the VAE in its precision."""
 _NO_EFFECT = 1e-5
 """An adapter whose latents differ by less from the base model's is not loaded."""
 _FORMS: tuple[Callable[[Tensor], Tensor], ...] = (

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 STD = math.sqrt(0.5)
-"""Of u around v, so that the squared error has the weight 1 of flow matching at every noise level."""
+"""Deviation of u around v, so that the squared error has the weight 1 of flow matching at every noise level."""
 
 
 def denoiser_of(model: FlowModel[C], config: PolicyConfig) -> Denoiser[C]:

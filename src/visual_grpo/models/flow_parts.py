@@ -58,7 +58,7 @@ def guided(
 
 @dataclass(frozen=True, kw_only=True)
 class TextConditions(Generic[T]):
-    """What a transformer reads of N prompts, each encoded by itself: the same in any batch."""
+    """Conditions of a transformer for N prompts, each encoded by itself: the same in any batch."""
 
     prompts: Sequence[T]
     """N encoded prompts."""

@@ -1,1 +1,1 @@
-"""What a team does around trainings: plan, check, retrain, promote, reproduce, trace."""
+"""The work around trainings: plan, check, retrain, promote, reproduce, trace."""

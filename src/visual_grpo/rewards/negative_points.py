@@ -22,7 +22,7 @@ from visual_grpo.rewards.segmentation import DEFAULT, PointPrompt, build_segment
 from visual_grpo.rewards.segmentation.answer import Answer, AnswerError, draw_answer, parse_answer
 
 _MOST, _SPACING = 4, 0.05
-"""Of the negatives that the segmenter gets: their number, and their distance as a share of the image's shorter side."""
+"""Most negatives that the segmenter gets, and their least distance as a share of the image's shorter side."""
 Embedded = tuple[Tensor, Any]
 """An image, uint8 [3, H, W], and its embedding by the segmenter."""
 WEIGHTS = {"iou": 1.0, "contrast": 0.5, "placement": 0.2, "number": 0.05, "format": 0.1, "box": 0.0, "points": 0.0}

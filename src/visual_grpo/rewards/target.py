@@ -19,7 +19,7 @@ from visual_grpo.common.types import Needs, PromptRecord
 WINDOW = 11
 """Pixels of SSIM's Gaussian window, whose sigma is 1.5."""
 _SCALES = 5
-"""Of MS-SSIM."""
+"""Scales of MS-SSIM."""
 _MOST_DECIBELS = 60.0
 
 

@@ -31,7 +31,7 @@ class SmallFlowModel(Generic[Texts]):
     velocity: Callable[[Any, Tensor, Tensor, Texts, Sequence[int]], Tensor]
     """(transformer, latents [B, C, h, w], noise level [B], texts, index of each row's text) -> [B, C, h, w]."""
     shift: float
-    """Of the scheduler: sigma = shift u / (1 + (shift - 1) u) of a uniform u."""
+    """The scheduler's shift: sigma = shift u / (1 + (shift - 1) u) of a uniform u."""
 
 
 def zero_layers(model: nn.Module, *names: str) -> None:

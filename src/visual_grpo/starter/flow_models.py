@@ -37,7 +37,7 @@ _TEXT_SEED = 10
 """Added to the seed of the transformer for the first text encoder, and one more for the second."""
 _HEADS, _HEAD_WIDTH = 4, 32
 _SD3_SHIFT, _Z_IMAGE_SHIFT = 1.5, 6.0
-"""Of the schedulers: released Z-Image has 6, Turbo 3."""
+"""Shifts of the schedulers; released Z-Image has 6, Turbo 3."""
 _LATENT_PIXELS, _SD3_PATCH = 8, 4
 """Pixels a side of a latent, and latents a side of a token: SD3's patch of 2 learns less in the same CPU time."""
 _GUIDANCE = 1.0

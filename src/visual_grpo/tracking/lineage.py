@@ -16,7 +16,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.command import program, under_torchrun
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
-"""What results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
+"""Paths that results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "kedro", "mlflow")
 _DVC = "dvc."
 

@@ -33,7 +33,7 @@ NOT_READ = {
     ),
     "evaluate": _OF_TRAINING,
 }
-"""Of the pipelines that take the whole tree: parameters, or whole sections, that change nothing for them."""
+"""Pipeline that takes the whole tree -> parameters, or whole sections, that change nothing for it."""
 
 
 def cache_key(pipeline: str, tree: Mapping[str, Any]) -> dict[str, Any]:

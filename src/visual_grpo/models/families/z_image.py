@@ -22,7 +22,7 @@ from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 
 _BASE_SHIFT = 6.0
-"""Of the released Z-Image's scheduler; Turbo, whose classes are the same, has 3."""
+"""Shift of the released Z-Image's scheduler; Turbo, whose classes are the same, has 3."""
 
 
 class ZImageOptions(Strict):

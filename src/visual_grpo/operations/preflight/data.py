@@ -58,7 +58,7 @@ that are read of a layout whose images are decoded as they are read."""
 
 @dataclass
 class Findings:
-    """What the records have, which decides the rewards that they allow, and problems."""
+    """The contents of the records, which decide the rewards that they allow, and problems."""
 
     task: Task
     records: int = 0

@@ -38,7 +38,7 @@ _REPORTS = {
     "starter": ("base model", "model_digest", "06_models/starter.json"),
     "data_preparation": ("data", "data", "08_reporting/data_preparation.json"),
 }
-"""What a pipeline makes before the training: its name, its fact, and the report with its digest."""
+"""Results of the pipelines before the training: name, fact, and the report with the digest."""
 _FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", "parameters": "parameters", **MEANING}
 """Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
 _IDENTITY = {
@@ -49,7 +49,7 @@ _IDENTITY = {
     "source files": SOURCES,
     "seed": "seed",
 }
-"""What is fixed before the first step, by its fact of the training."""
+"""Inputs that are fixed before the first step, by their fact of the training."""
 _PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")  # Compared by digests.
 
 

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how a model's reply is read: P(yes) of its first word, or a score in its text."""
+"""The questions to a judge, and how a model's reply is read: P(yes) of its first word, or a score in its text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from visual_grpo.rewards.remote.client import RequestError
 LEAST_MASS = 0.1
 """Minimum of P(yes) + P(no); below it the model did not answer the question."""
 _AROUND = " \t\r\n.,:;!?\"'`*_()[]\u0120\u2581"
-"""What may stand around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
+"""Characters around a word in a token; the last two are spaces in the vocabularies of GPT-2 and SentencePiece."""
 _LABELLED = re.compile(r"(?:score|rating)\b[^\d\n-]{0,12}(-?\d+(?:\.\d+)?)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\d)")
 
@@ -29,7 +29,7 @@ class Rubric:
     question: str
     """May contain ``{prompt}``, the record's prompt, and ``{text}``, the text that its image should show."""
     source: bool = False
-    """Whether the source image is sent before the result."""
+    """True if the source image is sent before the result."""
 
     @property
     def fields(self) -> set[str]:

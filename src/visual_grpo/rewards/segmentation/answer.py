@@ -44,7 +44,7 @@ class Answer:
     """At least one."""
     negatives: tuple[Point, ...]
     thought: bool
-    """Whether exactly ``<think>...</think>`` precedes the answer."""
+    """True if exactly ``<think>...</think>`` precedes the answer."""
 
     @property
     def prompt(self) -> PointPrompt:

@@ -85,7 +85,7 @@ Values = NDArray[np.float64]
 
 ITERATIONS = 100
 TOLERANCE = 1e-10
-"""Of the largest component of the gradient, in wins."""
+"""Largest component of the gradient at the optimum, in wins."""
 RIDGES = tuple(float(ridge) for ridge in np.geomspace(1000.0, 0.1, 9))
 """From the strongest: each fit starts from the one before."""
 FOLDS = 5

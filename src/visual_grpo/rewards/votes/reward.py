@@ -133,9 +133,9 @@ class FittedHead:
 
     head: Head
     features: str
-    """As `head.load_features` takes it."""
+    """Argument of `head.load_features`."""
     digest: str
-    """Of the choices (`choices_digest`)."""
+    """Digest of the choices (`choices_digest`)."""
 
     def __str__(self) -> str:
         head = self.head

@@ -70,7 +70,7 @@ class Objects:
 
 
 def find_objects(images: Tensor) -> Objects:
-    """Of images uint8 [B, 3, H, W]."""
+    """Finds the objects in images, uint8 [B, 3, H, W]."""
     height, width = images.shape[-2:]
     short = min(height, width)
     cells = (round(_GRID * height / short), round(_GRID * width / short))

@@ -44,9 +44,9 @@ class Conditions:
     guidance_scale: float
     """Classifier-free guidance; 1 = off."""
     source_latents: Sequence[Tensor] = ()
-    """Of edits: K tensors [prompts, C, h, w] float32, one row for each distinct prompt."""
+    """For edits: K tensors [prompts, C, h, w] float32, one row for each distinct prompt."""
     source_tokens: Sequence[Tensor] = ()
-    """Of edits: K tensors [prompts, h * w / 4] int64, like ``tokens``."""
+    """For edits: K tensors [prompts, h * w / 4] int64, like ``tokens``."""
     noise_of_entry: Tensor | None = None
     """[N] int64: entries with the same number start from the same noise; None = no shared first step."""
 

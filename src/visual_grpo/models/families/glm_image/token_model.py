@@ -29,7 +29,7 @@ Decode = Callable[[Sequence[PromptRecord], Tensor, Sequence[int]], list[Sample]]
 """(records, [B, T] tokens, seeds of the start noise) -> B uint8 images [3, H, W]."""
 
 _STOCK_TOP_K = 50
-"""What ``generate`` uses where a generation_config does not name top_k."""
+"""Default of ``generate`` where a generation_config does not name top_k."""
 
 
 class GlmImageTokens:
