@@ -21,7 +21,7 @@ from visual_grpo.config.schema import merged
 from visual_grpo.pipelines import starter as nodes
 from visual_grpo.starter import build
 from visual_grpo.starter.build import build_starter
-from visual_grpo.starter.glm_image import corpus
+from visual_grpo.starter.glm_image import corpus, modules
 from visual_grpo.starter.glm_image.pretrain_ar import pretrain_language_half
 from visual_grpo.starter.glm_image.pretrain_decoder import pretrain_decoder_half
 from visual_grpo.starter.pretraining import Job
@@ -95,7 +95,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, 
 def test_a_model_of_edits_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "_EDITS", 20)
     monkeypatch.setattr(corpus, "_IMAGES_PER_COMBINATION", 1)
-    build._assemble(pretrained(tmp_path / "base" / "parts", SEED, "i2i"), tmp_path / "base")
+    modules.save_pipeline(pretrained(tmp_path / "base" / "parts", SEED, "i2i"), tmp_path / "base")
     pipeline = loaded(tmp_path / "base")
     assert len(pipeline.processor.tokenizer("remove the circle").input_ids) == 3
     image = pipeline(

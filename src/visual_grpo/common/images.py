@@ -12,15 +12,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _UINT16_MAX = 65535
 _DAMAGE = (
@@ -61,8 +60,6 @@ def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
 
 def read_mask(file: str | Path | IO[bytes]) -> Tensor:
     """Reads a mask: bool tensor [height, width], True = foreground as defined by `read_mask_image`."""
-    import torch
-
     return torch.from_numpy(np.array(read_mask_image(file)) > 0)
 
 
@@ -136,8 +133,6 @@ def stretch_mask(mask: Image.Image, height: int, width: int) -> Image.Image:
 
 def to_tensor(image: Image.Image) -> Tensor:
     """A Pillow image as a uint8 tensor [3, height, width], RGB."""
-    import torch
-
     return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1).contiguous()
 
 
@@ -163,8 +158,6 @@ def to_base64(image: Image.Image, file_format: str, longest_side: int | None = N
 
 def is_image(sample: object) -> bool:
     """True for a uint8 tensor [3, height, width]."""
-    import torch
-
     return isinstance(sample, torch.Tensor) and sample.dtype == torch.uint8 and sample.ndim == 3 and len(sample) == 3
 
 
@@ -176,8 +169,6 @@ def require_image(sample: object) -> None:
 
 def described(value: object) -> str:
     """Dtype and shape of a tensor, the type's name of anything else, for error messages."""
-    import torch
-
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
 
 

@@ -12,6 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
 from visual_grpo.config import flatten
 
 _OPTIONS = {
@@ -115,10 +119,6 @@ def _quoted(value: Any) -> str:
     """Formats a value for ``--params``; quotes a text that would be read as a number or anything else."""
     if not isinstance(value, str):
         return json.dumps(value)
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
     try:
         plain = OmegaConf.from_dotlist([f"value={value}"])["value"] == value
     except (YAMLError, OmegaConfBaseException, ValueError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -115,7 +113,7 @@ def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, seed: int, 
         run_side_by_side(tasks, config.processes, advance)
     if is_glm:
         with hidden_progress_bars():
-            _assemble(job, folder)
+            resolve_name(f"{_GLM}.modules:save_pipeline")(job, folder)
     record_content(folder)
 
 
@@ -142,30 +140,3 @@ def _module_progress(steps: Mapping[str, int], counted: Collection[str]) -> Iter
             reached[module] = done
 
         yield advance
-
-
-def _assemble(job: Job, folder: Path) -> None:
-    """Saves the trained modules with the fixed ones as a GlmImagePipeline; removes the modules' own folders."""
-    from diffusers import AutoencoderKL, GlmImagePipeline, GlmImageTransformer2DModel
-    from transformers import ByT5Tokenizer, GlmImageForConditionalGeneration, T5EncoderModel
-
-    from visual_grpo.starter.glm_image import modules
-    from visual_grpo.starter.glm_image.codebook import build_processor
-    from visual_grpo.starter.glm_image.corpus import PREVIEW_SIDE
-
-    def saved(module: Any, name: str) -> Any:
-        return module.from_pretrained(job.folder / name, use_safetensors=True)
-
-    is_trained = (job.folder / "text_encoder").exists()  # only where words are drawn
-    pipeline = GlmImagePipeline(
-        tokenizer=ByT5Tokenizer(),
-        processor=build_processor(job.task),
-        text_encoder=saved(T5EncoderModel, "text_encoder") if is_trained else modules.build_glyph_encoder(job.seed),
-        vision_language_encoder=saved(GlmImageForConditionalGeneration, "vision_language_encoder"),
-        vae=saved(AutoencoderKL, "vae"),
-        transformer=saved(GlmImageTransformer2DModel, "transformer"),
-        scheduler=modules.build_scheduler(),
-    )
-    pipeline.save_pretrained(folder)
-    (folder / "visual_grpo.json").write_text(json.dumps({"preview_side": PREVIEW_SIDE}), encoding="utf-8")
-    shutil.rmtree(job.folder)

@@ -104,16 +104,14 @@ def _outputs(project: Path) -> dict[Path, Any]:
 def _dvc_stages(project: Path) -> Sequence[Any]:
     """The stages and ``*.dvc`` files of all folders; empty where DVC is not used or not installed, or without git."""
     try:
-        from dvc.exceptions import DvcException, NotDvcRepoError
-        from dvc.repo import Repo
-        from dvc.scm import SCMError
+        from dvc import exceptions, repo, scm
     except ImportError:
         return ()
     try:
-        stages: Sequence[Any] = Repo(project).index.stages
-    except (NotDvcRepoError, SCMError):
+        stages: Sequence[Any] = repo.Repo(project).index.stages
+    except (exceptions.NotDvcRepoError, scm.SCMError):
         return ()
-    except DvcException as error:  # For example, a merge has damaged a file.
+    except exceptions.DvcException as error:  # For example, a merge has damaged a file.
         raise UserError(f"DVC: {error}. Put the file back as git has it: git checkout FILE") from error
     return stages
 

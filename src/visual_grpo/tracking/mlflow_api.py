@@ -9,7 +9,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.common.errors import UserError, chain
-from visual_grpo.common.images import read_image
 from visual_grpo.evaluation.verdict import TASK_MEASURES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Run
     from PIL.Image import Image
 
 T = TypeVar("T")
+Point = tuple[str, float, int, int]
+"""A point of a curve: name, value, milliseconds since 1970, step."""
 
 SQLITE = "sqlite:///"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
@@ -176,19 +177,21 @@ def close_killed(client: MlflowClient, output: Path, open_run: str | None = None
         client.set_terminated(run.info.run_id, "FINISHED" if evaluated else "KILLED")
 
 
-def log_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric], known: dict[str, set[int]]) -> None:
+def log_metrics(client: MlflowClient, run_id: str, points: Iterable[Point], known: dict[str, set[int]]) -> None:
     """Logs the steps that the run's curves lack; ``known`` has those of each curve, and gets those of new ones."""
+    from mlflow.entities import Metric
+
+    metrics = [Metric(*point) for point in points]
     for name in {metric.key for metric in metrics} - known.keys():
         known[name] = {point.step for point in client.get_metric_history(run_id, name)}
     client.log_batch(run_id, metrics=[metric for metric in metrics if metric.step not in known[metric.key]])
 
 
-def log_picture(client: MlflowClient, run_id: str, picture: Image | Path, series: str, step: int) -> None:
+def log_picture(client: MlflowClient, run_id: str, picture: Image, series: str, step: int) -> None:
     """Logs a step of a series of images, unless the run has it."""
     logged = (Path(file.path).name for file in client.list_artifacts(run_id, "images"))
     if not any(name.startswith(f"{series}+step+{step}+") for name in logged):
-        image = read_image(picture) if isinstance(picture, Path) else picture
-        client.log_image(run_id, image, key=series, step=step, synchronous=True)
+        client.log_image(run_id, picture, key=series, step=step, synchronous=True)
 
 
 def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image
+
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import hold, release
@@ -25,7 +27,7 @@ from visual_grpo.tracking.model_card import CARD, model_card
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Run
 
 ADAPTERS, EVALUATED, REPORT = "06_models/adapters", "08_reporting/evaluation.json", "08_reporting/evaluation"
 TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
@@ -100,7 +102,8 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     mlflow_api.log_metrics(client, run_id, _curves(adapters, config), {})
     for file in sorted(adapters.glob("*.png")):
         if match := _PICTURE.fullmatch(file.name):
-            mlflow_api.log_picture(client, run_id, file, match[1], int(match[2]))
+            with Image.open(file) as picture:
+                mlflow_api.log_picture(client, run_id, picture, match[1], int(match[2]))
     if not run.data.params:
         mlflow_api.set_params(client, run_id, training_params(facts["parameters"]))
     tags = {name: value for name, value in facts.items() if name.startswith(_FROM_FACTS)}
@@ -113,23 +116,19 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
         mlflow_api.set_tags(client, run_id, dict.fromkeys(("result", mlflow_api.EVALUATION, EVALUATION_DIGEST), ""))
 
 
-def _curves(adapters: Path, config: Parameters) -> list[Metric]:
+def _curves(adapters: Path, config: Parameters) -> list[mlflow_api.Point]:
     """Returns the metrics of ``training.csv`` that MLflow shows."""
-    from mlflow.entities import Metric
-
     with (adapters / HISTORY).open(encoding="utf-8", newline="") as file:
         rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
     at, modules = _modified(adapters / FACTS), modules_of(adapters)
     return [
-        Metric(name, value, at, int(row["step"]))
+        (name, value, at, int(row["step"]))
         for row in rows
         for name, value in tracked(row, modules, list(config.rewards)).items()
     ]
 
 
 def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> None:
-    from mlflow.entities import Metric
-
     run_id, at = run.info.run_id, _modified(output / EVALUATED)
     evaluation = json.loads((output / EVALUATED).read_text(encoding="utf-8"))
     headline, scores = evaluation["headline"], evaluation["rewards"]
@@ -138,9 +137,9 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
         table = {"columns": list(scores[0]), "data": [list(row.values()) for row in scores]}
         client.log_text(run_id, json.dumps(table, indent=2), "evaluation/scores.json")
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(headline)), f"adapters/{CARD}")
-    # With an equal timestamp, MLflow stores a repeated attempt once.
-    results = [Metric(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
-    client.log_batch(run_id, metrics=results)
+    for name, value in result_metrics(headline).items():
+        # With an equal timestamp, MLflow stores a repeated attempt once.
+        client.log_metric(run_id, name, value, at, facts["steps"])
     mlflow_api.set_tags(client, run_id, {"result": " ".join([headline["sentence"], *headline["notes"]])})
 
 

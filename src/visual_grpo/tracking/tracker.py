@@ -17,6 +17,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import numpy as np
+
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import TrackingConfig
 from visual_grpo.tracking import mlflow_api
@@ -86,10 +88,8 @@ class Tracker:
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Logs ``values`` of a training's ``step`` (1 = the first). A step that is logged again changes nothing."""
         if self._is_open:
-            from mlflow.entities import Metric
-
             at = int(time.time() * 1000)
-            points = [Metric(name, float(value), at, step) for name, value in values.items()]
+            points = [(name, float(value), at, step) for name, value in values.items()]
             self._put(lambda client, run: mlflow_api.log_metrics(client, run, points, self._known_steps))
 
     def image(self, image: Image, key: str, step: int) -> None:
@@ -215,8 +215,6 @@ class ExtraLog:
         self.attempt("log", dict(values), step=step)
 
     def image(self, image: Image, key: str, step: int) -> None:
-        import numpy as np
-
         pixels = np.asarray(image.convert("RGB"))[None]
         self.attempt("log_images", {key: pixels}, step=step, **self._image_options)
 

@@ -143,7 +143,9 @@ def test_every_process_needs_memory_of_the_host(model, plan):
 
 
 def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda path, local_files_only: str(model))
+    monkeypatch.setattr(
+        "visual_grpo.operations.plan.dry_run.snapshot_download", lambda path, local_files_only: str(model)
+    )
     assert planned_model(tiny_sd3("someone/small-sd3")).source == f"the configuration files in {model}"
 
 

@@ -12,8 +12,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import transformers
+from diffusers import ModelMixin
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from PIL import Image
 from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, nearest_hint
@@ -75,8 +80,6 @@ def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
     model_class = getattr(resolve_name(KINDS[kind]), "model_class", None) if kind in KINDS else None
     if model_class is None:
         return {}
-    import transformers
-
     folder, _ = configuration_folder(options["path"])
     dtype = getattr(torch, options.get("dtype", "float32"))
     return {"segmenter": _of_transformers(getattr(transformers, model_class), Path(folder), dtype, "meta")}
@@ -84,9 +87,6 @@ def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
 
 def configuration_folder(path: str) -> tuple[str, str]:
     """Returns the folder with a model's configuration files, and their origin in words."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
     folder, released = Path(path), [f"{each.parent.name}/{each.name}" for each in _RELEASED.glob("*/*")]
     if not folder.is_dir():
         with suppress(HFValidationError, LocalEntryNotFoundError):
@@ -109,9 +109,6 @@ def has_weights(folder: str | Path) -> bool:
 
 def load_without_weights(family: Family, folder: str, config: ModelConfig, device: str) -> Any:
     """Calls ``family.load`` with networks on ``device``: without values on meta, else with random ones."""
-    from diffusers import ModelMixin
-    from transformers import PreTrainedModel
-
     dtype = getattr(torch, config.dtype)
 
     def of_diffusers(cls: Any, /, path: Any, **given: Any) -> Any:
@@ -129,8 +126,6 @@ def load_without_weights(family: Family, folder: str, config: ModelConfig, devic
 
 
 def _of_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:
-    from transformers import GenerationConfig
-
     model = frozen(lambda: cls(cls.config_class.from_pretrained(folder)), dtype, device)
     if (folder / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, GlmImageTransformer2DModel
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    GlmImagePipeline,
+    GlmImageTransformer2DModel,
+)
 from torch import Tensor
 from transformers import (
+    ByT5Tokenizer,
     GenerationConfig,
     GlmImageConfig,
     GlmImageForConditionalGeneration,
@@ -24,8 +35,11 @@ from visual_grpo.starter.glm_image.codebook import (
     PAD,
     VISION_PATCH,
     VISION_VOCABULARY,
+    build_processor,
     standardised,
 )
+from visual_grpo.starter.glm_image.corpus import PREVIEW_SIDE
+from visual_grpo.starter.pretraining import Job
 
 LATENT_CHANNELS = 4
 _GLYPH_WIDTH = 32
@@ -124,6 +138,27 @@ def build_scheduler() -> FlowMatchEulerDiscreteScheduler:
         max_shift=0.75,
         base_image_seq_len=256,
     )
+
+
+def save_pipeline(job: Job, folder: Path) -> None:
+    """Saves the trained modules with the fixed ones as a GlmImagePipeline; removes the modules' own folders."""
+
+    def saved(module: Any, name: str) -> Any:
+        return module.from_pretrained(job.folder / name, use_safetensors=True)
+
+    is_trained = (job.folder / "text_encoder").exists()  # only where words are drawn
+    pipeline = GlmImagePipeline(
+        tokenizer=ByT5Tokenizer(),
+        processor=build_processor(job.task),
+        text_encoder=saved(T5EncoderModel, "text_encoder") if is_trained else build_glyph_encoder(job.seed),
+        vision_language_encoder=saved(GlmImageForConditionalGeneration, "vision_language_encoder"),
+        vae=saved(AutoencoderKL, "vae"),
+        transformer=saved(GlmImageTransformer2DModel, "transformer"),
+        scheduler=build_scheduler(),
+    )
+    pipeline.save_pretrained(folder)
+    (folder / "visual_grpo.json").write_text(json.dumps({"preview_side": PREVIEW_SIDE}), encoding="utf-8")
+    shutil.rmtree(job.folder)
 
 
 def _ar_config(processor: GlmImageProcessor) -> GlmImageConfig:
