@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.data.making import data_config, picture
 from visual_grpo.data.checks import checked
-from visual_grpo.data.columns import parse_solution, record_from_row
 from visual_grpo.data.preparation import with_ids
+from visual_grpo.data.queries import parse_solution
 from visual_grpo.data.record import EmbeddedImage, Limits, Note, Place, Record, Rejected
+from visual_grpo.data.tabular import record_from_row
 
 ANYWHERE = Limits.from_config(data_config(".", allow_outside=True), Path())
 VALUES = st.recursive(

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
-from visual_grpo.data.columns import mask_image
+from visual_grpo.data.queries import mask_image
 from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text
 
 TARGETS = "target_images"

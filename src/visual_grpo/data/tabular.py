@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import glob
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,33 @@ import pyarrow.parquet as pq
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.data.columns import PICTURES, QUERIES, record_from_row
-from visual_grpo.data.record import EmbeddedImage, Item, Limits, Note, Place, Rejected, open_text, shorten
+from visual_grpo.data.queries import mask_image, parse_solution
+from visual_grpo.data.record import (
+    EmbeddedImage,
+    Item,
+    Limits,
+    Note,
+    Place,
+    Record,
+    Rejected,
+    is_image_name,
+    open_text,
+    shorten,
+)
 
+PICTURES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "text", "caption", "instruction", "edit_prompt", "edit"),
+    "source_images": ("source_image", "source", "source_img", "input_image", "original_image"),
+    "target_image": ("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image"),
+}
+"""Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders.
+The first is the key of ``records.jsonl``."""
+QUERIES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "query", "problem", "text", "caption"),
+    "source_images": ("source_image", "image", "file_name"),
+    "target_image": ("target_image", "mask"),
+}
+"""Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 HUB = "hf://datasets/"
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 _SPLIT_FOLDERS = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
@@ -235,6 +260,74 @@ def _cell(value: Any, name: str, folder: Path | None) -> Any:
         path = value["path"]
         value = (path if folder or path is None else Path(path)) if value["bytes"] is None else value["bytes"]
     return EmbeddedImage(name, value) if isinstance(value, bytes) else value
+
+
+def record_from_row(row: Mapping[str, Any], place: Place, folder: Path, task: Task, *, canonical: bool = False) -> Item:
+    """Returns the record of a row, or its rejection.
+
+    Args:
+        folder: base of the row's relative paths.
+        canonical: a row of records.jsonl: with a ``prompt``, only the first names of `PICTURES` are fields.
+    """
+    extra = dict(row)
+    record_id, group = extra.pop("id", None), extra.pop("group", None)
+    names = QUERIES if task == "segmentation" else _picture_columns(row, task, canonical)
+    fields = {field: _take(extra, columns) for field, columns in names.items()}
+    if task == "segmentation":
+        try:
+            fields["target_image"] = _take_prompts_of_mask(extra, fields["target_image"], record_id, folder)
+        except Rejected as rejected:
+            return rejected.at(place, record_id)
+    if canonical or isinstance(extra.get("metadata"), Mapping):
+        fields["metadata"] = extra.pop("metadata", None)
+    if not canonical:
+        extra = {key: value for key, value in extra.items() if key in ("box", "points") or _is_plain(value)}
+    return Record(place=place, folder=folder, id=record_id, group=group, **fields, extra=extra)
+
+
+def _picture_columns(row: Mapping[str, Any], task: Task, canonical: bool) -> dict[str, list[str]]:
+    """Returns the columns that may hold each field of a picture or an edit."""
+    if canonical and "prompt" in row and (task != "i2i" or "source_image" in row):
+        return {field: [columns[0]] for field, columns in PICTURES.items()}
+    names = {
+        # A column "source" may also say where a picture comes from.
+        field: [name for name in columns if name in (columns[0], "file_name") or _is_image(row.get(name))]
+        for field, columns in PICTURES.items()
+    }
+    # The hub's image folders have their captions in "text", and may have another column "prompt".
+    return names | {"prompt": [*(["text"] if "file_name" in row else []), *PICTURES["prompt"]]}
+
+
+def _take(extra: dict[str, Any], names: tuple[str, ...] | list[str]) -> Any:
+    """Removes the first column with a value from ``extra`` and returns it; if none has a value, the first column."""
+    present = sorted((name for name in names if name in extra), key=lambda name: extra[name] is None)
+    return extra.pop(present[0]) if present else None
+
+
+def _take_prompts_of_mask(extra: dict[str, Any], mask: Any, record_id: Any, folder: Path) -> Any:
+    """Returns the mask; leaves ``box`` and ``points`` in ``extra``, where the row has them."""
+    box = _take(extra, ("box", "bbox"))
+    solution_box, solution_points = parse_solution(extra.pop("solution", None))
+    if isinstance(mask, list):
+        mask = mask_image(mask, "the mask")
+    if mask is None and solution_box is not None and record_id is not None:
+        # Seg-Zero's masks lie next to the tables or, for tables in ``data``, next to that folder.
+        parent = "../" if folder.name == "data" and (folder / "../masks").is_dir() else ""
+        mask = f"{parent}masks/{record_id}.png"
+    box = solution_box if box is None else box
+    points = extra.get("points", solution_points)
+    extra |= {name: value for name, value in (("box", box), ("points", points)) if value is not None}
+    return mask
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, list) and value:
+        return all(map(_is_image, value))
+    return isinstance(value, EmbeddedImage | Path) or (isinstance(value, str) and is_image_name(value))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 @contextmanager
