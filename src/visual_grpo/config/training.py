@@ -38,7 +38,7 @@ def secret_options(options: Mapping[str, Any], section: str = "") -> Iterator[st
 
 
 def with_variables(value: Any, reward: str) -> Any:
-    """The options with the values of the variables that they name. Raises UserError: a variable is not set."""
+    """Replaces each ``$NAME`` in the options by that environment variable. Raises UserError if it is not set."""
     if isinstance(value, Mapping):
         return {name: with_variables(item, reward) for name, item in value.items()}
     match = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
@@ -119,10 +119,13 @@ class GRPOConfig(Strict):
     )
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     clip_low: float | None = Field(
-        None, gt=0, lt=1, description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2)"
+        None,
+        gt=0,
+        lt=1,
+        description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2, dppo none)",
     )
     clip_high: float | None = Field(
-        None, gt=0, description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28)"
+        None, gt=0, description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28, dppo none)"
     )
     divergence_limit: float | None = Field(
         None,
@@ -130,7 +133,12 @@ class GRPOConfig(Strict):
         description="dppo, in place of the clips: KL of a denoising step to the policy that sampled it, nats a latent"
         " element; null = the loss's own",
     )
-    kl_weight: float = Field(0.0, ge=0, description="weight of the k3 KL to the model without adapter, in nats a token")
+    kl_weight: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the KL to the model without adapter: k3, nats a token; of a flow module the exact one,"
+        " nats a latent element",
+    )
     kl_correction: bool = Field(
         False, description="multiply the KL of tokens by the ratio (TRL's use_bias_correction_kl): no bias off-policy"
     )
@@ -144,7 +152,10 @@ class GRPOConfig(Strict):
     advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
     combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
     max_refills: int = Field(
-        0, ge=0, description="DAPO's dynamic sampling, with any loss: how often groups without variance are redrawn"
+        0,
+        ge=0,
+        description="DAPO's dynamic sampling, with any loss: how often groups without variance are replaced by those"
+        " of new prompts",
     )
     non_finite: Literal["stop", "skip"] = Field(
         "stop",
@@ -217,9 +228,7 @@ class ModuleConfig(Strict):
     learning_rate: float | None = Field(None, gt=0, description="as grpo.learning_rate")
     clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
-    kl_weight: float | None = Field(
-        None, ge=0, description="as grpo.kl_weight; of a flow module the Gaussian KL, nats a latent element"
-    )
+    kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")
     kl_correction: bool | None = Field(None, description="as grpo.kl_correction")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
@@ -279,8 +288,7 @@ class AlarmConfig(Strict):
     action: Literal["warn", "stop", "rollback"] = Field(
         "warn",
         description="warn: log a line, a tag and pictures; stop: also end the training; rollback: end it with the "
-        "best adapter before the first alarm of which no signal was beyond its limit (else the least "
-        "suspicious)",
+        "best adapter before the first alarm with all signals within their limits (else the least suspicious)",
     )
     error: float = Field(
         0.05, gt=0, lt=0.5, description="probability of an alarm in a training in which nothing exceeds its limit"

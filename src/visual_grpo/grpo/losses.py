@@ -156,13 +156,13 @@ def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Te
     return mean.clamp(max=MAX_LOG_RATIO).exp().expand_as(log_probs)
 
 
-def truncated_importance_weights(log_probs: Tensor, sampler_log_probs: Tensor, cap: float) -> Tensor:
+def truncated_importance_weights(old_log_probs: Tensor, sampler_log_probs: Tensor, cap: float) -> Tensor:
     """min(pi_old / pi_sampler, cap) of each step, [b, s], without gradient.
 
-    Rounding makes the sampler a slightly different policy than the replay: the weight makes expectations over its
-    samples those over pi_old's, the cap bounds their variance (truncated importance sampling, Ionides 2008).
+    Rounding makes the sampler a slightly different policy than the replay: the weight turns averages over its samples
+    into averages under pi_old, and the cap bounds their variance (truncated importance sampling, Ionides 2008).
     """
-    return (log_probs - sampler_log_probs).detach().exp().clamp(max=cap)
+    return (old_log_probs - sampler_log_probs).detach().exp().clamp(max=cap)
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -219,7 +219,7 @@ def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, c
     """Weights w, [B, S], such that the loss of the whole batch is ``sum(w * loss)``.
 
     The counts are those of the *whole* batch (all micro-batches, all ranks): rows with a counted
-    step, counted steps, rows of any kind. So micro-batches add up to exactly the full batch.
+    step, counted steps, all rows. So micro-batches add up to exactly the full batch.
     """
     weights = mask.float()
     if aggregation == "row_mean":

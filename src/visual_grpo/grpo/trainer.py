@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class GRPOTrainer(Generic[T]):
-    """Trains ``policy`` on ``scorer``'s total reward; ``fit`` yields one StepMetrics per rollout."""
+    """Trains ``policy`` on ``scorer``'s total reward; ``fit`` yields one StepMetrics per training step."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class GRPOTrainer(Generic[T]):
         return self.update(self.build_batches(scored), scored, clock)
 
     def build_batches(self, scored: Sequence[ScoredRollout[T]]) -> list[TrainBatch[T]]:
-        """Gives each sample its advantage over the other samples of its prompt, in all rollouts together."""
+        """Returns the rows to train on, each with its advantage over the mean of its prompt's samples."""
         config, size = self.config, self.config.group_size
         scored = [part for part in scored if len(part.groups)]
         rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in scored]
@@ -98,13 +98,13 @@ class GRPOTrainer(Generic[T]):
             scale = config.advantage_scale or LOSSES[config.loss].advantage_scale
             advantages = group_advantages(total, size, scale=scale, **limits)
         batches = []
-        parts = advantages.split([len(chosen) for chosen in rows])
-        for (rollout, part_scores, _), chosen, part in zip(scored, rows, parts, strict=True):
+        split = advantages.split([len(chosen) for chosen in rows])
+        for (rollout, rollout_scores, _), chosen, row_advantages in zip(scored, rows, split, strict=True):
             batch = TrainBatch(
                 rollout=rollout,
-                scores=part_scores,
-                rows=chosen[~part_scores.total[chosen].isnan()],
-                advantages=torch.zeros(len(part_scores.total)).index_put((chosen,), part),
+                scores=rollout_scores,
+                rows=chosen[~rollout_scores.total[chosen].isnan()],
+                advantages=torch.zeros(len(rollout_scores.total)).index_put((chosen,), row_advantages),
                 replayed_log_probs=rollout.log_probs.clone() if config.replays(self.dtype) else None,
             )
             if len(batch.rows):
@@ -114,22 +114,22 @@ class GRPOTrainer(Generic[T]):
 
     def update(self, batches: list[TrainBatch[T]], scored: Sequence[ScoredRollout[T]], clock: Clock) -> StepMetrics:
         """Takes all optimizer updates of a step."""
-        loss = PolicyLoss(self.config, batches)
+        policy_loss = PolicyLoss(self.config, batches)
         updates: list[UpdateMetrics] = []
         for _ in range(self.config.updates_per_rollout):
             with clock.phase("update"):
-                updates.append(self._update_once(batches, updates, loss))
+                updates.append(self._update_once(batches, updates, policy_loss))
         self.step += 1
         rollouts, scores, _ = zip(*scored, strict=True)
         return step_metrics(self.step, rollouts, scores, batches, updates, clock, self.config)
 
     def _update_once(
-        self, batches: list[TrainBatch[T]], before: Sequence[UpdateMetrics], loss: PolicyLoss
+        self, batches: list[TrainBatch[T]], before: Sequence[UpdateMetrics], policy_loss: PolicyLoss
     ) -> UpdateMetrics:
         metrics = UpdateMetrics()
         unchanged = all(earlier.skipped for earlier in before)  # The weights are still those that sampled.
         with self.optimizer.skipping_non_finite(metrics):
-            self.compute_gradient(batches, loss, metrics, on_policy=unchanged)
+            self.compute_gradient(batches, policy_loss, metrics, on_policy=unchanged)
             if not before and not self._ratio_checked:  # Later updates are of another policy than the rollout.
                 rounding = max(batch.rollout.rounding for batch in batches)
                 check_ratio(*metrics.log_ratio_stats(), self.dtype, rounding, self.config.ratio_tolerance)
@@ -140,14 +140,14 @@ class GRPOTrainer(Generic[T]):
         return metrics
 
     def compute_gradient(
-        self, batches: list[TrainBatch[T]], loss: PolicyLoss, metrics: UpdateMetrics, *, on_policy: bool
+        self, batches: list[TrainBatch[T]], policy_loss: PolicyLoss, metrics: UpdateMetrics, *, on_policy: bool
     ) -> None:
         """Fills ``grad`` with the gradient summed over all ranks, times the loss scale; adds to ``metrics``.
 
         ``on_policy``: the weights are those that sampled. Raises NonFiniteLossError.
         """
         with self.optimizer.gradient_sums() as sums:
-            results = ranks.all_gather(lambda: self._backward(batches, loss, on_policy))
+            results = ranks.all_gather(lambda: self._backward(batches, policy_loss, on_policy))
             for part, _ in results:
                 metrics.join(part)
             for _, error in results:

@@ -1,6 +1,7 @@
 """Flow matching as a policy: its decisions are the stochastic denoising steps (Flow-GRPO, arXiv 2505.05470).
 
-A family offers a `FlowModel`; `FlowPolicy` samples, replays and trains it. The formulas are in flow_sde.py.
+A family offers a `FlowModel`; `FlowPolicy` samples, replays and trains it. The loop over denoising
+steps is in denoising.py, their formulas are in flow_sde.py.
 Shapes: N prompts (*entries* of the conditions), G samples of each, B = N * G rows (b of them), S trained steps,
 C x h x w latents of one image.
 """
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow_matching import denoiser_of
 from visual_grpo.models.flow_sde import log_prob, moved_by, normalised_log_ratio, transition_kl
+from visual_grpo.models.forward_process import denoiser_of
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import random_seeds, repeated
@@ -99,8 +100,8 @@ class FlowTrajectory(Generic[C]):
     means: Tensor
     """[B, S, C, h, w] of the transitions under the sampling policy."""
     shared_prefix: int
-    """Number of neighbouring rows that are identical until ``first_sde_step`` adds noise."""
-    first_sde_step: int
+    """Number of neighbouring rows that are identical until ``first_stochastic_step`` adds noise."""
+    first_stochastic_step: int
     reference_means: Tensor | None = None
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
 
@@ -172,7 +173,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
             next_states=path.next_states[:, columns],
             means=path.means[:, columns],
             shared_prefix=shared_prefix,
-            first_sde_step=window[0],
+            first_stochastic_step=window[0],
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
@@ -225,7 +226,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
     def _step(self, trajectory: FlowTrajectory[C], column: int, rows: Tensor) -> tuple[Tensor, float]:
         """Returns mean [b, C, h, w] and standard deviation of a trained step of ``rows`` ([b] int64)."""
         step, prefix_of_row = trajectory.steps[column], None
-        if step == trajectory.first_sde_step:
+        if step == trajectory.first_stochastic_step:
             # As in the rollout: rows with a shared prefix are computed once, and the gradient sums over them.
             prefixes, prefix_of_row = (rows // trajectory.shared_prefix).unique(return_inverse=True)
             rows = prefixes * trajectory.shared_prefix

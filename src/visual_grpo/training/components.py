@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from visual_grpo.rewards.combine import RewardSet
 
 ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"steps": 4, "guidance_scale": 1.5}}
-"""Training samples of `load_policy`: a few ODE steps are enough for a reward to tell samples apart."""
+"""Training samples of `load_policy`: a few denoising steps are enough for a reward to tell samples apart."""
 EVAL_SAMPLER = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 
 
@@ -101,7 +101,7 @@ def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
 
 
 def require_gpus(config: Parameters) -> None:
-    """Raises UserError where this machine has fewer GPUs than processes; torchrun's look at their own."""
+    """Raises UserError where this machine has fewer GPUs than processes; torchrun's processes check their own."""
     count, device = config.distributed.processes, resolve_device(config.model.device)
     if device.type == "cuda" and count > max(1, torch.cuda.device_count()) and not under_torchrun():
         raise UserError(

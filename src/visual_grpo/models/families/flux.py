@@ -1,4 +1,4 @@
-"""FLUX.1 (dev, Krea, schnell) as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+"""FLUX.1 (dev, Krea, schnell) as a `FlowModel`; a test checks that its ODE matches the pipeline's.
 
 Guidance is distilled into the transformer: the scale is one of its inputs, and it runs once a step. Shapes: N prompts,
 b rows, C x h x w latents of one image, which the transformer reads as T = h w / 4 tokens of width 4 C.

@@ -1,4 +1,4 @@
-"""FLUX.2 klein (base and distilled, 4B and 9B) as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+"""FLUX.2 klein (base and distilled, 4B and 9B) as a `FlowModel`; a test checks that its ODE matches the pipeline's.
 
 Shapes: N prompts, b rows, C x h x w normalised patches of one image: a patch is 2 x 2 of the VAE's latents.
 """

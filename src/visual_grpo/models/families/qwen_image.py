@@ -1,4 +1,4 @@
-"""Qwen-Image and Qwen-Image-Edit as a `FlowModel`; a test holds its ODE equal to the pipelines'.
+"""Qwen-Image and Qwen-Image-Edit as a `FlowModel`; a test checks that its ODE matches the pipelines'.
 
 Shapes: N records, b rows, C x h x w latents of one image, which the transformer reads as T = h w / 4 tokens of width
 4 C. An edit's source image is S more tokens, of whatever size, and a part of the prompt.

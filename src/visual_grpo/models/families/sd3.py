@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5 as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+"""Stable Diffusion 3 and 3.5 as a `FlowModel`; a test checks that its ODE matches the pipeline's.
 
 Shapes: N prompts, b rows, C x h x w latents of one image.
 """

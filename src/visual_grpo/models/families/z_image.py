@@ -1,4 +1,4 @@
-"""Z-Image and Z-Image-Turbo as a `FlowModel`; a test holds its ODE equal to the pipeline's.
+"""Z-Image and Z-Image-Turbo as a `FlowModel`; a test checks that its ODE matches the pipeline's.
 
 The pipeline adds ``guidance_scale`` times the difference of its branches to the conditional one, so that its 0 is the 1
 of all other families, and its 4 their 5. Shapes: N prompts, b rows, C x h x w latents of one image.

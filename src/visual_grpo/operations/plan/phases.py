@@ -18,7 +18,7 @@ from visual_grpo.common.types import ReplayChunk
 from visual_grpo.models import generation, tokens
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.flow_matching import MatchingDenoiser
+from visual_grpo.models.forward_process import MatchingDenoiser
 from visual_grpo.operations.plan.meter import Meter
 
 CONDITIONS = "prompts and conditions"

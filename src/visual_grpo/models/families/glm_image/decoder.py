@@ -1,6 +1,6 @@
 """GLM-Image's second stage as a flow model: the DiT's velocities at the pipeline's own schedule, then the VAE.
 
-`GlmImagePipeline.__call__` does the same without gradient and for the ODE only; a test holds the two equal.
+`GlmImagePipeline.__call__` does the same without gradient and for the ODE only; a test checks that both match.
 Shapes: N entries, b rows, C x h x w latents of one image, H x W its pixels.
 """
 
