@@ -17,6 +17,7 @@ from PIL import Image
 
 from visual_grpo.common.images import read_image
 from visual_grpo.config.adapter_folder import read_facts
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import pictures, report
 from visual_grpo.evaluation.samples import read_scores
 
@@ -50,10 +51,15 @@ def fill(prompt: str, height: int) -> Image.Image:
 
 
 def pairs(output: Path) -> Image.Image:
-    """Draws two pairs of held-out prompts, the base model's samples above."""
+    """Draws two pairs of held-out prompts, the base model's samples above, below the pictures that are edited."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=2)["samples"]
-    return report.pair_sheet(chosen, baseline, trained)
+    sheet = report.pair_sheet(chosen, baseline, trained)
+    if read_facts(output / "06_models/adapters")["parameters"]["data"]["task"] != "i2i":
+        return sheet
+    records = {record.id: record for record in RecordTable(output / "05_model_input/records.parquet")}
+    files = [read_image(records[name].source_images[0]) for name in chosen["id"]]
+    return pictures.framed([pictures.grid(files, ["source"] * len(files), columns=len(files)), sheet])
 
 
 def main() -> None:

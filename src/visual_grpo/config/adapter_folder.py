@@ -10,6 +10,7 @@ from typing import Any
 from visual_grpo.common.digests import file_digest, tree_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import merged
+from visual_grpo.config.pipelines import BESIDE_FLOW
 from visual_grpo.config.presets import pinned
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
@@ -31,10 +32,7 @@ AGAIN = "Train again, or use the adapters of the MLflow run."
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
 LATEST, NONE = "latest", "none"
-PRESENT_SECTIONS = (
-    *("evaluation", "tracking", "resume", "output", "adapter"),
-    *("generate", "score", "compare", "reward_report", "vote", "promotion", "run", "reproduce"),
-)
+PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_FLOW)
 """Parameters that judging an adapter takes from the present command, not from its training."""
 PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
 

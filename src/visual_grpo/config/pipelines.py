@@ -14,6 +14,11 @@ from visual_grpo.config.presets import ROOT
 
 FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
 """The pipelines of the data flow, in their order."""
+BESIDE_FLOW = (
+    *("generate", "score", "compare", "reward_report", "vote", "promotion", "retrain"),
+    *("run", "reproduce", "plan", "gpu_check"),
+)
+"""Parameters and sections of the other pipelines, which no result of the data flow depends on."""
 Seed = Field(0, ge=0, lt=2**31, description="of what is drawn")
 Sampler = Literal["rollout", "eval"]
 

@@ -1,1 +1,1 @@
-"""The pipelines of `kedro run`: nodes that only wire, one package each."""
+"""Functions of Kedro nodes, one module for each pipeline; `pipeline_registry` wires them."""

@@ -11,17 +11,15 @@ from visual_grpo.common.files import new_folder
 from visual_grpo.common.importing import code_digests
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
+from visual_grpo.config.pipelines import BESIDE_FLOW
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
 
-_UNCOMPARED = (
-    *("output", "resume", "adapter", "run", "model.device"),
-    *("evaluation.", "tracking.", "generate.", "score.", "compare.", "promotion.", "reproduce.", "starter."),
-)
-"""Beginnings of the names of parameters that change nothing in a training."""
+_UNCOMPARED = {"output", "resume", "adapter", "evaluation", "tracking", "starter", *BESIDE_FLOW}
+"""Parameters and sections that change nothing in a training."""
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
@@ -77,7 +75,7 @@ def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[A
     changed = {
         name: [before.get(name), after.get(name)]
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and not name.startswith(_UNCOMPARED) and _is_trained(name, trained)
+        if before.get(name) != after.get(name) and _is_compared(name, trained)
     }
     names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
     return changed | {
@@ -87,9 +85,11 @@ def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[A
     }
 
 
-def _is_trained(name: str, modules: set[str]) -> bool:
-    """Leaves out the settings of a module that nobody trained."""
+def _is_compared(name: str, modules: set[str]) -> bool:
+    """Leaves out what changes nothing in a training, and the settings of a module that nobody trained."""
     section, _, rest = name.partition(".")
+    if section in _UNCOMPARED or name == "model.device":
+        return False
     return section != "modules" or rest.partition(".")[0] in modules
 
 

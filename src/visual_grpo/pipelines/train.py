@@ -25,7 +25,7 @@ from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import Model
-from visual_grpo.operations.training import TrainingCommand, complete_adapters, show_training, training_lineage
+from visual_grpo.operations.training_command import TrainingCommand, complete_adapters, show_training, training_lineage
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import start_of

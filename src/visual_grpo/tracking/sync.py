@@ -21,6 +21,7 @@ from visual_grpo.common.files import hold, release
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
+from visual_grpo.config.pipelines import BESIDE_FLOW
 from visual_grpo.evaluation.verdict import lines
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
@@ -43,11 +44,6 @@ _OF_MODULE = {
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
 _OF_RESULT = {"gain": "difference", "low": "ci_low", "high": "ci_high", "base": "baseline", "trained": "trained"}
-_OF_OTHERS = (
-    *("generate", "score", "compare", "reward_report", "vote", "promotion", "retrain", "plan", "gpu_check"),
-    *("run", "reproduce"),
-)
-"""Sections of pipelines that are no part of a training's run."""
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
@@ -158,7 +154,7 @@ def tracked(row: Mapping[str, float], modules: Sequence[str], rewards: Sequence[
 
 def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Flattens the parameters that a training and its evaluation depend on."""
-    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in _OF_OTHERS}
+    return {name: value for name, value in flatten(parameters).items() if name.partition(".")[0] not in BESIDE_FLOW}
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:

@@ -11,12 +11,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from visual_grpo.config import flatten
+from visual_grpo.config.pipelines import BESIDE_FLOW
 from visual_grpo.rewards.catalogue import transport_of
 
-NEVER = (
-    *("resume", "output", "generate", "score", "compare", "reward_report", "tracking", "starter"),
-    *("vote", "promotion", "retrain", "run", "reproduce", "plan", "gpu_check", "evaluation.redraw"),
-)
+NEVER = ("resume", "output", "tracking", "starter", "evaluation.redraw", *BESIDE_FLOW)
 """Where and how results are written, and what other pipelines do. Of the starter its report speaks."""
 _OF_TRAINING = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
