@@ -253,8 +253,9 @@ def side(folder: Path, trained: tuple[str, ...], **own: Any) -> ComparedModel:
     return ComparedModel(folder.name, folder, {"parameters": parameters(**own).model_dump(mode="json")})
 
 
-def test_settings_of_a_module_that_nobody_trained_are_no_difference(tmp_path: Path) -> None:
-    overridden: dict[str, Any] = {"modules": {"ar": {"kl_weight": 0.5}, "dit": {"learning_rate": 0.5}}}
+def test_settings_that_decided_nothing_in_either_training_are_no_difference(tmp_path: Path) -> None:
+    elsewhere = {"plan": {"prompt_words": 9}, "model": {"device": "cuda"}, "evaluation": {"seed": 3}}
+    overridden: dict[str, Any] = elsewhere | {"modules": {"ar": {"kl_weight": 0.5}, "dit": {"learning_rate": 0.5}}}
     dit, too = side(tmp_path / "dit", ("dit",)), side(tmp_path / "too", ("dit",), **overridden)
     assert differences(dit, too) == {"modules.dit.learning_rate": [0.0006, 0.5]}
     both = side(tmp_path / "both", ("ar", "dit"), **overridden)
