@@ -46,7 +46,7 @@ from visual_grpo.models.flow import FlowPolicy
 from visual_grpo.training import components
 
 ROOT = Path(__file__).parents[1]
-BASELINE = Path("data/07_model_output/baseline")
+BASELINE = Path("data/sd3_small/07_model_output/baseline")
 RESULT = Path("results/flow_grpo_loop")
 LOOPS = {"ours": "ours", "flow_grpo": "Flow-GRPO's", "flow_grpo_lr": "Flow-GRPO's, our learning rate"}
 SHOWN = {"total": "shapes", "part/shapes/all": "all right"}
