@@ -214,7 +214,7 @@ class ReplayChunk:
     """Some decision steps of some rows, scored again under the current policy."""
 
     steps: slice
-    """Which columns of S these are."""
+    """The columns of S that these are."""
     log_probs: Tensor
     """[b, s] float32 with gradient."""
     kl: Tensor | None

@@ -22,7 +22,7 @@ Texts = TypeVar("Texts")
 
 @dataclass(frozen=True, kw_only=True)
 class SmallFlowModel(Generic[Texts]):
-    """How a family's small pipeline is built and run. ``Texts`` are its encoded prompts."""
+    """Builds and runs a family's small pipeline. ``Texts`` are its encoded prompts."""
 
     build: Callable[[AutoencoderKL, int, int], Any]
     """(vae, longer side in pixels, seed) -> the pipeline with an untrained transformer."""

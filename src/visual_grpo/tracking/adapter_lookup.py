@@ -51,7 +51,7 @@ class Registered:
 
     @property
     def uri(self) -> str:
-        """As MLflow's functions and the parameter ``adapter`` take it."""
+        """The address that MLflow's functions and the parameter ``adapter`` take."""
         return f"{SCHEME}{self.name}/{self.version}"
 
     def adapters(self, *, check: bool = True) -> Path:

@@ -21,7 +21,7 @@ from visual_grpo.evaluation.verdict import TASK_MEASURES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
     from PIL.Image import Image
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ VIEW = {
     ],
     "isAccordionReordered": True,
 }
-"""What `make ui` opens: the table of runs, and the charts that come first. MLflow's page reads it from a tag of the
+"""The table of runs that `make ui` opens, and the charts that come first. MLflow's page reads it from a tag of the
 experiment; it adds the other charts below."""
 KEY = "run.key"
 """Tag of a run: the id that stands for it if MLflow was away at its start, or if an earlier run was deleted."""
@@ -177,11 +177,15 @@ def close_killed(client: MlflowClient, output: Path, open_run: str | None = None
         client.set_terminated(run.info.run_id, "FINISHED" if evaluated else "KILLED")
 
 
-def log_metrics(client: MlflowClient, run_id: str, points: Iterable[Point], known: dict[str, set[int]]) -> None:
-    """Logs the steps that the run's curves lack; ``known`` has those of each curve, and gets those of new ones."""
+def to_metrics(points: Iterable[Point]) -> list[Metric]:
     from mlflow.entities import Metric
 
-    metrics = [Metric(*point) for point in points]
+    return [Metric(*point) for point in points]
+
+
+def log_metrics(client: MlflowClient, run_id: str, points: Iterable[Point], known: dict[str, set[int]]) -> None:
+    """Logs the steps that the run's curves lack; ``known`` has those of each curve, and gets those of new ones."""
+    metrics = to_metrics(points)
     for name in {metric.key for metric in metrics} - known.keys():
         known[name] = {point.step for point in client.get_metric_history(run_id, name)}
     client.log_batch(run_id, metrics=[metric for metric in metrics if metric.step not in known[metric.key]])

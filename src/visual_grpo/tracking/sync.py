@@ -133,9 +133,9 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
         table = {"columns": list(scores[0]), "data": [list(row.values()) for row in scores]}
         client.log_text(run_id, json.dumps(table, indent=2), "evaluation/scores.json")
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(headline)), f"adapters/{CARD}")
-    for name, value in result_metrics(headline).items():
-        # With an equal timestamp, MLflow stores a repeated attempt once.
-        client.log_metric(run_id, name, value, at, facts["steps"])
+    # With an equal timestamp, MLflow stores a repeated attempt once.
+    points = [(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
+    client.log_batch(run_id, metrics=mlflow_api.to_metrics(points))
     mlflow_api.set_tags(client, run_id, {"result": " ".join([headline["sentence"], *headline["notes"]])})
 
 

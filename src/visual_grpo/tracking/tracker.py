@@ -186,16 +186,17 @@ def check_packages(config: TrackingConfig) -> None:
 @contextmanager
 def open_logs(config: TrackingConfig, name: str, params: Mapping[str, Any]) -> Iterator[list[ExtraLog]]:
     """Opens TensorBoard and Weights & Biases as the parameters ask, and closes them at the end."""
-    from accelerate import PartialState
-    from accelerate.tracking import TensorBoardTracker, WandBTracker
+    from accelerate import PartialState, tracking
 
     PartialState()  # Required by accelerate's logging.
     logs = []
     if config.tensorboard is not None:
-        tensorboard = TensorBoardTracker(name.replace("/", "_"), config.tensorboard)
+        tensorboard = tracking.TensorBoardTracker(name.replace("/", "_"), config.tensorboard)
         logs.append(ExtraLog(tensorboard, dataformats="NHWC"))
     if config.wandb is not None:
-        wandb = WandBTracker("visual-grpo", name=name, config=dict(params), mode=config.wandb, settings=_WANDB_SETTINGS)
+        wandb = tracking.WandBTracker(
+            "visual-grpo", name=name, config=dict(params), mode=config.wandb, settings=_WANDB_SETTINGS
+        )
         logs.append(ExtraLog(wandb))
     try:
         yield logs

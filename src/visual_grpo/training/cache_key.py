@@ -15,7 +15,7 @@ from visual_grpo.config.pipelines import BESIDE_FLOW
 from visual_grpo.rewards.catalogue import transport_of
 
 NEVER = ("resume", "output", "tracking", "starter", "evaluation.redraw", *BESIDE_FLOW)
-"""Where and how results are written, and what other pipelines do. Of the starter its report speaks."""
+"""Where and how results are written, and what other pipelines do. The starter's report stands for its section."""
 _OF_TRAINING = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),

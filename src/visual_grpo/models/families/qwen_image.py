@@ -52,7 +52,7 @@ class QwenImageOptions(Strict):
 class Conditions:
     prompts: PaddedText
     negative: PaddedText | None
-    """Of N entries too, since an edit's text has its source image in it; None without guidance."""
+    """The negative prompt of N entries: an edit's text has its source image in it. None without guidance."""
     sources: Tensor | None
     """[N, S, 4 C] float32."""
     guidance_scale: float

@@ -48,7 +48,7 @@ class PlannedModel:
     networks: dict[str, nn.Module]
     """By the name of the model's part."""
     source: str
-    """Where weights or sizes are from."""
+    """Origin of the weights or sizes, in words."""
 
 
 def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel:

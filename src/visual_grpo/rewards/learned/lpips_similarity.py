@@ -25,7 +25,7 @@ from visual_grpo.rewards.target import against_targets
 _LEAST = 31
 """Pixels of the shorter side that are left with a feature in every layer."""
 _NAMED_HASH = re.compile(r"-([0-9a-f]+)\.")
-"""As in alexnet-owt-7be5be79.pth: the first digits of the content's sha256."""
+"""The digest in alexnet-owt-7be5be79.pth: the first digits of the content's sha256."""
 
 
 class LpipsReward:
