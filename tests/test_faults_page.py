@@ -86,7 +86,7 @@ FAULTS: dict[str, tuple[str, Edit | None]] = {
     "The baseline's table is half gone": (TRAIN, halve(f"{BASELINE}/scores.parquet")),
     "The records' table is half gone": (TRAIN, halve("data/05_model_input/records.parquet")),
     "One bit of the base model is flipped": (EVALUATE, flip("data/06_models/base/**/*.safetensors")),
-    "`06_models/starter.json` is half gone": (TRAIN, halve("data/06_models/starter.json")),
+    "`06_models/base_model.json` is half gone": (TRAIN, halve("data/06_models/base_model.json")),
     "A reward raises at its first call": (TRAIN, write("trouble.py", "raise KeyError('colour')")),
     "A reward gives NaN for all samples": (TRAIN, write("trouble.py", "scores = [float('nan') for _ in scores]")),
     "A reward ends the program": (TRAIN, write("trouble.py", "raise SystemExit(0)")),

@@ -32,7 +32,7 @@ def prepare(data: DataConfig, output):
     from visual_grpo.pipelines.data_preparation import prepare_records
     return prepare_records(data, output, {})
 
-def prepare_only(data: DataConfig, output, starter_report):
+def prepare_only(data: DataConfig, output, base_model):
     return prepare(data, output)
 
 def score(records, parameters: Parameters, rewards):
@@ -79,7 +79,7 @@ def register_pipelines():
         "images": node(make, typed, "baseline", name="images"),
         "half": node(half, "params:output", "folder", name="node_half"),
         "evaluate": node(judge, ["adapters", "parameters"], "trained", name="judge"),
-        "prepared": node(prepare_only, ["params:data", "params:output", "starter_report"], "records", name="prepared"),
+        "prepared": node(prepare_only, ["params:data", "params:output", "base_model"], "records", name="prepared"),
         "untrained": node(half, "params:output", "adapters", name="node_untrained"),
         "trained": node(fill, "params:output", "adapters", name="node_trained"),
         **{f.__name__: node(f, "report", None, name=f.__name__)
@@ -181,7 +181,7 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 
 CATALOG = """
 report: {type: json.JSONDataset, filepath: data/report.json}
-starter_report: {type: json.JSONDataset, filepath: data/starter.json}
+base_model: {type: json.JSONDataset, filepath: data/base_model.json}
 records: {type: visual_grpo.data.datasets.RecordsDataset, filepath: "${output:}/05_model_input/records.parquet"}
 baseline: {type: json.JSONDataset, filepath: data/baseline.json}
 folder: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/folder, made_by: half}

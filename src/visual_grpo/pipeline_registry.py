@@ -21,13 +21,13 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
         "build_starter": (
             "starter:build",
             ["params:starter", "params:data", "params:model", "params:seed"],
-            "starter_report",
+            "base_model",
         ),
     },
     "data_preparation": {
         "prepare_records": (
             "data_preparation:prepare_records",
-            ["params:data", "params:output", "starter_report"],
+            ["params:data", "params:output", "base_model"],
             "records",
         ),
         "report_records": ("data_preparation:report_records", "records", "data_report"),
@@ -35,14 +35,14 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     "baseline": {
         "draw_baseline": (
             "baseline:draw_baseline",
-            ["parameters", "starter_report", "records"],
+            ["parameters", "base_model", "records"],
             "baseline",
         ),
     },
     "train": {
         "train": (
             "train:train",
-            ["parameters", "starter_report", "records", "baseline"],
+            ["parameters", "base_model", "records", "baseline"],
             ["adapters", "training_history"],
         ),
     },
@@ -50,7 +50,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
         "choose_adapters": ("evaluate:choose_adapters", ["parameters", "adapters"], "judged_adapters"),
         "draw_trained": (
             "evaluate:draw_trained",
-            ["parameters", "starter_report", "records", "baseline", "judged_adapters"],
+            ["parameters", "base_model", "records", "baseline", "judged_adapters"],
             "trained",
         ),
         "compare_with_baseline": (
@@ -108,7 +108,7 @@ PIPELINES: dict[str, dict[str, tuple[str, Inputs, Inputs | None]]] = {
     "reward_report": {
         "report_rewards": (
             "reward_report:report_rewards",
-            ["parameters", "starter_report", "records"],
+            ["parameters", "base_model", "records"],
             "reward_report",
         ),
     },

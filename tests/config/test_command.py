@@ -142,13 +142,13 @@ def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("there", "made", "given", "following"),
     [
-        ((), "starter_report", {}, "--pipeline=data_preparation"),
-        (("starter_report",), "records", {}, "--pipeline=baseline"),
+        ((), "base_model", {}, "--pipeline=data_preparation"),
+        (("base_model",), "records", {}, "--pipeline=baseline"),
         ((), "records", {"data.path": "photos"}, "--pipelines=starter,baseline --params=data.path=photos"),
-        (("starter_report", "records"), "baseline", {}, "--pipeline=train"),
-        (("starter_report", "records"), "baseline", {"adapter": "best"}, "--pipeline=evaluate --params=adapter=best"),
+        (("base_model", "records"), "baseline", {}, "--pipeline=train"),
+        (("base_model", "records"), "baseline", {"adapter": "best"}, "--pipeline=evaluate --params=adapter=best"),
         ((), "records", {"adapter": "best"}, "--pipelines=starter,baseline,evaluate --params=adapter=best"),
-        (("starter_report", "records", "baseline"), "adapters", {}, "--pipeline=evaluate"),
+        (("base_model", "records", "baseline"), "adapters", {}, "--pipeline=evaluate"),
     ],
 )
 def test_the_next_command_makes_what_is_not_there_yet(
@@ -159,12 +159,12 @@ def test_the_next_command_makes_what_is_not_there_yet(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    names = ("starter_report", "records", "baseline", "adapters", "trained")
+    names = ("base_model", "records", "baseline", "adapters", "trained")
     catalog = DataCatalog({name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in names})
     for name in (*there, made):
         catalog.save(name, {})
-    if made == "records" and "starter_report" not in there:
-        catalog["starter_report"] = {}  # As `InputHooks` does for own data.
+    if made == "records" and "base_model" not in there:
+        catalog["base_model"] = {}  # As `InputHooks` does for own data.
     makes = Pipeline([node(Path.cwd, None, made, name="make")])
     EndingHooks().after_pipeline_run({"runtime_params": given}, makes, catalog)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))

@@ -89,7 +89,7 @@ class Project:
         pipeline: Pipeline,
         failed: list[str] | None = None,
         rewards_used: Mapping[str, Any] = BRIGHTNESS,
-        starter_report: Mapping[str, Any] = STARTER_REPORT,
+        base_model: Mapping[str, Any] = STARTER_REPORT,
         **changes: Any,
     ) -> DataCatalog:
         """Runs a pipeline with the default parameters, a few images per prompt and ``changes``.
@@ -105,7 +105,7 @@ class Project:
             "model": tree["model"] | {"family": "glm_image"},
         }
         memory = parameter_entries(Parameters.model_validate(tree)) | {
-            "starter_report": dict(starter_report),
+            "base_model": dict(base_model),
         }
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in memory.items()}

@@ -70,7 +70,7 @@ def run(parameters, folder):
     catalog = DataCatalog(
         {name: MemoryDataset(value) for name, value in parameter_entries(changed).items()}
         | {
-            "starter_report": MemoryDataset({}),
+            "base_model": MemoryDataset({}),
             "records": RecordsDataset(filepath=str(folder / FOLDER / "records.parquet")),
         }
     )

@@ -56,7 +56,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
         "data": {"held_out_share": 0.3, "eval_share": 0.2},
     }
     typed = parameter_entries(loaded("negative_points", output=str(tmp_path), **changes))
-    reports = ("starter_report", "data_report", "evaluation")
+    reports = ("base_model", "data_report", "evaluation")
     entries: dict[str, AbstractDataset[Any, Any]] = {
         **{name: MemoryDataset(value) for name, value in typed.items()},
         "records": RecordsDataset(filepath=str(tmp_path / "05_model_input/records.parquet")),
@@ -82,7 +82,7 @@ def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> N
     assert read_size(picture) == (192, 3 * 192 + 2 * 4)
     assert (tmp_path / "evaluation_report" / "evaluation.html").is_file()
 
-    facts = catalog.load("starter_report")
+    facts = catalog.load("base_model")
     plain = Qwen2_5_VLForConditionalGeneration.from_pretrained(facts["model"])
     loaded = PeftModel.from_pretrained(plain, str(tmp_path / "adapters" / "vl")).state_dict()
     saved = load_file(tmp_path / "adapters" / "vl" / "adapter_model.safetensors")

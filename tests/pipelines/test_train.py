@@ -56,7 +56,7 @@ class Project:
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {
-                "starter_report": MemoryDataset({"model": str(self.model), "digest": "digest", "content": None}),
+                "base_model": MemoryDataset({"model": str(self.model), "digest": "digest", "content": None}),
                 "records": RecordsDataset(filepath=str(self.folder / "records.parquet")),
                 "training_history": MemoryDataset(),
             }
@@ -68,7 +68,7 @@ class Project:
 
     def _draw_baseline(self, catalog: DataCatalog) -> None:
         """One black picture of each eval prompt with the total -10, made under the conditions of this run."""
-        config, starter = catalog.load("parameters"), catalog.load("starter_report")
+        config, starter = catalog.load("parameters"), catalog.load("base_model")
         (self.folder / "07_model_output/baseline/eval").mkdir(exist_ok=True)
         rows = []
         for record in catalog.load("records").split("eval"):

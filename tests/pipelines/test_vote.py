@@ -91,7 +91,7 @@ def vote(
         catalog = project.run(
             create_pipeline("vote"),
             vote=settings,
-            starter_report=STARTER_REPORT,
+            base_model=STARTER_REPORT,
             model={"device": "cpu", "path": str(project.folder / "model")},
         )
     return catalog.load("votes"), said

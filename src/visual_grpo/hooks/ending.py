@@ -46,7 +46,7 @@ OPENED = {
     "reward_report": "sheet.png",
 }
 """Dataset -> the file in its folder to look at first; a promotion that compares nothing has none."""
-LAST_OUTPUTS = {"starter_report": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
+LAST_OUTPUTS = {"base_model": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
 """Dataset -> the position of its pipeline in `FLOW`."""
 
 

@@ -17,7 +17,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
 from visual_grpo.config.pipelines import FLOW
 
-STARTER = "starter_report"
+STARTER = "base_model"
 PREPARED = {"records", "data_report"}
 """Datasets that the data preparation makes."""
 

@@ -109,13 +109,13 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     from visual_grpo.training import resuming
     from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
-    if pipeline.all_outputs() & {"records", "starter_report"}:
+    if pipeline.all_outputs() & {"records", "base_model"}:
         raise UserError(
             "resume=same asks whether model and data are those of the checkpoint, but this command makes them. Train"
             f" alone: {Command.current().for_pipeline('train')}"
         )
-    starter_report, records = catalog.load("starter_report"), catalog.load("records")
-    known = resuming.training_identity(parameters, starter_report, records, start_of(parameters))
+    base_model, records = catalog.load("base_model"), catalog.load("records")
+    known = resuming.training_identity(parameters, base_model, records, start_of(parameters))
     why = resuming.why_another(parameters, known, runtime_fingerprint(parameters))
     if why is not None:
         console.note(f"Starting at step 1: {why}")

@@ -33,7 +33,7 @@ from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
 from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
-READ = ("05_model_input", "06_models/starter.json", "07_model_output/baseline")  # Of other pipelines.
+READ = ("05_model_input", "06_models/base_model.json", "07_model_output/baseline")  # Of other pipelines.
 _MOST_PICTURES = 8  # Of an alarm.
 _AFTER = {
     "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
@@ -131,14 +131,14 @@ class TrainingCommand:
 
 
 def training_lineage(
-    config: Parameters, starter_report: dict[str, Any], project: Path, start: Path | None
+    config: Parameters, base_model: dict[str, Any], project: Path, start: Path | None
 ) -> dict[str, str]:
     """Returns the origin of the adapters, with the commands that resumed their training."""
     now = {"command": lineage.command()}
-    if starter_report.get("content") is not None:
-        now["model_content"] = starter_report["content"]
+    if base_model.get("content") is not None:
+        now["model_content"] = base_model["content"]
     now |= lineage.git_tags(project) | lineage.version_tags() | runtime_fingerprint(config)
-    inputs = [config.data.path, starter_report["model"], *(f"{config.output}/{name}" for name in READ)]
+    inputs = [config.data.path, base_model["model"], *(f"{config.output}/{name}" for name in READ)]
     now |= lineage.dvc_tags(project, inputs)
     if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
         now[START_RUN] = run_id

@@ -24,14 +24,14 @@ STAMP = "made_with.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def draw_baseline(parameters: Parameters, starter_report: dict[str, Any], records: RecordTable) -> Path:
+def draw_baseline(parameters: Parameters, base_model: dict[str, Any], records: RecordTable) -> Path:
     """Draws and scores the policy without an adapter, also at each control's settings.
 
     An existing baseline is kept if the same one would be drawn.
     """
-    components.check_unchanged(starter_report)
-    spec = components.make_run_spec(parameters, starter_report["model"])
-    made = _made_with(parameters, starter_report, conditions(parameters, spec, starter_report, records))
+    components.check_unchanged(base_model)
+    spec = components.make_run_spec(parameters, base_model["model"])
+    made = _made_with(parameters, base_model, conditions(parameters, spec, base_model, records))
     present = Path(parameters.output) / "07_model_output/baseline"
     heal(present)
     why = "evaluation.redraw is true" if parameters.evaluation.redraw else _redraw_reason(present, made)
@@ -41,16 +41,16 @@ def draw_baseline(parameters: Parameters, starter_report: dict[str, Any], record
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
     folder = new_folder(present)
-    generate_samples(folder, parameters, starter_report, records, adapters=None, title="baseline")
+    generate_samples(folder, parameters, base_model, records, adapters=None, title="baseline")
     stamp = {"made": made, "digest": _digest(folder)}
     (folder / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
     return folder
 
 
-def _made_with(config: Parameters, starter_report: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
+def _made_with(config: Parameters, base_model: Mapping[str, Any], conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what a baseline depends on, as JSON: the conditions under which two results pair, what changes
     rounding, weights of rewards, and code."""
-    known = starter_report["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
+    known = base_model["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
     made = {
         "base model": "known" if known else None,
         "conditions": conditions,

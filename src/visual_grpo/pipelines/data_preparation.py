@@ -14,10 +14,10 @@ from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.data.preparation import Preparation
 
 
-def prepare_records(data: DataConfig, output: str, starter_report: dict[str, Any]) -> Path:
+def prepare_records(data: DataConfig, output: str, base_model: dict[str, Any]) -> Path:
     """Writes the manifest of the records at ``data.path``, with their prepared images beside it.
 
-    ``starter_report`` is not used: as an input it makes Kedro run the starter first.
+    ``base_model`` is not used: as an input it makes Kedro run the starter first.
     """
     preparation = Preparation(data)
     manifest = new_draft(Path(output) / "05_model_input/records.parquet")

@@ -28,20 +28,20 @@ def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
 
 def draw_trained(
     parameters: Parameters,
-    starter_report: dict[str, Any],
+    base_model: dict[str, Any],
     records: RecordTable,
     baseline: Path,
     adapters: Path,
 ) -> Path:
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
-    components.check_unchanged(starter_report)
-    spec = components.make_run_spec(parameters, starter_report["model"])
-    present = conditions(parameters, spec, starter_report, records)
+    components.check_unchanged(base_model)
+    spec = components.make_run_spec(parameters, base_model["model"])
+    present = conditions(parameters, spec, base_model, records)
     training = read_facts(adapters)
     compare.check_conditions(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
-    compare.check_adapter(training, model=starter_report["digest"], data=records.digest)
+    compare.check_adapter(training, model=base_model["digest"], data=records.digest)
     folder = new_folder(Path(parameters.output) / "07_model_output/trained")
-    generate_samples(folder, parameters, starter_report, records, adapters=adapters, title="evaluate")
+    generate_samples(folder, parameters, base_model, records, adapters=adapters, title="evaluate")
     return folder
 
 

@@ -46,10 +46,10 @@ _COLUMNS = {
 }
 
 
-def report_rewards(parameters: Parameters, starter_report: dict[str, Any], records: RecordTable) -> Path:
+def report_rewards(parameters: Parameters, base_model: dict[str, Any], records: RecordTable) -> Path:
     """Writes tables of the rewards and of the samples, and a picture of what each reward prefers."""
-    components.check_unchanged(starter_report)
-    spec = components.make_run_spec(parameters, starter_report["model"])
+    components.check_unchanged(base_model)
+    spec = components.make_run_spec(parameters, base_model["model"])
     scorer = components.build_scorer(parameters, spec.modules)
     settings = parameters.reward_report
     prompts = distinct_prompts(records.split("train"), settings.prompts)
@@ -58,7 +58,7 @@ def report_rewards(parameters: Parameters, starter_report: dict[str, Any], recor
             "reward_report needs at least two training prompts; lower data.eval_share or data.held_out_share"
         )
     scorer.check_records(prompts)
-    model = components.build_model(parameters, starter_report["model"])
+    model = components.build_model(parameters, base_model["model"])
     asked = requests(prompts, settings.samples, parameters.evaluation.seed)
     samples: list[Sample] = []
     with console.progress("Drawing", len(asked)) as bar:

@@ -36,23 +36,23 @@ from visual_grpo.training.run import Callbacks, TrainingRun
 
 
 def train(
-    parameters: Parameters, starter_report: dict[str, Any], records: RecordTable, baseline: Path
+    parameters: Parameters, base_model: dict[str, Any], records: RecordTable, baseline: Path
 ) -> tuple[Path, pd.DataFrame]:
     """Trains the adapters; returns their folder, and one row of metrics a step.
 
     ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
-    tracker, project, model = Tracker.active(), Path.cwd(), starter_report["model"]
-    components.check_unchanged(starter_report)
+    tracker, project, model = Tracker.active(), Path.cwd(), base_model["model"]
+    components.check_unchanged(base_model)
     spec = components.make_run_spec(parameters, model)
     start = start_of(parameters)
     if start is not None:
         _check_start(parameters, list(spec.modules), start, model)
-    known = resuming.training_identity(parameters, starter_report, records, start)
+    known = resuming.training_identity(parameters, base_model, records, start)
     origin = resuming.origin(parameters.resume, Path(parameters.tracking.checkpoints))
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_another_origin(origin, known)
-    present = conditions(parameters, spec, starter_report, records)
+    present = conditions(parameters, spec, base_model, records)
     check_conditions(read_scores(baseline).attrs["facts"], present)
     scorer = components.build_scorer(parameters, spec.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
@@ -66,7 +66,7 @@ def train(
         "identity": known,
         "run_id": tracker.run_id,
         "advice": {module: spec.family.modules[module].advice for module in spec.modules},
-        "lineage": training_lineage(parameters, starter_report, project, start),
+        "lineage": training_lineage(parameters, base_model, project, start),
     }
     every = parameters.evaluation.every or parameters.grpo.steps
     monitor = HackingMonitor(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))

@@ -51,10 +51,10 @@ def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
     return run_spec.make_run_spec(family_of(config, model), config)
 
 
-def check_unchanged(starter_report: Mapping[str, Any]) -> None:
+def check_unchanged(base_model: Mapping[str, Any]) -> None:
     """Raises UserError if the base model's files are not those that the starter pipeline recorded or made."""
-    model = starter_report["model"]
-    before = starter_report["content"]
+    model = base_model["model"]
+    before = base_model["content"]
     if before is not None and content_digest(model) != before:
         raise UserError(
             f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"

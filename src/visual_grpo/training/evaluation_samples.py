@@ -23,7 +23,7 @@ from visual_grpo.training import components
 def generate_samples(
     folder: Path,
     config: Parameters,
-    starter_report: dict[str, Any],
+    base_model: dict[str, Any],
     records: RecordTable,
     *,
     adapters: Path | None,
@@ -34,8 +34,8 @@ def generate_samples(
     Samples depend on parameters, model, records and adapters only, so that baseline and trained ones pair. Records are
     checked against the rewards before the model is loaded.
     """
-    components.check_unchanged(starter_report)
-    spec = components.make_run_spec(config, starter_report["model"])
+    components.check_unchanged(base_model)
+    spec = components.make_run_spec(config, base_model["model"])
     scorer = components.build_scorer(config, spec.modules)
     splits = {split: records.split(split) for split in SPLITS}
     for split in splits.values():
@@ -49,7 +49,7 @@ def generate_samples(
     controls = spec.controls if adapters is None else {}
     asked = [requests] * len(spec.samplers) + [held_out(requests)] * len(controls)
     batches = list(zip([*spec.samplers.values(), *controls.values()], asked, strict=True))
-    model = starter_report["model"]
+    model = base_model["model"]
     with (
         launch.running_ranks(config, generate_on_rank, model=model, adapters=adapters, batches=batches),
         console.progress(title, sum(map(len, asked))) as bar,
@@ -62,7 +62,7 @@ def generate_samples(
             folder,
             batch_size=_batch_size(config),
             controls=controls,
-            conditions=conditions(config, spec, starter_report, records),
+            conditions=conditions(config, spec, base_model, records),
             advance=bar.advance,
         )
 
@@ -86,7 +86,7 @@ def _batch_size(config: Parameters) -> int:
 
 
 def conditions(
-    config: Parameters, spec: RunSpec, starter_report: Mapping[str, Any], records: RecordTable
+    config: Parameters, spec: RunSpec, base_model: Mapping[str, Any], records: RecordTable
 ) -> dict[str, Any]:
     """Returns everything but the adapters that samples and scores depend on: equal for two results that pair.
 
@@ -98,8 +98,8 @@ def conditions(
     return {
         "seed": config.evaluation.seed,
         "model": {
-            "digest": starter_report["digest"],
-            "content": starter_report["content"],
+            "digest": base_model["digest"],
+            "content": base_model["content"],
             "dtype": config.model.dtype,
             "device": device_kind(config.model.device),
             "base_weights": config.model.base_weights,

@@ -142,13 +142,13 @@ def _fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def training_identity(
-    config: Parameters, starter_report: Mapping[str, Any], records: RecordTable, start: Path | None
+    config: Parameters, base_model: Mapping[str, Any], records: RecordTable, start: Path | None
 ) -> dict[str, str]:
     """Returns digests of what a training depends on beside its parameters: model, data, own reward code, files and
     weights, and the adapters in ``start``."""
     digests = {
-        "model": starter_report["model"],
-        "model_digest": starter_report["digest"],
+        "model": base_model["model"],
+        "model_digest": base_model["digest"],
         "data": records.digest,
         **reward_digests(config.rewards, config.output),
     }

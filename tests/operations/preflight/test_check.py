@@ -25,7 +25,7 @@ TARGET = PromptRecord(id="target", prompt="a cat", target_image=Path("a.png"))
 EDIT = PromptRecord(id="edit", prompt="make it red", target_image=Path("a.png"), source_images=(Path("a.png"),))
 QUOTED_TARGET = PromptRecord(id="both", prompt='"OPEN"', target_image=Path("a.png"))
 GUARDS = {"edge_density": 0.0, "colour_entropy": 0.0}
-WHOLE = {"starter_report", "records", "baseline", "adapters", "trained"}
+WHOLE = {"base_model", "records", "baseline", "adapters", "trained"}
 TRAIN = {"adapters", "training_history"}
 
 
@@ -103,7 +103,7 @@ def test_a_model_that_is_not_there_is_told_before_anything_else(output):
 def test_only_a_run_that_scores_needs_a_reward(tmp_path):
     FOLDERS["prompts"](tmp_path / "prompts")
     assert settle(tmp_path / "prompts", {"records", "data_report"}).reward == "auto"
-    assert settle(Path("gone"), {"starter_report"}).reward == "auto"
+    assert settle(Path("gone"), {"base_model"}).reward == "auto"
     assert settle(None).reward == "shapes", "drawn data is not read"
 
 

@@ -66,7 +66,7 @@ def test_what_is_still_the_runs_is_used_and_nothing_has_to_run(project: Path) ->
     assert bring(project) == []
     assert (code / "data/05_model_input/images/1.png").read_bytes() == b"picture"
     assert (code / "data/07_model_output/baseline/a").is_file()
-    report = json.loads((code / "data/06_models/starter.json").read_text())
+    report = json.loads((code / "data/06_models/base_model.json").read_text())
     assert (report["model"], report["digest"]) == ("data/06_models/base", "m")
     (code / MODEL).write_text("changed")
     assert (project / "mine/base/model.safetensors").read_text() != "changed"

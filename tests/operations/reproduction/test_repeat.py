@@ -193,7 +193,7 @@ output = data / "06_models/adapters"
 (output / "ar/adapter.safetensors").write_text("weights")
 (output / "training.csv").write_text("step,reward/total\\n1,0.5\\n")
 (output / "training.json").write_text(json.dumps(FACTS))
-(data / "06_models/starter.json").write_text('{"digest": "m"}')
+(data / "06_models/base_model.json").write_text('{"digest": "m"}')
 (data / "08_reporting").mkdir(exist_ok=True)
 (data / "08_reporting/data_preparation.json").write_text('{"digest": "PREPARED"}')
 """

@@ -22,7 +22,7 @@ from visual_grpo.training import components
 
 SCORED = {"baseline", "adapters", "trained", "reward_report"}
 """Datasets that the rewards make."""
-OF_THE_MODEL = SCORED | {"starter_report"}
+OF_THE_MODEL = SCORED | {"base_model"}
 DRAWN_WITH_IT = {"generated", "comparison", "promotion", "votes"}
 """Datasets that need the model, but no reward."""
 

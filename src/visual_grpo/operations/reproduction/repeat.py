@@ -35,7 +35,7 @@ from visual_grpo.training.runtime_fingerprint import MEANING, NUMERICS, SOURCES
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")  # Of the last step that has them, compared where bits cannot be.
 _REPORTS = {
-    "starter": ("base model", "model_digest", "06_models/starter.json"),
+    "starter": ("base model", "model_digest", "06_models/base_model.json"),
     "data_preparation": ("data", "data", "08_reporting/data_preparation.json"),
 }
 """Results of the pipelines before the training: name, fact, and the report with the digest."""

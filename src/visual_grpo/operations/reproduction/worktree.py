@@ -139,7 +139,7 @@ def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapp
         "digest": facts["model_digest"],
         "content": content,
     }
-    write_atomically(output / "06_models/starter.json", json.dumps(report))
+    write_atomically(output / "06_models/base_model.json", json.dumps(report))
     return []
 
 
