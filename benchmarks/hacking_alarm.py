@@ -242,7 +242,7 @@ def _honest(config: Parameters, records: RecordTable, seed: int, folder: Path) -
         trainer = components.build_trainer(own, spec, model, scorer)
         run = _Keeping(
             own, model, scorer, trainer,
-            train=records.split("train"), evaluation=records.split("eval"), identity={}, run_id=None,
+            train=records.split("train"), evaluation=records.split("eval"), provenance={}, run_id=None,
         )  # fmt: skip
         run.kept = found
         run.run(Callbacks(on_step=lambda metrics, row: None, note=lambda text: None))

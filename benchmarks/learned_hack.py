@@ -69,7 +69,7 @@ def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
         components.build_trainer(config, spec, model, scorer),
         train=records.split("train"),
         evaluation=distinct_prompts(records.split("eval"), config.evaluation.prompts),
-        identity={},
+        provenance={},
         run_id=None,
     )
     before = run.evaluate()

@@ -150,7 +150,7 @@ def _trained(config: Parameters, spec: Any, path: str, records: RecordTable) -> 
     trainer = components.build_trainer(config, spec, model, scorer)
     run = TrainingRun(
         config, model, scorer, trainer,
-        train=records.split("train"), evaluation=records.split("eval"), identity={}, run_id=None,
+        train=records.split("train"), evaluation=records.split("eval"), provenance={}, run_id=None,
     )  # fmt: skip
     run.run(Callbacks(on_step=lambda metrics, row: None, note=lambda text: None))
     return model

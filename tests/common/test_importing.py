@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from visual_grpo.common.importing import code_digest, code_digests
+from visual_grpo.common.importing import code_digest
 
 FILES = {
     "digested_judge.py": "import json, torch\nfrom digested_helper import score\n\n"
@@ -52,6 +52,6 @@ def test_other_files_packages_and_this_package_are_not_its_code(folder: Path) ->
 
 def test_a_module_without_a_file_has_no_digest_and_one_that_does_not_parse_has(folder: Path) -> None:
     assert code_digest("no_such_module_at_all:judge") == "unknown"
-    assert code_digests({"built in": None, "own": "no_such_module_at_all:judge"}) == {"own": "unknown"}
+    assert code_digest("no_such_module_at_all:judge") == "unknown"
     (folder / "digested_judge.py").write_text("def judge(:\n")
     assert len(code_digest("digested_judge:judge")) == 12

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import yaml
 
+from visual_grpo import provenance
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import merged
-from visual_grpo.training import evaluation_samples
 from visual_grpo.training.components import make_run_spec
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
@@ -28,6 +27,5 @@ def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, 
     """The conditions of a baseline of these parameters; ``report`` are entries of the starter's report, ``commits``
     those of the hub's files that rewards read."""
     starter = {"digest": "model", "content": None} | report
-    records: Any = SimpleNamespace(digest="data")
-    with patch.object(evaluation_samples, "reward_commits", return_value=commits or {}):
-        return evaluation_samples.conditions(config, make_run_spec(config), starter, records)
+    with patch.object(provenance, "reward_commits", return_value=commits or {}):
+        return provenance.conditions(config, make_run_spec(config), starter, "data")

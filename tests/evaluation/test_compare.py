@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.compare import check_conditions, compare, compare_controls, join
+from visual_grpo.evaluation.compare import compare, compare_controls, join
 
 SETTINGS = {"bootstrap_samples": 200, "seed": 0}
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
@@ -164,45 +164,6 @@ def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
 
 def extents(each: int, most: int | None) -> dict[str, Any]:
     return {"evaluation": {"images_per_prompt": each, "max_prompts": most}}
-
-
-MADE = {"seed": 0, "sampling": {"eval": {"steps": 10, "top_p": None}, "rollout": {"steps": 4}}, "old": 1}
-CONTROL = {"controls": {"high": {"steps": 10}}}
-CONDITIONS = [
-    (MADE, MADE, []),
-    (
-        MADE,
-        {"seed": 0, "sampling": {"eval": {"steps": 20, "top_p": None}}, "new": None},
-        [
-            "  sampling.eval.steps: 10 in the baseline, 20 now",
-            "  sampling.rollout: set in the baseline, not set now",
-            "  old: 1 in the baseline, not set now",
-            "  new: not set in the baseline, None now",
-        ],
-    ),
-    # A baseline of more samples has those that are asked for.
-    (extents(6, None), extents(2, 10), []),
-    (extents(6, 20), extents(6, 10), []),
-    (extents(6, 20), extents(6, None), ["  evaluation.max_prompts: 20 in the baseline, None now"]),
-    (extents(6, 20), extents(6, 21), ["  evaluation.max_prompts: 20 in the baseline, 21 now"]),
-    (extents(6, None), extents(7, None), ["  evaluation.images_per_prompt: 6 in the baseline, 7 now"]),
-    # Controls that nobody asks for any more are no difference.
-    (CONTROL, {"controls": {}}, []),
-    ({"controls": {}}, CONTROL, ["  controls.high: not set in the baseline, set now"]),
-    (CONTROL, {"controls": {"high": {"steps": 20}}}, ["  controls.high.steps: 10 in the baseline, 20 now"]),
-]
-
-
-@pytest.mark.parametrize(("made", "now", "differences"), CONDITIONS)
-def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(made, now, differences) -> None:
-    if not differences:
-        check_conditions(made, now)
-        return
-    with pytest.raises(UserError) as caught:
-        check_conditions(made, now)
-    first, *listed, remedy = str(caught.value).splitlines()
-    assert (first, listed) == ("the baseline does not pair with this run:", differences)
-    assert "kedro run --pipeline=baseline" in remedy
 
 
 def extent(frame: pd.DataFrame, each: int, most: int | None) -> pd.DataFrame:

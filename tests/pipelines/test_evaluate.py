@@ -75,7 +75,11 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
 @pytest.mark.parametrize(
     ("trained", "changes", "said"),
     [
-        ({}, {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}}, r"controls\.eval top_p=0\.5: not set in the bas"),
+        (
+            {},
+            {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}},
+            r"controls\.eval top_p=0\.5\.steps: not set",
+        ),
         (
             {},
             {"sampling": {"eval": {"steps": 3}}},

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.pipelines.painted import BRIGHTNESS, SMALL, Project
+from visual_grpo import provenance
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import create_pipeline
-from visual_grpo.training import runtime_fingerprint
 
 PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
 
@@ -38,9 +38,12 @@ def test_an_unchanged_baseline_is_kept(painted: Project, capsys: pytest.CaptureF
     ("changes", "why"),
     [
         ({"evaluation": SMALL | {"redraw": True}}, "evaluation.redraw is true"),
-        ({"evaluation": SMALL | {"images_per_prompt": 1}}, "conditions"),
-        ({"evaluation": SMALL | {"batch_size": 2}}, "parameters"),
-        ({"rewards_used": {"brightness": BRIGHTNESS["brightness"] | {"weight": 2.0}}}, "parameters"),
+        ({"evaluation": SMALL | {"images_per_prompt": 1}}, "other evaluation.images_per_prompt (was"),
+        ({"evaluation": SMALL | {"batch_size": 2}}, "other evaluation.batch_size (was"),
+        (
+            {"rewards_used": {"brightness": BRIGHTNESS["brightness"] | {"weight": 2.0}}},
+            "other rewards.brightness.weight (was 1.0, is 2.0)",
+        ),
         ({"model": {"revision": None}}, "model.revision names no commit"),
         ({"model": {"revision": "main"}}, "model.revision names no commit"),
     ],
@@ -60,10 +63,10 @@ def test_what_only_the_training_reads_lets_it_be(painted: Project) -> None:
 
 def test_other_code_or_libraries_draw_it_again(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw(painted)
-    monkeypatch.setattr(runtime_fingerprint, "source_digest", lambda: "another")
+    monkeypatch.setattr(provenance, "source_digest", lambda: "another")
     assert draw(painted)
     assert not draw(painted)
-    monkeypatch.setattr(runtime_fingerprint, "_version", lambda library: "another")
+    monkeypatch.setattr(provenance, "_version", lambda library: "another")
     assert draw(painted)
 
 

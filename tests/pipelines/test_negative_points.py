@@ -120,7 +120,7 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
     qwen, scorer = components.build_model(config, str(folder / "model")), components.build_scorer(config, spec.modules)
     trainer = components.build_trainer(config, spec, qwen, scorer)
     return TrainingRun(
-        config, qwen, scorer, trainer, train=records[:12], evaluation=records[12:], identity={}, run_id=None
+        config, qwen, scorer, trainer, train=records[:12], evaluation=records[12:], provenance={}, run_id=None
     )
 
 

@@ -21,7 +21,7 @@ from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation import report
 from visual_grpo.pipelines.promote import judge, promote, roll_back
-from visual_grpo.rewards.catalogue import reward_digests
+from visual_grpo.provenance import code
 from visual_grpo.training import components
 
 REWARDS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
@@ -60,7 +60,7 @@ class Gate:
 
     def note(self, folder: Path, config: Parameters, **facts: str) -> None:
         """Writes what a training with these parameters notes."""
-        made_of = reward_digests(config.rewards, config.output)
+        made_of = code(config)
         with_facts(folder, self.base, config, **{"data": self.records.digest, **made_of, **facts})
         (folder / "training.csv").write_text("step,reward/total\n1,0.5\n")
 
@@ -179,8 +179,8 @@ def own_reward(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("judge", "said"),
     [
-        (own_reward(weight=-1.0), r"weight of brightness: 1\.0, now -1\.0"),
-        (own_reward(clip=[0, 0.5]), "clip of brightness: "),
+        (own_reward(weight=-1.0), r"rewards\.brightness\.weight \(was 1\.0, is -1\.0\)"),
+        (own_reward(clip=[0, 0.5]), r"rewards\.brightness\.clip \(was "),
     ],
 )
 def test_a_candidate_is_judged_by_the_rewards_of_its_training(gate: Gate, judge: dict[str, Any], said: str) -> None:
@@ -195,7 +195,7 @@ def test_edited_code_of_a_reward_is_refused(gate: Gate, tmp_path: Path, monkeypa
     own = own_reward(function="a_judge_of_the_gate:brightness")
     trained = gate.train("first", 0.1, **own)
     file.write_text(file.read_text() + "# edited\n")
-    with pytest.raises(UserError, match=r"not those that it was trained with \(code of reward brightness: "):
+    with pytest.raises(UserError, match=r"not those that it was trained with \(code of reward brightness\)"):
         gate.ask(trained, judged_by=own)
 
 
@@ -230,7 +230,7 @@ def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intend
     dark = gate.train("dark", -0.2, **flipped)
     refused = gate.ask(dark, judged_by=flipped)
     assert (refused["promoted"], gate.champion(), gate.drawn) == (False, 1, [])
-    assert "another reward than the champion (weight of brightness: 1.0, now -1.0)" in refused["sentence"]
+    assert "another reward than the champion (rewards.brightness.weight (was 1.0, is -1.0))" in refused["sentence"]
     assert refused["sentence"].endswith("--pipeline=promote --params=promotion.new_reward=true")
     assert gate.ask(dark, judged_by=flipped, new_reward=True)["promoted"]
 
@@ -241,12 +241,12 @@ def test_another_file_that_an_option_names_is_another_reward(gate: Gate) -> None
     rewards = own_reward(function="tests.evaluation.painter:brightness_by_words", options={"words": str(words)})
     assert gate.ask(gate.train("first", 0.1, **rewards), judged_by=rewards)["promoted"]
     words.write_text("dark")
-    with pytest.raises(UserError, match=r"not those that it was trained with \(file of reward brightness: words: "):
+    with pytest.raises(UserError, match=r"not those that it was trained with \(file of reward brightness: words\)"):
         gate.ask(str(gate.folder / "first"), judged_by=rewards)
     better = gate.train("better", 0.2, **rewards)
     refused = gate.ask(better, judged_by=rewards)
     assert (refused["promoted"], gate.champion(), gate.drawn) == (False, 1, [])
-    assert "another reward than the champion (file of reward brightness: words: " in refused["sentence"]
+    assert "another reward than the champion (file of reward brightness: words)" in refused["sentence"]
 
 
 def test_more_gates_than_the_years_error_was_divided_by_are_refused(gate: Gate) -> None:

@@ -202,7 +202,7 @@ def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trai
     assert (found["headline"]["verdict"], found["headline"]["prompts"]) == ("not shown", 4)
     assert set(read_scores(trainings.folder / "out/first")["split"]) == {"held_out"}
     assert found["headline"]["names"] == [f"{first} (ar, 2 steps, seed 0)", f"{second} (ar, 2 steps, seed 0)"]
-    assert found["differences"] == {"grpo.loss": ["grpo", "dapo"], "code": ["first", "second"]}
+    assert found["differences"] == {"grpo.loss": ["grpo", "dapo"], "commit": ["first", "second"]}
     assert found["headline"]["notes"][0] == f"The rewards are those of the training of {second} (ar, 2 steps, seed 0)."
     assert found["headline"]["notes"][1].startswith("One training each: this compares two adapters, not two methods.")
     assert "What differs between the trainings" in (trainings.folder / "out/evaluation.html").read_text()

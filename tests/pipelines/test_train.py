@@ -22,6 +22,7 @@ from PIL import Image
 from tests.conftest import SIZE
 from tests.pipelines.painted import folders
 from tests.training.test_run import STEPS, parameters
+from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.datasets import RecordsDataset
@@ -30,9 +31,7 @@ from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import create_pipeline
 from visual_grpo.tracking.tracker import Tracker
-from visual_grpo.training import resuming
 from visual_grpo.training.components import make_run_spec
-from visual_grpo.training.evaluation_samples import conditions
 
 
 class Project:
@@ -78,8 +77,8 @@ class Project:
             rows.append(row | {"total": -10.0, "reward/brightness": -10.0})
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {"brightness": 1.0}
-        scores.attrs["facts"] = self.conditions or conditions(
-            config, make_run_spec(config, starter["model"]), starter, catalog.load("records")
+        scores.attrs["facts"] = self.conditions or provenance.conditions(
+            config, make_run_spec(config, starter["model"]), starter, catalog.load("records").digest
         )
         scores.to_parquet(self.folder / "07_model_output/baseline/scores.parquet")
 
@@ -197,7 +196,7 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
     project.run(rewards=rewards)
     file.write_text(file.read_text() + "# edited\n")
     project.conditions = {"seed": 99}
-    with pytest.raises(UserError, match=r"made with another code of reward brightness .*Put that back as it was"):
+    with pytest.raises(UserError, match=r"has changed: code of reward brightness\. .*Put that back as it was"):
         project.run(rewards=rewards, resume="auto")
 
 
@@ -229,7 +228,7 @@ def test_other_adapters_to_start_from_are_another_training(project: Project) -> 
     assert json.loads((project.folder / "adapters/training.json").read_text()).get("start.run") == made_by
     again = shutil.copytree(project.folder / "adapters", project.folder / "after")
     shutil.copytree(again, adapters, dirs_exist_ok=True)
-    with pytest.raises(UserError, match=r"made with another start \(was [0-9a-f]{64}, is [0-9a-f]{64}\)"):
+    with pytest.raises(UserError, match="has changed: adapters at the start"):
         project.run(grpo=few, train={"start": str(adapters)}, resume="auto")
 
 
@@ -283,6 +282,6 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     records = RecordsDataset(filepath=str(project.folder / "records.parquet")).load()
     options = {"model": "someone/clip", "revision": "c" * 40}
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
-    assert resuming.training_identity(config, starter, records, None)["commit of reward clip_score: model"] == "c" * 40
-    judged = conditions(config, make_run_spec(config, starter["model"]), starter, records)["rewards"]
+    assert provenance.inputs(config, starter, records.digest)["commit of reward clip_score: model"] == "c" * 40
+    judged = provenance.conditions(config, make_run_spec(config, starter["model"]), starter, records.digest)["rewards"]
     assert judged["clip_score"]["commits"] == {"model": "c" * 40}

@@ -17,9 +17,7 @@ from visual_grpo.models import loading
 from visual_grpo.models.quantized import check_base_weights, require_quantized
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.operations.preflight.check import check
-from visual_grpo.training.cache_key import cache_key
-from visual_grpo.training.resuming import MAY_CHANGE
-from visual_grpo.training.runtime_fingerprint import NUMERICS, runtime_fingerprint
+from visual_grpo.provenance import CHANGED_BY_RESUME, NUMERICS, UNREAD, decisive, runtime
 
 
 @pytest.fixture
@@ -78,10 +76,9 @@ def test_a_family_that_quantises_nothing_is_refused(pipeline_folder: Path, tmp_p
 def test_another_base_decides_every_result_and_no_resume_may_change_it(tmp_path: Path) -> None:
     tree = {"model": {"base_weights": "8bit"}, "grpo": {"optimizer": "adamw_8bit"}}
     for pipeline in ("baseline", "evaluate"):
-        assert cache_key(pipeline, tree) == {"model.base_weights": "8bit"}
-    assert len(cache_key("train", tree)) == 2
-    assert not {"model.base_weights", "grpo.optimizer"} & set(MAY_CHANGE)
-    full, few = (runtime_fingerprint(few_bits(tmp_path, "dit", own))[NUMERICS] for own in ("full", "4bit"))
+        assert decisive({"parameters": tree}, UNREAD[pipeline]) == {"model.base_weights": "8bit"}
+    assert len(decisive({"parameters": tree}, CHANGED_BY_RESUME)) == 2
+    full, few = (runtime(few_bits(tmp_path, "dit", own))[NUMERICS] for own in ("full", "4bit"))
     assert "bitsandbytes" not in full
     assert "bitsandbytes" in few
 

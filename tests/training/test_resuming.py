@@ -100,7 +100,7 @@ def test_cadences_device_and_memory_may_change_and_what_decides_the_result_may_n
     for name, changes in FREE.items():
         check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
     for name, changes in DECISIVE:
-        said = rf"made with other values of {name}.*\(was .*, is .*going on would mix two runs"
+        said = rf"made with other values of {name}.*\(was .*, is .*resuming would mix two runs"
         with pytest.raises(UserError, match=said):
             check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
 
@@ -171,7 +171,10 @@ def test_a_damaged_checkpoint_that_is_named_is_not_replaced_by_another(tmp_path:
 
 
 def test_what_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    for named, said in (("atuo", r"is no folder\. Did you mean 'auto'\?"), (str(tmp_path), "has no checkpoint")):
+    for named, said in (
+        ("atuo", r"is not a folder\. Did you mean 'auto'\?"),
+        (str(tmp_path), "contains no checkpoint"),
+    ):
         with pytest.raises(UserError, match=said):
             execute(run_of(tmp_path, resume=named), tmp_path / "never")
 
@@ -215,10 +218,10 @@ def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
 COMPUTED: dict[str, str] = {"source.digest": "a", "numerics": "torch 1"}
 
 
-def note_lineage(folder: Path, **changes: Any) -> None:
+def note_provenance(folder: Path, **changes: str) -> None:
     """As the train pipeline has it in its checkpoints."""
     for path in (folder / "checkpoints").glob("step-*"):
-        facts = json.loads((path / METADATA).read_text()) | {"lineage": COMPUTED} | changes
+        facts = json.loads((path / METADATA).read_text()) | {"provenance": COMPUTED | changes}
         (path / METADATA).write_text(json.dumps(facts))
         (path / SUMS).write_text("".join(_line(path / name) for name in (METADATA, "state.safetensors")))
 
@@ -227,13 +230,13 @@ def note_lineage(folder: Path, **changes: Any) -> None:
 def killed(tmp_path: Path) -> Path:
     """What a training leaves that was stopped after five of six steps."""
     stopped(tmp_path, 5)
-    note_lineage(tmp_path)
+    note_provenance(tmp_path)
     return tmp_path
 
 
 def why(folder: Path, computed: dict[str, str] | None = None, **changes: Any) -> str | None:
     config: Parameters = parameters(folder, **changes)
-    return why_another(config, {}, COMPUTED if computed is None else computed)
+    return why_another(config, COMPUTED if computed is None else computed)
 
 
 def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:
@@ -259,22 +262,21 @@ def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:
     ],
 )
 def test_another_training_is_named_by_what_differs(killed: Path, changes: dict[str, Any], named: str) -> None:
-    assert str(why(killed, **changes)).endswith(f"/checkpoints are of a training with another {named}")
+    assert str(why(killed, **changes)).endswith(f"/checkpoints are of another training: {named}")
 
 
 def test_other_data_or_code_in_between_make_another_training(killed: Path) -> None:
-    note_lineage(killed, identity={"data": "x", "model_digest": "y"})
-    config = parameters(killed)
-    assert why_another(config, {"data": "x", "model_digest": "y"}, COMPUTED) is None
-    found = why_another(config, {"data": "z", "model_digest": "y"}, COMPUTED)
-    assert str(found).endswith("are of a training with another data")
-    note_lineage(killed, lineage=COMPUTED | {"resumed.source.digest": "b"}, identity={})
-    assert str(why(killed)).endswith("with another source files of this project")
+    note_provenance(killed, data="x", model_digest="y")
+    assert why(killed, {**COMPUTED, "data": "x", "model_digest": "y"}) is None
+    found = why(killed, {**COMPUTED, "data": "z", "model_digest": "y"})
+    assert str(found).endswith("are of another training: data")
+    note_provenance(killed, **{"resumed.source.digest": "b"})
+    assert str(why(killed)).endswith("another training: source files of this project")
 
 
 def test_a_finished_training_is_done_again_and_one_whose_adapters_were_not_saved_is_not(tmp_path: Path) -> None:
     finished(tmp_path)
-    note_lineage(tmp_path)
+    note_provenance(tmp_path)
     assert why(tmp_path) is None, "killed between its last checkpoint and its adapters"
     mark_finished(tmp_path / "checkpoints")
     assert why(tmp_path) == f"the training of the checkpoints in {tmp_path / 'checkpoints'} is finished"

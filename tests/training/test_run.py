@@ -74,7 +74,7 @@ def make_run(
         components.build_trainer(config, spec, model, scorer),
         train=RECORDS[:6],
         evaluation=RECORDS[6:],
-        identity={"data": data},
+        provenance={"data": data},
         run_id="run",
     )
 

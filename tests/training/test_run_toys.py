@@ -62,7 +62,7 @@ def token_run(
         GRPOTrainer(model, scorer, config.grpo, module="vl"),
         train=RECORDS[:6],
         evaluation=RECORDS[6:],
-        identity={},
+        provenance={},
         run_id=None,
         advice=advice or {},
     )

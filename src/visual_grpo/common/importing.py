@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import pkgutil
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,6 @@ def load_attribute(path: str, setting: str) -> Any:
     except AttributeError as error:
         hint = nearest_hint(attribute, dir(module))
         raise UserError(f"{module_name!r} has no {attribute!r} ({path!r}).{hint}") from error
-
-
-def code_digests(functions: Mapping[str, str | None]) -> dict[str, str]:
-    """`code_digest` of each function by its name; None = built in, which has none."""
-    return {name: code_digest(function) for name, function in functions.items() if function is not None}
 
 
 def code_digest(path: str) -> str:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from visual_grpo.common.digests import file_digest, tree_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import merged
-from visual_grpo.config.pipelines import BESIDE_FLOW
-from visual_grpo.config.presets import pinned
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
 """How the adapters were made; a row of metrics a step; what the code differed in from its commit, if it did; the
 prompts that the training never saw."""
 DATA_PROFILE = "data_profile.json"
 """Statistics of the training's data, to compare later ones with (`data.drift`)."""
-CODE = "code of reward "
-"""Before a reward's name in the facts: the digest of the user's own function."""
-FILE = "file of reward "
-"""Before a reward's name and its option in the facts: the digest of the file or folder that the option names."""
-COMMIT = "commit of reward "
-"""Likewise: the hub's commit of the weights that the option names."""
+CODE, FILE, COMMIT = "code of reward ", "file of reward ", "commit of reward "
+"""Entries of the facts. CODE + a reward's name: digest of the user's function; FILE + name + ": " + option: of the file
+or folder that the option names; COMMIT likewise: the hub's commit of the weights."""
 ADJUSTED = "resumed.parameters"
 """In the facts: the parameters that were changed at a resume, a line each (`training.resuming.adjusted`)."""
 START_RUN = "start.run"
@@ -32,9 +25,6 @@ AGAIN = "Train again, or use the adapters of the MLflow run."
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
 LATEST, NONE = "latest", "none"
-PRESENT_SECTIONS = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_FLOW)
-"""Parameters that judging an adapter takes from the present command, not from its training."""
-PRESENT_KEYS = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -96,30 +86,6 @@ def check_base(folder: Path, model: str, content: str | None) -> None:
         )
 
 
-def judged_by_other_code(training: Mapping[str, Any], codes: Mapping[str, str]) -> list[str]:
-    """A note where the code that judges now (reward -> digest) is not that of the training with these facts."""
-    changed = [name for name, code in codes.items() if training.get(f"{CODE}{name}", code) != code]
-    if not changed:
-        return []
-    return [f"Judged by other code of {', '.join(changed)} than it was trained with, which aimed at something else."]
-
-
 def modules_of(folder: Path) -> list[str]:
     """The modules that were trained: each has a folder."""
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name not in (BEST, LAST))
-
-
-def parameters_to_judge(
-    current: Mapping[str, Any], training: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns the parameters of an adapter's training, with the command's own for what concerns judging.
-
-    Args:
-        current: the parameters of this command.
-        training: those of the training.
-        overrides: this command's ``--params``, which always count.
-    """
-    tree = {**pinned(training), **{name: current[name] for name in PRESENT_SECTIONS}}
-    for section, keys in PRESENT_KEYS.items():
-        tree[section] = {**tree[section], **{key: current[section][key] for key in keys}}
-    return merged(tree, overrides)

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import LATEST, NONE, parameters_to_judge, read_facts
+from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import with_output_folders
@@ -77,6 +77,8 @@ def _with_adapters(present: Parameters, makes: set[str], runtime: dict[str, Any]
         folder = _deciding_adapters(present, makes)
         if folder is None:
             return present
+        from visual_grpo.provenance import parameters_to_judge  # It imports torch.
+
         trained = read_facts(folder)["parameters"]
         return validate(parameters_to_judge(present.model_dump(mode="json"), trained, runtime))
     if present.adapter != LATEST:
@@ -106,8 +108,8 @@ def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str,
 
 def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
     """Resolves ``resume=same``: ``auto`` if the newest checkpoint is of this very training, else ``never``."""
+    from visual_grpo import provenance
     from visual_grpo.training import resuming
-    from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
     if pipeline.all_outputs() & {"records", "base_model"}:
         raise UserError(
@@ -115,8 +117,10 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             f" alone: {Command.current().for_pipeline('train')}"
         )
     base_model, records = catalog.load("base_model"), catalog.load("records")
-    known = resuming.training_identity(parameters, base_model, records, start_of(parameters))
-    why = resuming.why_another(parameters, known, runtime_fingerprint(parameters))
+    start = start_of(parameters)
+    digest = None if start is None else adapter_digest(start)
+    entries = provenance.inputs(parameters, base_model, records.digest, digest) | provenance.runtime(parameters)
+    why = resuming.why_another(parameters, entries)
     if why is not None:
         console.note(f"Starting at step 1: {why}")
     return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})

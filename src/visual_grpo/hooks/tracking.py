@@ -81,7 +81,7 @@ class TrackingHooks:
         if tracker.continues and judges_only:
             tracker.evaluation_begins(lineage.command())
             return
-        tracker.tags(lineage.resumed({} if origin is None else origin.lineage, lineage.tags(self._project_path)))
+        tracker.tags(lineage.resumed({} if origin is None else origin.provenance, lineage.tags(self._project_path)))
         tracker.params(training_params(config.public()))
 
     @hook_impl

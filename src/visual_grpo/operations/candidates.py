@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
@@ -20,13 +21,9 @@ from visual_grpo.config.presets import pinned
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
-from visual_grpo.rewards.catalogue import reward_digests
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
-
-_NOT_SCORED = ("weight", "max_failed_share")
-"""Parameters of a reward that change nothing in a score; weights are compared as the modules have them."""
 
 
 @dataclass(frozen=True)
@@ -126,34 +123,26 @@ def gate_settings(parameters: Parameters) -> str:
 
 
 def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> list[str]:
-    """Lists how the rewards of two trainings differ, such as ``weight of ocr: 1, now -1``."""
-    return _differences(_trained_rewards(champion), _trained_rewards(candidate))
+    """Lists how the rewards of two trainings differ, such as ``rewards.ocr.weight (was 1, is -1)``."""
+    return _differences(_rewards_of(champion.facts, champion), _rewards_of(candidate.facts, candidate))
 
 
 def judge_differences(candidate: ComparedModel, present: Parameters) -> list[str]:
     """Lists how the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
-    digests = reward_digests(present.rewards, present.output)
-    return _differences(_trained_rewards(candidate), _reward_settings(present, candidate) | digests)
+    now = {"parameters": present.public(), **provenance.code(present)}
+    return _differences(_rewards_of(candidate.facts, candidate), _rewards_of(now, candidate))
 
 
-def _trained_rewards(model: ComparedModel) -> dict[str, Any]:
-    config = Parameters.model_validate(pinned(model.facts["parameters"]))
-    digests = {name: value for name, value in model.facts.items() if name.startswith((CODE, FILE, COMMIT))}
-    return _reward_settings(config, model) | digests
+def _rewards_of(record: provenance.Record, model: ComparedModel) -> dict[str, Any]:
+    """Returns what scores and totals of ``model``'s modules depend on, with the weights that they have."""
+    config = Parameters.model_validate(pinned(record["parameters"]))
+    weights, tree = config.weights(modules_of(model.adapters)), config.public()["rewards"]
+    digests = {name: digest for name, digest in record.items() if name.startswith((CODE, FILE, COMMIT))}
+    return {"parameters": {"rewards": {name: tree[name] | {"weight": weights[name]} for name in tree}}, **digests}
 
 
-def _reward_settings(config: Parameters, model: ComparedModel) -> dict[str, Any]:
-    """Returns what each reward's value and its share in the total depend on, beside code and files."""
-    weights = config.weights(modules_of(model.adapters))
-    parts: dict[str, Any] = {f"weight of {name}": weight for name, weight in weights.items()}
-    for name, reward in config.public()["rewards"].items():
-        parts |= {f"{key} of {name}": value for key, value in reward.items() if key not in _NOT_SCORED}
-    return parts
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-    return [f"{name}: {before.get(name)!s:.40}, now {now.get(name)!s:.40}" for name in names]
+def _differences(before: provenance.Record, now: provenance.Record) -> list[str]:
+    return provenance.described(provenance.differences(before, now, ("rewards.*.max_failed_share",)))
 
 
 def _sampled_alike(parameters: Parameters, facts: dict[str, Any]) -> Parameters:

@@ -12,6 +12,7 @@ from typing import Any
 from PIL.Image import Image
 from torch import Tensor
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import counted
 from visual_grpo.common.images import read_image
@@ -31,7 +32,6 @@ from visual_grpo.tracking.tracker import ExtraLog, Tracker
 from visual_grpo.training import resuming
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
-from visual_grpo.training.runtime_fingerprint import runtime_fingerprint
 
 READ = ("05_model_input", "06_models/base_model.json", "07_model_output/baseline")  # Of other pipelines.
 _MOST_PICTURES = 8  # Of an alarm.
@@ -130,23 +130,22 @@ class TrainingCommand:
             log.image(picture, name, step)
 
 
-def training_lineage(
-    config: Parameters, base_model: dict[str, Any], project: Path, start: Path | None
-) -> dict[str, str]:
-    """Returns the origin of the adapters, with the commands that resumed their training."""
-    now = {"command": lineage.command()}
-    if base_model.get("content") is not None:
-        now["model_content"] = base_model["content"]
-    now |= lineage.git_tags(project) | lineage.version_tags() | runtime_fingerprint(config)
-    inputs = [config.data.path, base_model["model"], *(f"{config.output}/{name}" for name in READ)]
-    now |= lineage.dvc_tags(project, inputs)
+def training_provenance(
+    config: Parameters, base_model: dict[str, Any], inputs: Mapping[str, Any], project: Path, start: Path | None
+) -> dict[str, Any]:
+    """Returns what the adapters depend on, ``inputs`` and more, with the commands that resumed their training."""
+    now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
+    now |= provenance.runtime(config)
+    read = [config.data.path, base_model["model"], *(f"{config.output}/{name}" for name in READ)]
+    now |= lineage.dvc_tags(project, read)
     if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
         now[START_RUN] = run_id
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     if origin is None:
-        return lineage.resumed({}, now)
-    adjusted = [*origin.lineage.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config)]
-    return lineage.resumed(origin.lineage, now) | ({ADJUSTED: "\n".join(adjusted)} if adjusted else {})
+        return {**inputs, **now}
+    adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config)]
+    earlier = {name: value for name, value in origin.provenance.items() if name not in inputs}
+    return {**inputs, **lineage.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 
 
 def complete_adapters(

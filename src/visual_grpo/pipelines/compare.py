@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
-from visual_grpo.common.importing import code_digests
-from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of
-from visual_grpo.config.pipelines import BESIDE_FLOW
+from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import modules_of
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
 
-_UNCOMPARED = {"output", "resume", "adapter", "evaluation", "tracking", "starter", *BESIDE_FLOW}
-"""Parameters and sections that change nothing in a training."""
+_UNCOMPARED = (*provenance.UNREAD["train"], "evaluation", "model.device", "model_content")
+"""What changes nothing in a training; of the base model, one digest is enough."""
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
@@ -39,11 +38,11 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     entries = compare.compare(
         scores[before], scores[after], bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
-    codes = code_digests({name: reward.function for name, reward in parameters.rewards.items()})
+    codes = provenance.reward_codes(parameters.rewards)
     notes = [f"The rewards are those of the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:
         notes.append("One training each: this compares two adapters, not two methods. Other seeds give other adapters.")
-    notes += [f"{side.name}: {n}" for side in (first, second) for n in judged_by_other_code(side.facts, codes)]
+    notes += [f"{side.name}: {n}" for side in (first, second) for n in provenance.code_notes(side.facts, codes)]
     headline = summarise(entries, names=(first.name, second.name), notes=notes)
     evaluation = {
         "headline": headline,
@@ -63,34 +62,19 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
 
 
 def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:
-    """Lists what differs between two trainings: parameter, ``data``, ``code`` or ``base model`` -> [first's, second's].
+    """Lists what differs between two trainings, with the first's and the second's value.
 
     Empty where one model is the base model.
     """
     if first.folder is None or second.folder is None:
         return {}
-    trees = [flatten(model.facts["parameters"]) for model in (first, second)]
-    before, after = ({name: value for name, value in tree.items() if value != {}} for tree in trees)
     trained = {*modules_of(first.folder), *modules_of(second.folder)}
-    changed = {
-        name: [before.get(name), after.get(name)]
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and _is_compared(name, trained)
-    }
-    names = {"data": "data", "model_digest": "base model", "git.commit": "code", "git.state": "code's state"}
-    return changed | {
-        shown: [first.facts.get(key), second.facts.get(key)]
-        for key, shown in names.items()
-        if first.facts.get(key) != second.facts.get(key)
-    }
-
-
-def _is_compared(name: str, modules: set[str]) -> bool:
-    """Leaves out what changes nothing in a training, and the settings of a module that nobody trained."""
-    section, _, rest = name.partition(".")
-    if section in _UNCOMPARED or name == "model.device":
-        return False
-    return section != "modules" or rest.partition(".")[0] in modules
+    idle = [f"modules.{name}" for side in (first, second) for name in side.facts["parameters"]["modules"]]
+    ignoring = [*_UNCOMPARED, *(name for name in idle if name.removeprefix("modules.") not in trained)]
+    found = provenance.differences(first.facts, second.facts, ignoring)
+    changed = {provenance.MEANING.get(name, name): list(values) for name, values in found.items()}
+    commits = [side.facts.get("git.commit") for side in (first, second)]
+    return changed | ({"commit": commits} if commits[0] != commits[1] else {})
 
 
 def _short(value: Any) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import EvaluationConfig, Parameters
-from visual_grpo.config.adapter_folder import judged_by_other_code, modules_of, read_facts
+from visual_grpo.config.adapter_folder import modules_of, read_facts
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
@@ -16,7 +17,7 @@ from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, result, summarise
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
-from visual_grpo.training.evaluation_samples import conditions, generate_samples
+from visual_grpo.training.evaluation_samples import generate_samples
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
@@ -36,10 +37,10 @@ def draw_trained(
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(base_model)
     spec = components.make_run_spec(parameters, base_model["model"])
-    present = conditions(parameters, spec, base_model, records)
+    present = provenance.conditions(parameters, spec, base_model, records.digest)
     training = read_facts(adapters)
-    compare.check_conditions(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
-    compare.check_adapter(training, model=base_model["digest"], data=records.digest)
+    provenance.require_pair(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
+    provenance.require_trained_on(training, base_model, records.digest)
     folder = new_folder(Path(parameters.output) / "07_model_output/trained")
     generate_samples(folder, parameters, base_model, records, adapters=adapters, title="evaluate")
     return folder
@@ -56,7 +57,7 @@ def compare_with_baseline(
     drawn = after.attrs["facts"]
     codes = {name: reward["code"] for name, reward in drawn["rewards"].items() if "code" in reward}
     training = read_facts(adapters)
-    notes = [*alarm_notes(training), *judged_by_other_code(training, codes)]
+    notes = [*alarm_notes(training), *provenance.code_notes(training, codes)]
     headline = summarise(entries, controls, notes=notes)
     evaluation = {
         "headline": headline,

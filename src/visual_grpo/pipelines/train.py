@@ -8,30 +8,34 @@ from typing import Any
 
 import pandas as pd
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.adapter_folder import check_base, check_weights, modules_of, read_facts
+from visual_grpo.config.adapter_folder import adapter_digest, check_base, check_weights, modules_of, read_facts
 from visual_grpo.config.presets import pinned
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.compare import check_conditions
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import Model
-from visual_grpo.operations.training_command import TrainingCommand, complete_adapters, show_training, training_lineage
+from visual_grpo.operations.training_command import (
+    TrainingCommand,
+    complete_adapters,
+    show_training,
+    training_provenance,
+)
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import start_of
 from visual_grpo.tracking.tracker import Tracker, open_logs
 from visual_grpo.training import components, resuming
-from visual_grpo.training.evaluation_samples import conditions
 from visual_grpo.training.run import Callbacks, TrainingRun
 
 
@@ -48,12 +52,12 @@ def train(
     start = start_of(parameters)
     if start is not None:
         _check_start(parameters, list(spec.modules), start, model)
-    known = resuming.training_identity(parameters, base_model, records, start)
+    inputs = provenance.inputs(parameters, base_model, records.digest, None if start is None else adapter_digest(start))
     origin = resuming.origin(parameters.resume, Path(parameters.tracking.checkpoints))
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
-        resuming.refuse_another_origin(origin, known)
-    present = conditions(parameters, spec, base_model, records)
-    check_conditions(read_scores(baseline).attrs["facts"], present)
+        resuming.refuse_other_inputs(origin, inputs)
+    present = provenance.conditions(parameters, spec, base_model, records.digest)
+    provenance.require_pair(read_scores(baseline).attrs["facts"], present)
     scorer = components.build_scorer(parameters, spec.modules)
     train_records, eval_records = records.split("train"), records.split("eval")
     scorer.check_records(train_records)
@@ -63,10 +67,9 @@ def train(
         "train": train_records,
         "evaluation": eval_records,
         "held_out": records.split("held_out"),
-        "identity": known,
+        "provenance": training_provenance(parameters, base_model, inputs, project, start),
         "run_id": tracker.run_id,
         "advice": {module: spec.family.modules[module].advice for module in spec.modules},
-        "lineage": training_lineage(parameters, base_model, project, start),
     }
     every = parameters.evaluation.every or parameters.grpo.steps
     monitor = HackingMonitor(baseline, parameters.alarm, looks=-(-parameters.grpo.steps // every))

@@ -34,11 +34,12 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.command import rerun_command
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, check_conditions
+from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed, read_scores
+from visual_grpo.provenance import require_pair
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
@@ -227,7 +228,7 @@ def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
             raise UserError(
                 f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}: {rerun_command(maker)}"
             )
-    check_conditions(*(read_scores(folder).attrs["facts"] for folder in folders))
+    require_pair(*(read_scores(folder).attrs["facts"] for folder in folders))
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.common.importing import code_digests
 from visual_grpo.config import RewardConfig
-from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
 from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
@@ -71,23 +68,6 @@ def build_reward_set(rewards: Mapping[str, RewardConfig], weights: Mapping[str, 
         {name: (build_reward(name, config), weights[name]) for name, config in rewards.items()},
         {name: ClipAndConditions(clip=config.clip, only_where=config.only_where) for name, config in rewards.items()},
     )
-
-
-def reward_digests(rewards: Mapping[str, RewardConfig], output: str) -> dict[str, str]:
-    """Maps ``code of reward NAME`` and ``file of reward NAME: OPTION`` to 12 hex digits, and
-    ``commit of reward NAME: OPTION`` to the commit on the hub, as a training's facts record them."""
-    codes = code_digests({name: reward.function for name, reward in rewards.items()})
-    files = {
-        f"{FILE}{name}: {option}": digest
-        for name, reward in rewards.items()
-        for option, digest in option_files(reward.options, output).items()
-    }
-    commits = {
-        f"{COMMIT}{name}: {option}": commit
-        for name, by_option in reward_commits(rewards).items()
-        for option, commit in by_option.items()
-    }
-    return {**{f"{CODE}{name}": digest for name, digest in codes.items()}, **files, **commits}
 
 
 def reward_commits(rewards: Mapping[str, RewardConfig]) -> dict[str, dict[str, str]]:

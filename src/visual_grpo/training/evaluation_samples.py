@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
-from visual_grpo.common.device import device_kind
-from visual_grpo.common.digests import option_files
-from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.samples import SPLITS, Request, generate_and_score, generate_batches, held_out, plan_images
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import DistributedModel
-from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.rewards.catalogue import reward_commits, transport_of
+from visual_grpo.provenance import conditions
 from visual_grpo.training import components
 
 
@@ -62,7 +58,7 @@ def generate_samples(
             folder,
             batch_size=_batch_size(config),
             controls=controls,
-            conditions=conditions(config, spec, base_model, records),
+            conditions=conditions(config, spec, base_model, records.digest),
             advance=bar.advance,
         )
 
@@ -83,50 +79,3 @@ def _load(config: Parameters, model: str, adapters: Path | None) -> DistributedM
 
 def _batch_size(config: Parameters) -> int:
     return config.evaluation.batch_size * config.distributed.processes
-
-
-def conditions(
-    config: Parameters, spec: RunSpec, base_model: Mapping[str, Any], records: RecordTable
-) -> dict[str, Any]:
-    """Returns everything but the adapters that samples and scores depend on: equal for two results that pair.
-
-    Weights of rewards are left out: a total can be computed again from the scores.
-    """
-    tree = config.public()
-    samplers = {"sampling": spec.samplers, "controls": spec.controls}
-    commits = reward_commits(config.rewards)
-    return {
-        "seed": config.evaluation.seed,
-        "model": {
-            "digest": base_model["digest"],
-            "content": base_model["content"],
-            "dtype": config.model.dtype,
-            "device": device_kind(config.model.device),
-            "base_weights": config.model.base_weights,
-        },
-        "dataset": records.digest,
-        "data": {side: tree["data"][side] for side in ("height", "width")},
-        **{kind: {name: s.model_dump(mode="json") for name, s in found.items()} for kind, found in samplers.items()},
-        "flow": tree["policy"]["flow"] if any(sampler.stochastic for sampler in spec.samplers.values()) else None,
-        "options": tree["model"]["options"],
-        "rewards": {
-            name: _reward_conditions(name, reward, config.output) | {"commits": commits.get(name, {})}
-            for name, reward in tree["rewards"].items()
-        },
-        "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
-    }
-
-
-def _reward_conditions(name: str, reward: Mapping[str, Any], output: str) -> dict[str, Any]:
-    """Returns what a reward's scores depend on, with digests of files in its options and of a user's code."""
-    function = reward["function"]
-    transport = transport_of(name, function)
-    options = {option: value for option, value in reward["options"].items() if option not in transport}
-    return {
-        "function": function,
-        "options": options,
-        "clip": list(reward["clip"]),
-        "only_where": reward["only_where"],
-        "files": option_files(options, output),
-        **({} if function is None else {"code": code_digest(function)}),
-    }

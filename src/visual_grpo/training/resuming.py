@@ -1,34 +1,20 @@
-"""Going on from a checkpoint: which one `resume` names, with which parameters, and which of them may change."""
+"""Resuming from a checkpoint: which one `resume` names, with which parameters, and what may have changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from visual_grpo import provenance
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
-from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.schema import validate
-from visual_grpo.data.manifest import RecordTable
 from visual_grpo.grpo import checkpoint
-from visual_grpo.rewards.catalogue import reward_digests
-from visual_grpo.training.cache_key import cache_key
-from visual_grpo.training.runtime_fingerprint import MEANING
 
 AUTO, SAME, NEVER = "auto", "same", "never"
-ROUNDING = (
-    *("model.device", "model.offload", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
-    *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
-    *("distributed.processes", "distributed.sharded"),
-)
-"""Patterns of the parameters that say where and in how large parts something is computed."""
-MAY_CHANGE = ("evaluation.every", "grpo.non_finite", "alarm.*", *ROUNDING)
-"""Patterns of the `cache_key` parameters that a resumed run may change, beside ``grpo.steps`` where the schedule allows
-it."""
 STEPS = "grpo.steps"
 FINISHED = "finished.txt"
 """Beside the checkpoints: the one with which a training ended whose adapters are in their place."""
@@ -36,7 +22,7 @@ FINISHED = "finished.txt"
 
 @dataclass(frozen=True)
 class Origin:
-    """A run that is to go on."""
+    """The run to resume."""
 
     checkpoint: Path
     metadata: Mapping[str, Any]
@@ -50,9 +36,9 @@ class Origin:
         return self.metadata["mlflow_run_id"]
 
     @property
-    def lineage(self) -> dict[str, str]:
-        """Command, commit and versions of the training so far."""
-        return dict(self.metadata["lineage"])
+    def provenance(self) -> dict[str, str]:
+        """What the training so far depends on beside its parameters, with its commands, commit and versions."""
+        return dict(self.metadata["provenance"])
 
 
 def origin(resume: str, folder: Path) -> Origin | None:
@@ -78,7 +64,7 @@ def _named(resume: str, folder: Path) -> Path:
         return folder
     if _is_one(named) or checkpoint.checkpoints(named):
         return named
-    what = "has no checkpoint in it" if named.is_dir() else "is no folder"
+    what = "contains no checkpoint" if named.is_dir() else "is not a folder"
     raise UserError(
         f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto, same, never, or"
         " the folder of a checkpoint or of several."
@@ -112,72 +98,46 @@ def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mappi
 
 def refuse_changes(run: Origin, config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
-    path, was, now = run.checkpoint, _fixed(run.parameters), _fixed(config.public())
-    why, done = "", checkpoint.step_of(path) if was[STEPS] != now[STEPS] else 0
-    if done and config.grpo.schedule == "constant":
-        if now[STEPS] < done:
-            raise UserError(
-                f"{STEPS} is {now[STEPS]}, but the checkpoint {path} has done {done} steps: give at least {done}."
+    path, ignoring, why = run.checkpoint, provenance.CHANGED_BY_RESUME, ""
+    done, steps = checkpoint.step_of(path), config.grpo.steps
+    if steps != run.parameters["grpo"]["steps"]:
+        if config.grpo.schedule == "constant":
+            if steps < done:
+                raise UserError(
+                    f"{STEPS} is {steps}, but the checkpoint {path} has done {done} steps: give at least {done}."
+                )
+            ignoring = (*ignoring, STEPS)
+        else:
+            why = (
+                f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}; with"
+                " grpo.schedule=constant they could change."
             )
-        was[STEPS] = now[STEPS]
-    elif done:
-        why = (
-            f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}; with grpo.schedule=constant"
-            " they could change."
-        )
-    if changed := _changes(was, now):
+    before, now = ({"parameters": tree} for tree in (run.parameters, config.public()))
+    if different := provenance.differences(before, now, ignoring):
         raise UserError(
-            f"The checkpoint {path} was made with other values of {', '.join(changed)}: going on would mix two runs."
-            f"{why} Leave out what differs, or start at step 1 without resume."
+            f"The checkpoint {path} was made with other values of {', '.join(provenance.described(different))}:"
+            f" resuming would mix two runs.{why} Leave out what differs, or start at step 1 without resume."
         )
 
 
-def _fixed(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters by their dotted names that a resumed run must share with its checkpoint."""
-    return {
-        name: value
-        for name, value in cache_key("train", tree).items()
-        if not any(fnmatchcase(name, pattern) for pattern in MAY_CHANGE)
-    }
-
-
-def training_identity(
-    config: Parameters, base_model: Mapping[str, Any], records: RecordTable, start: Path | None
-) -> dict[str, str]:
-    """Returns digests of what a training depends on beside its parameters: model, data, own reward code, files and
-    weights, and the adapters in ``start``."""
-    digests = {
-        "model": base_model["model"],
-        "model_digest": base_model["digest"],
-        "data": records.digest,
-        **reward_digests(config.rewards, config.output),
-    }
-    return digests if start is None else digests | {"start": adapter_digest(start)}
-
-
-def refuse_another_origin(run: Origin, identity: Mapping[str, str]) -> None:
+def refuse_other_inputs(run: Origin, inputs: Mapping[str, Any]) -> None:
     """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
-    if changed := _changes(run.metadata["identity"], identity):
+    before = {name: value for name, value in run.provenance.items() if name not in provenance.RUNTIME}
+    if different := provenance.differences(before, inputs):
+        changed = ", ".join(provenance.described(different))
         raise UserError(
-            f"The checkpoint {run.checkpoint} was made with another {', '.join(changed)}: going on would mix two runs."
-            " Put that back as it was, or start at step 1 without resume."
+            f"What the checkpoint {run.checkpoint} depends on has changed: {changed}."
+            " Resuming would mix two runs. Put that back as it was, or start at step 1 without resume."
         )
 
 
 def adjusted(run: Origin, config: Parameters) -> list[str]:
     """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
-    was, now = (cache_key("train", tree) for tree in (run.parameters, config.public()))
+    before, now = ({"parameters": tree} for tree in (run.parameters, config.public()))
+    # Of another device, `provenance.runtime` tells.
+    different = provenance.differences(before, now, (*provenance.UNREAD["train"], "model.device"))
     step = checkpoint.step_of(run.checkpoint)
-    differing = [name for name in _differing(was, now) if name != "model.device"]  # `runtime_fingerprint` tells.
-    return [f"{name}: {was.get(name)}, {now.get(name)} after step {step}" for name in differing]
-
-
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [f"{name} (was {before.get(name)}, is {now.get(name)})" for name in _differing(before, now)]
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    return [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]
+    return [f"{name}: {was}, {is_now} after step {step}" for name, (was, is_now) in different.items()]
 
 
 def mark_finished(folder: Path) -> None:
@@ -187,12 +147,11 @@ def mark_finished(folder: Path) -> None:
         write_atomically(folder / FINISHED, newest.name)
 
 
-def why_another(config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]) -> str | None:
+def why_another(config: Parameters, entries: Mapping[str, Any]) -> str | None:
     """Says why the newest intact checkpoint cannot be continued; None if it can. Only reads.
 
     Args:
-        identity: what the training depends on beside the parameters: digests of model, data and own rewards.
-        computed: `runtime_fingerprint` of the pipeline train.
+        entries: what the training depends on beside the parameters: `provenance.inputs` and `provenance.runtime`.
     """
     folder = Path(config.tracking.checkpoints)
     try:
@@ -204,16 +163,9 @@ def why_another(config: Parameters, identity: Mapping[str, str], computed: Mappi
     finished = folder / FINISHED
     if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
         return f"the training of the checkpoints in {folder} is finished"
-    different = ", ".join(_differences(checkpoint.load_metadata(newest), config, identity, computed))
-    return f"the checkpoints in {folder} are of a training with another {different}" if different else None
-
-
-def _differences(
-    metadata: Mapping[str, Any], config: Parameters, identity: Mapping[str, str], computed: Mapping[str, str]
-) -> Iterator[str]:
-    yield from _changes(cache_key("train", metadata["parameters"]), cache_key("train", config.public()))
-    yield from _differing(metadata["identity"], identity)
-    lineage = metadata.get("lineage", {})
-    for name, value in computed.items():
-        if lineage.get(name) != value or f"resumed.{name}" in lineage:
-            yield MEANING[name]
+    run = Origin(newest, checkpoint.load_metadata(newest))
+    now = {"parameters": config.public(), **entries}
+    before = {"parameters": run.parameters, **run.provenance}
+    different = provenance.described(provenance.differences(before, now, provenance.UNREAD["train"]))
+    different += [meaning for name, meaning in provenance.RUNTIME.items() if f"resumed.{name}" in run.provenance]
+    return f"the checkpoints in {folder} are of another training: {', '.join(different)}" if different else None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pandas as pd
 import torch
@@ -81,28 +82,27 @@ class TrainingRun:
         train: Sequence[PromptRecord],
         evaluation: Sequence[PromptRecord],
         held_out: Sequence[PromptRecord] = (),
-        identity: dict[str, str],
+        provenance: Mapping[str, Any],
         run_id: str | None,
         monitor: HackingMonitor | None = None,
         advice: Mapping[str, str] = MappingProxyType({}),
-        lineage: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """
         Args:
             held_out: prompts for the report's film; no reward sees them, and they decide nothing.
-            identity: what the run depends on beside the parameters: model and data digests.
+            provenance: what the run depends on beside the parameters, with its commands, commit and versions: for
+                ``training.json`` and checkpoints.
             monitor: compares the evaluations with the base model's samples.
             advice: module -> what to change where the signal check finds nothing to learn for it.
-            lineage: where the run comes from (command, commit, versions), for ``training.json`` and checkpoints.
         """
         self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
         self.train_prompts, self.eval_prompts = train, distinct_prompts(evaluation, config.evaluation.prompts)
         self.film_prompts = distinct_prompts(held_out, SHOWN_PROMPTS)
-        self.identity, self.run_id, self.advice, self.lineage = identity, run_id, advice, lineage
+        self.provenance, self.run_id, self.advice = provenance, run_id, advice
         self.monitor = monitor
         self.progress, self.average = Progress(), AdapterAverage(trainer, config.train.ema_decay)
         self.checkpoints = RunCheckpoints(
-            config, trainer, self.progress, self.average, identity=identity, run_id=run_id, lineage=lineage
+            config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id
         )
         self.stopped_by: signal.Signals | None = None
 
@@ -165,8 +165,7 @@ class TrainingRun:
             "film": [record.prompt for record in self.film_prompts],
             "samples": int(sum(row["samples"] for row in self.progress.history)),
             "mlflow_run_id": self.run_id,
-            **self.identity,
-            **self.lineage,
+            **self.provenance,
             "sums": weight_sums(folder),
             "parameters": self.config.public(),
         }

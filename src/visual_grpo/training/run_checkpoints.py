@@ -48,13 +48,12 @@ class RunCheckpoints:
         progress: Progress,
         average: AdapterAverage,
         *,
-        identity: Mapping[str, str],
+        provenance: Mapping[str, Any],
         run_id: str | None,
-        lineage: Mapping[str, str],
     ) -> None:
-        """``identity`` is what the run depends on beside the parameters, ``run_id`` its MLflow run."""
+        """``provenance`` is what the run depends on beside the parameters, ``run_id`` its MLflow run."""
         self.config, self.trainer, self.progress, self.average = config, trainer, progress, average
-        self.identity, self.run_id, self.lineage = identity, run_id, lineage
+        self.provenance, self.run_id = provenance, run_id
         self.folder = linked(Path(config.tracking.checkpoints))
         self.newest: Path | None = None
         """The last one that was written or gone on from."""
@@ -111,8 +110,7 @@ class RunCheckpoints:
             "random": random_metadata,
             "progress": {name: value for name, value in vars(self.progress).items() if name != "best_adapter"},
             "parameters": self.config.public(),
-            "identity": dict(self.identity),
-            "lineage": dict(self.lineage),
+            "provenance": dict(self.provenance),
             "mlflow_run_id": self.run_id,
         }
         keep = self.config.tracking.keep_checkpoints

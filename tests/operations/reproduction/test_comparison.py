@@ -25,12 +25,12 @@ def differing(here: dict[str, Any], run: dict[str, Any] | None = None) -> list[s
 def test_equal_facts_are_equal_and_each_difference_is_named_causes_first() -> None:
     assert differing(facts()) == []
     assert differing(facts(data="x", seed=1)) == ["data", "seed"]
-    assert differing(facts(model_digest="x", model_content="x")) == ["base model", "base model's files"]
+    assert differing(facts(model_digest="x", model_content="x")) == ["base model", "files of the base model"]
     coded = {"code of reward warm": "1"}
     assert differing(facts(**coded) | {"code of reward warm": "2"}, facts(**coded)) == ["code of reward warm"]
     assert differing(facts(start="2"), facts(start="1")) == ["adapters at the start"]
     other = parameters(seed=3, grpo={"steps": 9}, output="elsewhere", tracking={"images_every": 7})
-    assert differing(facts(parameters=other.model_dump(mode="json"))) == ["parameter grpo.steps", "parameter seed"]
+    assert differing(facts(parameters=other.model_dump(mode="json"))) == ["grpo.steps", "seed"]
 
 
 @pytest.fixture

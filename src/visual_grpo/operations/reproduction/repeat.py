@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import pandas as pd
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, run
-from visual_grpo.config.adapter_folder import CHANGES, CODE, FILE, HISTORY, read_facts, weight_sums
+from visual_grpo.config.adapter_folder import CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import ROOT, is_drawn, pinned, with_output_folders
 from visual_grpo.grpo.metrics import is_timing
@@ -29,8 +30,6 @@ from visual_grpo.operations.reproduction.worktree import (
     python_of,
     write_configuration,
 )
-from visual_grpo.training.cache_key import cache_key
-from visual_grpo.training.runtime_fingerprint import MEANING, NUMERICS, SOURCES
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")  # Of the last step that has them, compared where bits cannot be.
@@ -39,18 +38,8 @@ _REPORTS = {
     "data_preparation": ("data", "data", "08_reporting/data_preparation.json"),
 }
 """Results of the pipelines before the training: name, fact, and the report with the digest."""
-_FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", "parameters": "parameters", **MEANING}
+_FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", "parameters": "parameters", **provenance.RUNTIME}
 """Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
-_IDENTITY = {
-    "data": "data",
-    "base model": "model_digest",
-    "base model's files": "model_content",
-    "adapters at the start": "start",
-    "source files": SOURCES,
-    "seed": "seed",
-}
-"""Inputs that are fixed before the first step, by their fact of the training."""
-_PATHS = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")  # Compared by digests.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +142,7 @@ def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iter
     repeated = read_facts(adapters)
     yield from (environment_row(facts, repeated), *identity_rows(facts, repeated))
     # A GPU does not give the same bits twice.
-    if any(str(known.get(NUMERICS)).rpartition(", ")[2].startswith("cuda") for known in (facts, repeated)):
+    if any(str(known.get(provenance.NUMERICS)).rpartition(", ")[2].startswith("cuda") for known in (facts, repeated)):
         yield from tolerance_rows(training.adapters, adapters, tolerance)
     else:
         yield from adapter_rows(facts.get("sums", {}), training.adapters, adapters)
@@ -175,7 +164,7 @@ def _run(worktree: Worktree, python: Path, conf: Path, pipelines: str) -> None:
 
 def environment_row(run: Mapping[str, Any], here: Mapping[str, Any]) -> Row:
     """Compares libraries and processor: another one may change bits, which the adapters then show."""
-    before, now = (str(facts.get(NUMERICS)).split(", ") for facts in (run, here))
+    before, now = (str(facts.get(provenance.NUMERICS)).split(", ") for facts in (run, here))
     if before == now:
         return Row("libraries and processor", before[-1], now[-1], "equal")
     lost, new = ([part for part in one if part not in other] for one, other in ((before, now), (now, before)))
@@ -184,18 +173,17 @@ def environment_row(run: Mapping[str, Any], here: Mapping[str, Any]) -> Row:
 
 def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[Row]:
     """Compares data, base model, parameters and reward code, from the facts of the two trainings."""
-    for name, fact in _IDENTITY.items():
-        if run.get(fact) is not None:
-            yield Row.compare(name, run[fact], here.get(fact))
-    before, now = (cache_key("train", facts.get("parameters", {})) for facts in (run, here))
-    names = sorted((before.keys() | now.keys()) - set(_PATHS))
-    changed = [name for name in names if before.get(name) != now.get(name)]
-    if not changed:
-        yield Row.compare("parameters", f"{len(names)} values", f"{len(names)} values")
-    for name in changed:
-        yield Row.compare(f"parameter {name}", before.get(name), now.get(name))
-    for name in sorted(key for key in run if key.startswith((CODE, FILE))):
-        yield Row.compare(name, run[name], here.get(name))
+    for name in filter(lambda name: run.get(name) is not None, provenance.MEANING):
+        if name != provenance.NUMERICS:
+            yield Row.compare(provenance.MEANING[name], run[name], here.get(name))
+    yield Row.compare("seed", run.get("seed"), here.get("seed"))
+    ignoring = (*provenance.UNREAD["train"], *provenance.PLACES, *provenance.MEANING)
+    same = len(provenance.decisive(run, ignoring))
+    different = provenance.differences(run, here, ignoring)
+    if not different:
+        yield Row.compare("parameters and code of rewards", f"{same} values", f"{same} values")
+    for name, values in different.items():
+        yield Row.compare(name, *values)
 
 
 def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:

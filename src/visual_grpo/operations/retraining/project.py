@@ -17,16 +17,13 @@ from typing import Any
 import yaml
 from click import ClickException
 
+from visual_grpo import provenance
 from visual_grpo.common import quiet_libraries
-from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
-from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import CODE, FILE
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
-from visual_grpo.training.cache_key import NOT_READ, cache_key
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
 TRAIN_PARAMS = "train_params"
@@ -96,18 +93,12 @@ class Project:
 
 def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Returns, by stage, the parameters and digests of the user's files that decide its result."""
-    tree, files = config.public(), {}
-    for name, reward in config.rewards.items():
-        if reward.function is not None:
-            files[f"{CODE}{name}"] = code_digest(reward.function)
-        for option, digest in option_files(reward.options, config.output).items():
-            files[f"{FILE}{name}: {option}"] = digest
-    if ":" in config.model.family:
-        files["code of family"] = code_digest(config.model.family)
+    tree = config.public()
+    record = {"parameters": tree, **provenance.local_code(config)}
     return {
         "starter": {name: tree[name] for name in ("data", "model", "seed", "starter")},
         "data_preparation": {"data": tree["data"]},
-        **{pipeline: cache_key(pipeline, tree) | files for pipeline in NOT_READ},
+        **{pipeline: provenance.decisive(record, unread) for pipeline, unread in provenance.UNREAD.items()},
     }
 
 

@@ -1,0 +1,201 @@
+"""What a result depends on, and what differs between two records."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from tests.evaluation.defaults import conditions_of, parameters
+from tests.evaluation.painter import brightness
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.importing import load_attribute
+from visual_grpo.config import Parameters
+from visual_grpo.config.training import EvaluationConfig, ModuleConfig
+from visual_grpo.provenance import (
+    UNREAD,
+    code_notes,
+    decisive,
+    differences,
+    parameters_to_judge,
+    require_pair,
+)
+from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
+
+HERE = "tests.test_provenance"
+
+
+def decided(pipeline: str, tree: dict[str, Any]) -> dict[str, Any]:
+    """The parameters that decide a pipeline's result."""
+    return decisive({"parameters": tree}, UNREAD[pipeline])
+
+
+class Patient:
+    """Brightness; how long it waits changes nothing."""
+
+    transport = frozenset({"timeout"})
+
+    def __init__(self, gain: float = 1.0, timeout: float = 1.0) -> None:
+        self.gain = gain
+
+    def __call__(self, prompts: Any, samples: Any) -> Any:
+        return [self.gain * score for score in brightness(prompts, samples)]
+
+
+def rewards_of(
+    options: dict[str, Any], name: str = "judge", function: str | None = f"{HERE}:Patient"
+) -> dict[str, Any]:
+    return {"rewards": {name: {"function": function, "weight": 1.0, "options": options}}}
+
+
+def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_decides() -> None:
+    deciding = {"url", "model", "rubric", "protocol", "extra", "headers"}
+    deciding |= {"batch_size", "image_size", "image_format"}
+    declared = {name: transport_of(name, None) for name in BUILT_IN}
+    assert {name for name, options in declared.items() if options} == {"http", "vlm_judge"}
+    for name, options in declared.items():
+        made = load_attribute(BUILT_IN[name], "")
+        assert options <= set(inspect.signature(made).parameters)
+        assert not options & deciding
+    assert {"timeout", "retries", "concurrency", "deadline", "stop_after", "api_key"} == declared["vlm_judge"]
+
+
+@pytest.mark.parametrize("pipeline", list(UNREAD))
+@pytest.mark.parametrize(
+    ("name", "function", "transport", "other"),
+    [
+        ("http", None, {"timeout": 5.0, "api_key": "(hidden)"}, {"url": "http://other"}),
+        ("vlm_judge", None, {"retries": 9, "concurrency": 1}, {"rubric": "text"}),
+        ("held_out", BUILT_IN["vlm_judge"], {"deadline": 9.0, "stop_after": 0}, {"image_size": 64}),
+        ("mine", f"{HERE}:Patient", {"timeout": 2.0}, {"gain": 2.0}),
+    ],
+)
+def test_they_decide_nothing_and_other_options_do(
+    pipeline: str, name: str, function: str | None, transport: dict[str, Any], other: dict[str, Any]
+) -> None:
+    plain, changed = (decided(pipeline, rewards_of(options, name, function)) for options in ({}, transport))
+    assert plain == changed
+    assert decided(pipeline, rewards_of(other, name, function)) != plain
+    # An option of another reward that has the same name decides.
+    assert decided(pipeline, rewards_of(transport, "brightness", "tests.evaluation.painter:brightness")) != decided(
+        pipeline, rewards_of({}, "brightness", "tests.evaluation.painter:brightness")
+    )
+
+
+def test_code_that_is_gone_declares_nothing() -> None:
+    assert transport_of("mine", "no_such_module_here:score") == frozenset()
+    assert transport_of("unknown", None) == frozenset()
+
+
+def test_results_pair_whatever_the_patience() -> None:
+    def judged(options: dict[str, Any]) -> Any:
+        return conditions_of(parameters(**rewards_of(options)))["rewards"]
+
+    assert judged({"timeout": 3.0}) == judged({"timeout": 9.0}) == judged({})
+    assert judged({"gain": 2.0}) != judged({})
+
+
+def test_what_decides_nothing_are_names_of_parameters() -> None:
+    known = set(Parameters.model_fields) | {f"evaluation.{name}" for name in EvaluationConfig.model_fields}
+    known |= {f"modules.*.{name}" for name in ModuleConfig.model_fields}
+    assert {name for names in UNREAD.values() for name in names} <= known
+
+
+def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated() -> None:
+    training = {name: 1 for name in ModuleConfig.model_fields if name not in ("rewards", "lora")}
+    tree = {"modules": {"dit": {**training, "rewards": {"ocr": 1.0}, "lora": {"rank": 4}}, "ar": training}}
+    for pipeline in ("baseline", "evaluate"):
+        assert decided(pipeline, tree) == {"modules.dit.rewards.ocr": 1.0, "modules.dit.lora.rank": 4}
+        assert decided(pipeline, {"modules": {}}) == decided(pipeline, {"modules": {"ar": training}})
+    assert len(decided("train", tree)) == 2 * len(training) + 2
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    return parameters(**changes).model_dump(mode="json")
+
+
+def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms() -> None:
+    own = tree(
+        grpo={"loss": "dapo"}, seed=3, evaluation={"max_prompts": 7}, model={"device": "cuda", "dtype": "bfloat16"}
+    )
+    present = tree(evaluation={"max_prompts": 9}, policy={"denoise_batch": 5}, adapter="a run")
+    judged = parameters_to_judge(present, own, {"sampling": {"eval": {"steps": 3}}})
+    assert (judged["grpo"]["loss"], judged["seed"]) == ("dapo", 3)
+    assert judged["model"] == {**own["model"], "device": "auto"}
+    assert judged["evaluation"]["max_prompts"] == 9
+    assert judged["policy"]["denoise_batch"] == 5
+    assert judged["adapter"] == "a run"
+    assert judged["sampling"]["eval"] == {**own["sampling"]["eval"], "steps": 3}
+
+
+def test_other_code_of_a_reward_than_the_trainings_is_told() -> None:
+    training = {"code of reward warm": "abc", "code of reward sharp": "def"}
+    assert code_notes(training, {"warm": "abc", "new": "xyz"}) == []
+    [note] = code_notes(training, {"warm": "xyz", "sharp": "def"})
+    assert note == "The code of reward warm has changed since the training."
+
+
+RECORD = {"parameters": {"seed": 0, "grpo": {"steps": 2}, "model": {"options": {}}}, "data": "d", "numerics": "torch 2"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "ignoring", "found"),
+    [
+        ({}, (), {}),
+        ({"steps": 9, "sums": {}, "model": "elsewhere"}, (), {}),  # Not of a record.
+        ({"data": "e"}, (), {"data": ("d", "e")}),
+        ({"data": "e"}, ("data",), {}),
+        ({"code of reward mine": "a"}, (), {"code of reward mine": (None, "a")}),
+        ({"parameters": {"seed": 1, "grpo": {"steps": 3}}}, ("grpo",), {"seed": (0, 1)}),
+        ({"parameters": {"seed": 0, "grpo": {"steps": 3, "clip_low": None}}}, (), {"grpo.steps": (2, 3)}),
+        ({"parameters": {"seed": 0, "grpo": {"steps": 3}}}, ("*.steps",), {}),
+        ({"parameters": {"grpo": {"steps": 2}}}, (), {"seed": (0, None)}),
+    ],
+)
+def test_two_records_differ_in_what_decides(changes: dict[str, Any], ignoring: tuple[str, ...], found: Any) -> None:
+    assert differences(RECORD, RECORD | changes, ignoring) == found
+
+
+def extents(each: int, most: int | None) -> dict[str, Any]:
+    return {"evaluation": {"images_per_prompt": each, "max_prompts": most}}
+
+
+MADE = {"seed": 0, "sampling": {"eval": {"steps": 10, "top_p": None}, "rollout": {"steps": 4}}, "old": 1}
+CONTROL = {"controls": {"high": {"steps": 10}}}
+CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    (MADE, MADE, []),
+    (
+        MADE,
+        {"seed": 0, "sampling": {"eval": {"steps": 20, "top_p": None}}, "none": None},
+        [
+            "  sampling.eval.steps: 10 in the baseline, 20 now",
+            "  sampling.rollout.steps: 4 in the baseline, not set now",
+            "  old: 1 in the baseline, not set now",
+        ],
+    ),
+    # A baseline of more samples has those that are asked for.
+    (extents(6, None), extents(2, 10), []),
+    (extents(6, 20), extents(6, 10), []),
+    (extents(6, 20), extents(6, None), ["  evaluation.max_prompts: 20 in the baseline, None now"]),
+    (extents(6, 20), extents(6, 21), ["  evaluation.max_prompts: 20 in the baseline, 21 now"]),
+    (extents(6, None), extents(7, None), ["  evaluation.images_per_prompt: 6 in the baseline, 7 now"]),
+    # Controls that nobody asks for any more are no difference.
+    (CONTROL, {"controls": {}}, []),
+    ({"controls": {}}, CONTROL, ["  controls.high.steps: not set in the baseline, 10 now"]),
+    (CONTROL, {"controls": {"high": {"steps": 20}}}, ["  controls.high.steps: 10 in the baseline, 20 now"]),
+]
+
+
+@pytest.mark.parametrize(("made", "now", "differences"), CONDITIONS)
+def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
+    made: dict[str, Any], now: dict[str, Any], differences: list[str]
+) -> None:
+    if not differences:
+        require_pair(made, now)
+        return
+    with pytest.raises(UserError) as caught:
+        require_pair(made, now)
+    first, *listed, remedy = str(caught.value).splitlines()
+    assert (first, listed) == ("the baseline does not pair with this run:", differences)
+    assert "kedro run --pipeline=baseline" in remedy
