@@ -22,7 +22,7 @@ from tests.markdown import ROOT
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO, with_output_folders
 from visual_grpo.config.schema import _section, validate
-from visual_grpo.pipeline_registry import PIPELINES
+from visual_grpo.pipeline_registry import NAMES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.training.components import build_scorer, make_run_spec
 
@@ -75,7 +75,7 @@ def _on_cpu(options: Any) -> Any:
 def _kedro(words: list[str], project: Path) -> None:
     assert words[1] == "run", f"only kedro run is checked, got {words}"
     params = run.make_context("kedro run", words[2:]).params
-    assert {name for name in (params["pipeline"], *(params["pipelines"] or ())) if name} <= set(PIPELINES)
+    assert {name for name in (params["pipeline"], *(params["pipelines"] or ())) if name} <= set(NAMES)
     check_parameters(parameters_of(project, params["env"], params["params"]))
 
 

@@ -19,7 +19,7 @@ from tests.toys import CountingScorer, ToyTokenPolicy, records
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 NAMES = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
@@ -42,9 +42,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("finished")
     with pytest.MonkeyPatch.context() as patch:
         painted = Project(project, patch)
-        painted.run(create_pipeline("baseline"))
+        painted.run(register_pipelines()["baseline"])
         painted.train()
-        painted.run(create_pipeline("evaluate"))
+        painted.run(register_pipelines()["evaluate"])
     places = {"records.parquet": "05_model_input", "evaluation_report": "08_reporting", "07_model_output": ""}
     for name, folder in places.items():
         (project / "data" / folder).mkdir(parents=True, exist_ok=True)

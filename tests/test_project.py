@@ -45,9 +45,9 @@ sys.argv = ["kedro", "registry", "list"]
 out = io.StringIO()
 with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
     main()
-heavy = {"torch", "transformers", "diffusers", "peft", "accelerate", "torchvision"}
+heavy = sorted({"torch", "transformers", "diffusers", "peft", "accelerate", "torchvision"} & set(sys.modules))
 nodes = {name: [node.name for node in pipeline.nodes] for name, pipeline in pipelines.items()}
-print(json.dumps({"listed": out.getvalue(), "nodes": nodes, "heavy": sorted(heavy & set(sys.modules))}))
+print(json.dumps({"listed": out.getvalue(), "nodes": nodes, "heavy": heavy}))
 """
 
 

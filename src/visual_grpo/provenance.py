@@ -22,10 +22,9 @@ from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.importing import code_digest
-from visual_grpo.config import Parameters, RewardConfig, flatten, merged
+from visual_grpo.config import BESIDE_FLOW, Parameters, RewardConfig, flatten, merged
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.config.command import Command, rerun_command
-from visual_grpo.config.pipelines import BESIDE_FLOW
 from visual_grpo.config.presets import pinned
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of

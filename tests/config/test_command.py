@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from kedro.framework.cli.utils import _split_params
 from kedro.framework.startup import bootstrap_project
-from kedro.io import DataCatalog
+from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
@@ -139,6 +139,15 @@ def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.
     assert f"Run this in the project's folder: cd {root}" in done.output
 
 
+MADE_BY = {
+    "base_model": "starter",
+    "records": "data_preparation",
+    "baseline": "baseline",
+    "adapters": "train",
+    "trained": "evaluate",
+}
+
+
 @pytest.mark.parametrize(
     ("there", "made", "given", "following"),
     [
@@ -159,12 +168,16 @@ def test_the_next_command_makes_what_is_not_there_yet(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    names = ("base_model", "records", "baseline", "adapters", "trained")
-    catalog = DataCatalog({name: JSONDataset(filepath=str(tmp_path / f"{name}.json")) for name in names})
+    catalog = DataCatalog(
+        {
+            name: JSONDataset(filepath=str(tmp_path / f"{name}.json"), metadata={"made_by": maker})
+            for name, maker in MADE_BY.items()
+        }
+    )
     for name in (*there, made):
         catalog.save(name, {})
     if made == "records" and "base_model" not in there:
-        catalog["base_model"] = {}  # As `InputHooks` does for own data.
+        catalog["base_model"] = MemoryDataset({}, metadata={"made_by": "starter"})  # As `InputHooks` does for own data.
     makes = Pipeline([node(Path.cwd, None, made, name="make")])
     EndingHooks().after_pipeline_run({"runtime_params": given}, makes, catalog)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
@@ -175,7 +188,13 @@ def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("trained", "evaluation_report")
-    catalog = DataCatalog({name: JSONDataset(filepath=str(tmp_path / name)) for name in names})
+    entries: list[dict[str, str]] = [{}, {"opened": "evaluation.html"}]
+    catalog = DataCatalog(
+        {
+            name: JSONDataset(filepath=str(tmp_path / name), metadata=entry | {"made_by": "evaluate"})
+            for name, entry in zip(names, entries, strict=True)
+        }
+    )
     (tmp_path / "evaluation_report").mkdir()
     page = tmp_path / "evaluation_report" / "evaluation.html"
     page.touch()

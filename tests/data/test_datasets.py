@@ -35,18 +35,18 @@ def rename(self, target, real=Path.rename):
 draft = new_folder(Path(sys.argv[1]))
 (draft / "b").write_text("2")
 Path.rename = rename
-FolderDataset(filepath=sys.argv[1], made_by="baseline").save(draft)
+FolderDataset(filepath=sys.argv[1], metadata={"made_by": "baseline"}).save(draft)
 """
 
 
 @pytest.fixture
 def dataset(tmp_path):
-    return FolderDataset(filepath=str(tmp_path / "data" / "out"), made_by="baseline")
+    return FolderDataset(filepath=str(tmp_path / "data" / "out"), metadata={"made_by": "baseline"})
 
 
 @pytest.fixture
 def records(tmp_path):
-    return RecordsDataset(filepath=str(tmp_path / "records.parquet"))
+    return RecordsDataset(filepath=str(tmp_path / "records.parquet"), metadata={"made_by": "data_preparation"})
 
 
 @pytest.fixture

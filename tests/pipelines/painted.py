@@ -48,7 +48,7 @@ PLACES = {
 def folders(parent: Path, made_by: Mapping[str, str]) -> dict[str, AbstractDataset[Any, Any]]:
     """Catalog entries of folders, as conf/base/catalog.yml has them."""
     return {
-        name: FolderDataset(filepath=str(parent / PLACES.get(name, name)), made_by=maker)
+        name: FolderDataset(filepath=str(parent / PLACES.get(name, name)), metadata={"made_by": maker})
         for name, maker in made_by.items()
     }
 

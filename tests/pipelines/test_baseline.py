@@ -10,12 +10,12 @@ from tests.evaluation.defaults import conditions_of, parameters
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.samples import read_scores
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.training import components
 
 
 def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
+    painted.run(register_pipelines()["baseline"])
     scores = read_scores(painted.folder / "07_model_output/baseline")
     assert painted.policies == [("the model", None)]
     drawn = scores.groupby(["sampler", "split"])["id"].agg(["nunique", "size"])
@@ -32,18 +32,18 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
 
 
 def test_same_parameters_same_images_and_scores(painted: Project) -> None:
-    first = read_scores(painted.run(create_pipeline("baseline")).load("baseline"))
-    second = read_scores(painted.run(create_pipeline("baseline")).load("baseline"))
+    first = read_scores(painted.run(register_pipelines()["baseline"]).load("baseline"))
+    second = read_scores(painted.run(register_pipelines()["baseline"]).load("baseline"))
     pd.testing.assert_frame_equal(first, second)
-    trained_otherwise = read_scores(painted.run(create_pipeline("baseline"), seed=5).load("baseline"))
+    trained_otherwise = read_scores(painted.run(register_pipelines()["baseline"], seed=5).load("baseline"))
     pd.testing.assert_frame_equal(first, trained_otherwise)
     assert trained_otherwise.attrs == first.attrs
-    other = read_scores(painted.run(create_pipeline("baseline"), evaluation=SMALL | {"seed": 5}).load("baseline"))
+    other = read_scores(painted.run(register_pipelines()["baseline"], evaluation=SMALL | {"seed": 5}).load("baseline"))
     assert (other["total"] != first["total"]).all()
 
 
 def test_a_model_that_cannot_be_loaded_is_told(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = read_scores(painted.run(create_pipeline("baseline")).load("baseline"))
+    before = read_scores(painted.run(register_pipelines()["baseline"]).load("baseline"))
 
     def refuse(*arguments: object) -> None:
         raise UserError("the weights are damaged")
@@ -51,7 +51,7 @@ def test_a_model_that_cannot_be_loaded_is_told(painted: Project, monkeypatch: py
     monkeypatch.setattr(components, "build_model", refuse)
     failed: list[str] = []
     with pytest.raises(UserError, match=r"^the weights are damaged$") as error:
-        painted.run(create_pipeline("baseline"), failed=failed)
+        painted.run(register_pipelines()["baseline"], failed=failed)
     assert failed == ["baseline.draw_baseline"]
     assert not isinstance(error.value, DatasetError), "nothing was being saved"
     pd.testing.assert_frame_equal(read_scores(painted.folder / "07_model_output/baseline"), before)

@@ -15,7 +15,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.data_preparation import prepare_records, report_records
 
 
@@ -74,7 +74,7 @@ def run(parameters, folder):
             "records": RecordsDataset(filepath=str(folder / FOLDER / "records.parquet")),
         }
     )
-    return SequentialRunner().run(create_pipeline("data_preparation"), catalog)
+    return SequentialRunner().run(register_pipelines()["data_preparation"], catalog)
 
 
 def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(parameters, data, tmp_path):

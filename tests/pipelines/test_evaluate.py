@@ -8,17 +8,17 @@ from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.verdict import lines, show, summarise
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.evaluate import show_scores
 
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
 
 
 def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    painted.run(create_pipeline("baseline"))
+    painted.run(register_pipelines()["baseline"])
     painted.train()
     capsys.readouterr()
-    result = painted.run(create_pipeline("evaluate")).load("result")
+    result = painted.run(register_pipelines()["evaluate"]).load("result")
     assert painted.policies[1] == ("the model", painted.folder / "adapters")
     evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
     views = {(e["name"], e["split"], e["sampler"]): e for e in evaluation["rewards"]}
@@ -55,17 +55,17 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
 
 
 def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
+    painted.run(register_pipelines()["baseline"])
     painted.train()
-    painted.run(create_pipeline("evaluate"), seed=8)
+    painted.run(register_pipelines()["evaluate"], seed=8)
     with pytest.raises(UserError, match=r"pair with this run:\n  seed: 0 in the baseline, 8 now\n"):
-        painted.run(create_pipeline("evaluate"), evaluation=SMALL | {"seed": 8})
+        painted.run(register_pipelines()["evaluate"], evaluation=SMALL | {"seed": 8})
 
 
 def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
+    painted.run(register_pipelines()["baseline"])
     painted.train()
-    painted.run(create_pipeline("evaluate"), evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
+    painted.run(register_pipelines()["evaluate"], evaluation=SMALL | {"images_per_prompt": 1, "max_prompts": 2})
     headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
     assert (headline["prompts"], headline["images"]) == (2, 2)
     assert headline["difference"] == pytest.approx(GAIN, abs=0.01)
@@ -92,20 +92,20 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
 def test_what_does_not_pair_is_refused(
     painted: Project, trained: dict[str, str], changes: dict[str, Any], said: str
 ) -> None:
-    painted.run(create_pipeline("baseline"))
+    painted.run(register_pipelines()["baseline"])
     painted.train(**trained)
     with pytest.raises(UserError, match=said):
-        painted.run(create_pipeline("evaluate"), **changes)
+        painted.run(register_pipelines()["evaluate"], **changes)
     assert len(painted.policies) == 1
     assert not (painted.folder / "07_model_output/trained").exists()
 
 
 def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(painted: Project) -> None:
-    painted.run(create_pipeline("baseline"))
+    painted.run(register_pipelines()["baseline"])
     painted.train()
     (painted.folder / "adapters" / "training.csv").unlink()
     with pytest.raises(UserError, match=r"has no training\.csv"):
-        painted.run(create_pipeline("evaluate"))
+        painted.run(register_pipelines()["evaluate"])
     assert len(painted.policies) == 1
 
 
@@ -123,7 +123,7 @@ def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.C
 def test_a_baseline_that_nothing_could_score_is_refused(painted: Project) -> None:
     none = {"none": {"function": "tests.pipelines.test_evaluate:none", "weight": 1.0}}
     with pytest.raises(UserError, match=r"none of the first \d+ samples could be scored.*unscored were: none"):
-        painted.run(create_pipeline("baseline"), rewards_used=none)
+        painted.run(register_pipelines()["baseline"], rewards_used=none)
 
 
 def none(prompts: object, images: list[object]) -> list[None]:

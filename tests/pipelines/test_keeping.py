@@ -10,7 +10,7 @@ import pytest
 from tests.pipelines.painted import BRIGHTNESS, SMALL, Project
 from visual_grpo import provenance
 from visual_grpo.evaluation.samples import read_scores
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 
 PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
 
@@ -18,7 +18,7 @@ PINNED = {"model": {"revision": "0123456789abcdef0123456789abcdef01234567"}}
 def draw(project: Project, **changes: Any) -> bool:
     """Whether a baseline was drawn; without changes the files of its model are known."""
     before = len(project.policies)
-    project.run(create_pipeline("baseline"), **(PINNED | changes))
+    project.run(register_pipelines()["baseline"], **(PINNED | changes))
     return len(project.policies) > before
 
 

@@ -26,7 +26,7 @@ from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.evaluation.pictures import BETTER, GAP, WIDTH, WORSE
 from visual_grpo.hooks.parameters import parameter_entries
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.labels import COUNT, SHOWN, label
 from visual_grpo.rewards.segmentation import PointPrompt
 from visual_grpo.rewards.segmentation.watershed import Linkage, WatershedSegmenter
@@ -57,7 +57,7 @@ def run(folder: Path, tree: dict[str, Any], count: int = 1) -> tuple[Path, list[
     records = RecordsDataset(filepath=str(write_records(folder, count)))
     typed = {name: MemoryDataset(value) for name, value in parameter_entries(Parameters.model_validate(tree)).items()}
     catalog = DataCatalog(typed | {"records": records} | folders(folder, {"negative_labels": "labels"}))
-    SequentialRunner().run(create_pipeline("labels"), catalog)
+    SequentialRunner().run(register_pipelines()["labels"], catalog)
     labels = folder / "negative_labels"
     return labels, [json.loads(line) for line in (labels / "labels.jsonl").read_text().splitlines()]
 

@@ -29,7 +29,7 @@ from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.schema import validate
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.hooks.parameters import parameter_entries
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter import build, pretrain_vl, qwen2_5_vl
 from visual_grpo.starter.scenes import ANSWER_LENGTH, draw_scene_records
@@ -69,7 +69,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
 
 def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> None:
     for name in FLOW:
-        SequentialRunner().run(create_pipeline(name), catalog)
+        SequentialRunner().run(register_pipelines()[name], catalog)
     report = catalog.load("data_report")
     assert report["rejected"]["total"] == 0
     assert ["prompts in held_out: fewer than 10" in warning for warning in report["warnings"]] == [True]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections import defaultdict
 from graphlib import TopologicalSorter
 from inspect import signature
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -16,8 +16,9 @@ from kedro.framework.project import configure_project
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
+from tests.evaluation.defaults import parameters
 from visual_grpo.config import Parameters
-from visual_grpo.pipeline_registry import PIPELINES, register_pipelines
+from visual_grpo.pipeline_registry import NAMES, register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 
 ROOT = Path(__file__).parents[2]
@@ -44,23 +45,16 @@ def entries() -> dict[str, Any]:
     return found
 
 
-FUNCTIONS = {name: function for nodes in PIPELINES.values() for name, (function, _, _) in nodes.items()}
-
-
-def function(node: Node) -> Any:
-    return pkgutil.resolve_name(f"visual_grpo.pipelines.{FUNCTIONS[node.short_name]}")
-
-
 def arguments(node: Node) -> dict[str, Any]:
     """The type of each argument of the node's function, by the dataset that it gets."""
-    types = get_type_hints(function(node))
-    names = signature(function(node)).parameters
+    types = get_type_hints(node.func)
+    names = signature(node.func).parameters
     return {dataset: types[name] for name, dataset in zip(names, node.inputs, strict=True)}
 
 
 def test_nodes_return_data_and_paths(everything: Pipeline, entries: dict[str, Any]) -> None:
     for node in everything.nodes:
-        returned = get_type_hints(function(node))["return"]
+        returned = get_type_hints(node.func)["return"]
         parts = get_args(returned) if get_origin(returned) is tuple else (returned,)
         expected = tuple(RETURNED[entries[name]["type"]] for name in node.outputs) or (type(None),)
         assert parts == expected, node.name
@@ -89,3 +83,16 @@ def test_kedro_viz_can_order_the_layers(everything: Pipeline, entries: dict[str,
             before[other].add(layer)
     order = list(TopologicalSorter(before).static_order())
     assert order == ["raw", "model_input", "baseline", "models", "model_output", "reporting"]
+
+
+def test_the_catalog_says_which_pipeline_makes_a_dataset(entries: dict[str, Any]) -> None:
+    makers = {output: name for name in NAMES for output in register_pipelines()[name].all_outputs()}
+    assert {name: entry["metadata"]["made_by"] for name, entry in entries.items()} == makers
+
+
+def test_tags_are_those_that_the_hooks_read(everything: Pipeline) -> None:
+    tags = {tag for node in everything.nodes for tag in node.tags}
+    judged = {tag.removeprefix("judges.") for tag in tags if tag.startswith("judges.")}
+    others = {tag for tag in tags if not tag.startswith("judges.")}
+    assert others == {"tracked", "apart", "model", "training", "rewards"}
+    assert all(isinstance(attrgetter(name)(parameters()), str) for name in judged)

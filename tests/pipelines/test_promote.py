@@ -20,7 +20,8 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation import report
-from visual_grpo.pipelines.promote import judge, promote, roll_back
+from visual_grpo.pipelines.promote import judge, promote
+from visual_grpo.pipelines.rollback import roll_back
 from visual_grpo.provenance import code
 from visual_grpo.training import components
 

@@ -14,12 +14,12 @@ from tests.pipelines.painted import SMALL, Project
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Scores, weighted_total
 from visual_grpo.config import GRPOConfig
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.reward_report import Scored, correlations, findings, reward_table, within_groups
 
 REPORT = {"prompts": 2, "samples": 3}
 
-PIPELINE = create_pipeline("reward_report")
+PIPELINE = register_pipelines()["reward_report"]
 
 
 def test_groups_are_drawn_and_rewards_described(painted: Project, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
 from visual_grpo.hooks.parameters import parameter_entries
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.training.components import make_run_spec
 
@@ -62,7 +62,7 @@ class Project:
             | folders(self.folder, {"baseline": "baseline", "adapters": "train"})
         )
         self._draw_baseline(catalog)
-        SequentialRunner().run(create_pipeline("train"), catalog)
+        SequentialRunner().run(register_pipelines()["train"], catalog)
         return catalog
 
     def _draw_baseline(self, catalog: DataCatalog) -> None:

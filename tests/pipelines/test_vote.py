@@ -23,7 +23,7 @@ from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
-from visual_grpo.pipeline_registry import create_pipeline
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.head import pixel_features
 from visual_grpo.rewards.votes.reward import read_head
@@ -89,7 +89,7 @@ def vote(
     (project.folder / "model").mkdir(exist_ok=True)
     with voting(voter or Voter(0, finish), monkeypatch) as said:
         catalog = project.run(
-            create_pipeline("vote"),
+            register_pipelines()["vote"],
             vote=settings,
             base_model=STARTER_REPORT,
             model={"device": "cpu", "path": str(project.folder / "model")},
@@ -172,9 +172,9 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
 def test_the_trained_model_is_judged_blind(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"vote\.source=ab compares .*baseline"):
         vote(painted, monkeypatch, source="ab")
-    painted.run(create_pipeline("baseline"))
+    painted.run(register_pipelines()["baseline"])
     painted.train()
-    painted.run(create_pipeline("evaluate"))
+    painted.run(register_pipelines()["evaluate"])
     folder, said = vote(painted, monkeypatch, Voter(6), source="ab")
     found = json.loads((folder / "ab.json").read_text())
     # The trained painter's pictures are the brighter ones, of three held-out prompts with two samples each.

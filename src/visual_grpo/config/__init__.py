@@ -12,7 +12,7 @@ from visual_grpo.config.policy import (
     SamplingConfig,
     SignalCheckConfig,
 )
-from visual_grpo.config.schema import Parameters, flatten, merged
+from visual_grpo.config.schema import BESIDE_FLOW, Parameters, flatten, merged
 from visual_grpo.config.training import (
     AlarmConfig,
     ControlConfig,

@@ -34,6 +34,10 @@ class Strict(BaseModel):
         return value
 
 
+class OnRequest(Strict):
+    """A section of a pipeline beside the data flow: no result of the flow depends on it."""
+
+
 def _types(annotation: Any) -> set[Any]:
     """Returns the types in an annotation: {int, None} for ``int | None``."""
     inner = get_args(annotation)

@@ -8,22 +8,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from visual_grpo.config.base import AdapterName, Name, NotEmpty, Strict
+from visual_grpo.config.base import AdapterName, Name, NotEmpty, OnRequest, Strict
 from visual_grpo.config.data import DataChecks
 from visual_grpo.config.presets import ROOT
 
 FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
 """The pipelines of the data flow, in their order."""
-BESIDE_FLOW = (
-    *("generate", "score", "compare", "reward_report", "vote", "promotion", "retrain"),
-    *("run", "reproduce", "plan", "gpu_check"),
-)
-"""Parameters and sections of the other pipelines, which no result of the data flow depends on."""
 Seed = Field(0, ge=0, lt=2**31, description="of what is drawn")
 Sampler = Literal["rollout", "eval"]
 
 
-class GenerateConfig(Strict):
+class GenerateConfig(OnRequest):
     prompt: str | None = Field(
         None, description='one prompt; write it in "..." where it would be read as something else'
     )
@@ -33,26 +28,31 @@ class GenerateConfig(Strict):
     seed: int = Seed
 
 
-class ScoreConfig(Strict):
+class ScoreConfig(OnRequest):
     path: NotEmpty | None = Field(
         None, description="folder of pictures with prompts: captions, an image folder, or what generate wrote"
     )
 
 
-class CompareConfig(Strict):
+class CompareConfig(OnRequest):
     """Adapters as the parameter ``adapter`` names them; none = the base model."""
 
     first: AdapterName = Field("none", description="the model that is compared with")
     second: AdapterName = Field("latest", description="the model that is judged")
 
+    @property
+    def judged(self) -> str:
+        """The adapter whose training decides the parameters."""
+        return self.first if self.second == "none" else self.second
 
-class RewardReportConfig(Strict):
+
+class RewardReportConfig(OnRequest):
     prompts: int = Field(16, ge=2, description="number of training prompts, of which the base model draws samples")
     samples: int = Field(8, ge=2, description="of each prompt, as a group of a training")
     sampler: Sampler = Field("rollout", description="sampling.rollout, as a training's samples, or sampling.eval")
 
 
-class VoteConfig(Strict):
+class VoteConfig(OnRequest):
     choices: str | None = Field(None, description="file of all choices; null = OUTPUT/01_raw/votes/choices.jsonl")
     source: str = Field(
         "draw",
@@ -68,7 +68,7 @@ class VoteConfig(Strict):
     open_browser: bool = Field(True, description="show the page where there is a screen")
 
 
-class PlanConfig(Strict):
+class PlanConfig(OnRequest):
     """Counts memory and operations of a training, without weights or a GPU."""
 
     gpu: Name | None = Field(
@@ -78,14 +78,14 @@ class PlanConfig(Strict):
     tables: bool = Field(False, description="print every phase, not only the answer; plan.json always has all")
 
 
-class GpuCheckConfig(Strict):
+class GpuCheckConfig(OnRequest):
     """Takes steps of each trained module on the GPU and compares them with the plan."""
 
     prompts: int = Field(1, ge=1, description="prompts of each step, with grpo.group_size samples each")
     steps: int = Field(2, ge=1, description="of each module; the last one is timed")
 
 
-class ReproduceConfig(Strict):
+class ReproduceConfig(OnRequest):
     tolerance: float = Field(
         0.05,
         ge=0,
@@ -99,7 +99,7 @@ PACKAGE = "visual_grpo"
 CHAMPION = "champion"
 
 
-class GateRule(Strict):
+class GateRule(OnRequest):
     """Conditions that a candidate must meet against each reference (`evaluation.gate`)."""
 
     gates_per_year: int = Field(
@@ -179,7 +179,7 @@ class MonitorConfig(Strict):
     floor: float = Field(0.0, description="a retraining begins when the score is below it")
 
 
-class RetrainConfig(Strict):
+class RetrainConfig(OnRequest):
     """Parameters of ``python -m visual_grpo.operations.retraining`` (`make retrain`)."""
 
     when: Literal["changed", "always"] = Field(

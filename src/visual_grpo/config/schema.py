@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from visual_grpo.common.errors import UserError, nearest, nearest_hint
-from visual_grpo.config.base import AdapterName, NotEmpty, Strict
+from visual_grpo.config.base import AdapterName, NotEmpty, OnRequest, Strict
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.pipelines import (
     CompareConfig,
@@ -35,6 +35,10 @@ from visual_grpo.config.training import (
     TrackingConfig,
     TrainConfig,
 )
+
+
+def _is_on_request(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, OnRequest)
 
 
 class Parameters(Strict):
@@ -142,6 +146,11 @@ class Parameters(Strict):
         return f"{self.output}/06_models/adapters"
 
     @property
+    def named_adapter(self) -> str:
+        """The parameter ``adapter``; none where it names no earlier training."""
+        return "none" if self.adapter == "latest" else self.adapter
+
+    @property
     def training_seed(self) -> int:
         return self.seed if self.train.seed is None else self.train.seed
 
@@ -179,6 +188,10 @@ class Parameters(Strict):
         An environment cannot leave out a reward or a module of conf/base or of a preset, but it can set it to null.
         """
         return with_rewards(with_output_folders(tree, None)) if isinstance(tree, Mapping) else tree
+
+
+BESIDE_FLOW = ("run", *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)))
+"""Parameters and sections of the pipelines beside the data flow, which no result of the flow depends on."""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -26,7 +26,8 @@ class _PathDataset(AbstractDataset[Any, Any]):
     """A file or folder at ``filepath``."""
 
     def __init__(self, *, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        self._path, self.metadata = Path(filepath), metadata
+        """``metadata`` is the catalog's; ``made_by`` in it is the pipeline that makes the dataset."""
+        self._path, self.metadata = Path(filepath), metadata or {}
 
     def _exists(self) -> bool:
         return self._path.exists()
@@ -34,25 +35,17 @@ class _PathDataset(AbstractDataset[Any, Any]):
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._path)}
 
-    def _require(self, made_by: str) -> Path:
+    def _require(self) -> Path:
         if not self._exists():
-            raise DataError(f"{self._path} does not exist yet. Make it with: {rerun_command(made_by)}")
+            raise DataError(f"{self._path} does not exist yet. Make it with: {rerun_command(self.metadata['made_by'])}")
         return self._path
 
 
 class FolderDataset(_PathDataset):
-    """Loads as the folder's path; saves by moving a folder that a node has filled into its place.
-
-    Args:
-        made_by: the pipeline that makes it, for the error about a missing folder.
-    """
-
-    def __init__(self, *, filepath: str, made_by: str, metadata: dict[str, Any] | None = None) -> None:
-        super().__init__(filepath=filepath, metadata=metadata)
-        self._made_by = made_by
+    """Loads as the folder's path; saves by moving a folder that a node has filled into its place."""
 
     def load(self) -> Path:
-        return self._require(self._made_by)
+        return self._require()
 
     def save(self, data: Path) -> None:
         """Moves the folder ``data`` into the place of the old one, which stays if that fails."""
@@ -77,7 +70,7 @@ class RecordsDataset(_PathDataset):
     """Loads a Parquet manifest as a lazy `RecordTable`; saves a manifest that a node has written beside it."""
 
     def load(self) -> RecordTable:
-        return RecordTable(self._require("data_preparation"))
+        return RecordTable(self._require())
 
     def save(self, data: Path) -> None:
         """Replaces the manifest, and removes prepared images that the new one does not name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,37 +18,10 @@ from visual_grpo.common import console
 from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.evaluation import verdict
+from visual_grpo.hooks.folders import about, path_of
 from visual_grpo.tracking.tracker import Tracker
 
-SHOWN = {
-    "data_report": "data report",
-    "baseline": "base model's samples",
-    "adapters": "adapter",
-    "trained": "trained model's samples",
-    "negative_labels": "labels",
-    "generated": "pictures",
-    "scores": "scores",
-    "reward_report": "report",
-    "votes": "votes",
-    "promotion_result": "decision",
-    "reproduction": "report",
-    "plan": "plan",
-    "gpu_check": "check",
-    "model_check": "check",
-}
-"""Dataset -> what its path is called at the end."""
 REPORT = "evaluation.html"
-OPENED = {
-    "evaluation_report": REPORT,
-    "comparison": REPORT,
-    "promotion": REPORT,
-    "generated": "contact_sheet.png",
-    "scores": "sheet.png",
-    "reward_report": "sheet.png",
-}
-"""Dataset -> the file in its folder to look at first; a promotion that compares nothing has none."""
-LAST_OUTPUTS = {"base_model": 0, "records": 1, "baseline": 2, "adapters": 3, "trained": 4}
-"""Dataset -> the position of its pipeline in `FLOW`."""
 
 
 class EndingHooks:
@@ -70,9 +44,10 @@ class EndingHooks:
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Runs before MLflow's run is closed, since its name is shown."""
-        made = pipeline.all_outputs()
-        where = {label: _path(catalog, name) for name, label in SHOWN.items() if name in made}
-        files = [Path.cwd() / _path(catalog, name) / file for name, file in OPENED.items() if name in made]
+        made = {name: about(catalog, name) for name in catalog if name in pipeline.all_outputs()}
+        paths = {name: path for name in made if (path := path_of(catalog, name)) is not None}
+        where = {entry["label"]: _shown(paths[name]) for name, entry in made.items() if "label" in entry}
+        files = [Path.cwd() / paths[name] / entry["opened"] for name, entry in made.items() if "opened" in entry]
         opened = next(filter(Path.is_file, files), None)
         after = None if is_stage_of_dvc() else _next(run_params, made, catalog, opened)
         if opened is not None and after is None:
@@ -85,8 +60,11 @@ class EndingHooks:
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
 
 
-def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol, report: Path | None) -> str | None:
-    done = [step for name, step in LAST_OUTPUTS.items() if name in made]
+def _next(
+    run_params: dict[str, Any], made: Mapping[str, Mapping[str, Any]], catalog: CatalogProtocol, report: Path | None
+) -> str | None:
+    """Returns the command of the next pipeline of the data flow, with those before it whose results are not there."""
+    done = [FLOW.index(entry["made_by"]) for entry in made.values() if entry.get("made_by") in FLOW]
     if not done:
         return None
     if max(done) == len(FLOW) - 1:
@@ -95,12 +73,14 @@ def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol, 
     # A baseline for an earlier adapter is drawn to judge it, not to train another.
     judges = "adapter" in command.parameters
     following = len(FLOW) - 1 if judges else max(done) + 1
-    lacking = [
-        FLOW[step]
-        for name, step in LAST_OUTPUTS.items()
-        if step < following and not (judges and name == "adapters") and not _is_on_disk(catalog, name)
-    ]
-    names = ",".join([*lacking, FLOW[following]])
+    lacking = {
+        maker
+        for name in catalog
+        if (maker := about(catalog, name).get("made_by")) in FLOW[:following]
+        and not (judges and maker == "train")
+        and not _is_on_disk(catalog, name)
+    }
+    names = ",".join([*filter(lacking.__contains__, FLOW), FLOW[following]])
     return str(replace(command, options=(f"--pipelines={names}",)) if lacking else command.for_pipeline(names))
 
 
@@ -109,7 +89,5 @@ def _is_on_disk(catalog: CatalogProtocol, name: str) -> bool:
     return bool(catalog.exists(name)) and not isinstance(catalog.get(name), MemoryDataset)
 
 
-def _path(catalog: CatalogProtocol, name: str) -> str:
-    dataset: Any = catalog.get(name)
-    path = Path(dataset._describe()["filepath"])
+def _shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

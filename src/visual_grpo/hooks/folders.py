@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
-from kedro.io import CatalogProtocol
+from kedro.io import CatalogProtocol, MemoryDataset
 from kedro.pipeline import Pipeline
 
 from visual_grpo.common import files
@@ -16,10 +16,6 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import Command
 from visual_grpo.config.pipelines import FLOW
-
-STARTER = "base_model"
-PREPARED = {"records", "data_report"}
-"""Datasets that the data preparation makes."""
 
 
 class InputHooks:
@@ -31,14 +27,12 @@ class InputHooks:
         read = sorted(name for name in pipeline.inputs() if name != "parameters" and not name.startswith("params:"))
         missing = [name for name in read if not catalog.exists(name)]
         config: Parameters = catalog.load("parameters")
-        if missing == [STARTER] and pipeline.all_outputs() <= PREPARED and not config.data_is_drawn:
-            catalog[STARTER] = {}  # Unused where the data are the user's own (see `prepare_records`).
+        makers = {about(catalog, name).get("made_by") for name in pipeline.all_outputs()}
+        if missing == ["base_model"] and makers == {"data_preparation"} and not config.data_is_drawn:
+            # Unused where the data are the user's own (see `prepare_records`).
+            catalog["base_model"] = MemoryDataset({}, metadata=dict(about(catalog, "base_model")))
         elif missing:
             raise UserError(_missing_message(missing, catalog))
-
-
-APART = {"generated", "scores", "comparison", "reward_report", "negative_labels", "reproduction", "votes"}
-"""Datasets that no other pipeline reads: they can be made while another command uses the output folder."""
 
 
 class OutputHooks:
@@ -48,7 +42,7 @@ class OutputHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Runs after the checks, which only read, and before anything is written."""
         config: Parameters = catalog.load("parameters")
-        for file in sorted(set(_locks(config, pipeline.all_outputs(), catalog))):
+        for file in sorted(set(_locks(config, pipeline, catalog))):
             files.hold(file)
         if "adapters" in pipeline.all_outputs():
             from visual_grpo.training.run import check_resumable
@@ -63,29 +57,37 @@ class OutputHooks:
             mark_finished(Path(catalog.load("parameters").tracking.checkpoints))
 
 
-def _locks(config: Parameters, outputs: set[str], catalog: CatalogProtocol) -> Iterator[Path]:
+def _locks(config: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Iterator[Path]:
+    """Yields a file for each folder that the command must have alone: its output folder, or what a node apart makes."""
     output = Path(config.output)
-    for name in outputs:
-        path = _path(catalog, name)
-        if path is not None:
-            yield path.with_name(f".{path.name}.lock") if name in APART else output / ".lock"
+    for node in pipeline.nodes:
+        for path in filter(None, (path_of(catalog, name) for name in node.outputs)):
+            yield path.with_name(f".{path.name}.lock") if "apart" in node.tags else output / ".lock"
     checkpoints = Path(config.tracking.checkpoints)
-    if "adapters" in outputs and output.resolve() not in checkpoints.resolve().parents:
+    if "adapters" in pipeline.all_outputs() and output.resolve() not in checkpoints.resolve().parents:
         yield checkpoints.with_name(f".{checkpoints.name}.lock")
 
 
-def _path(catalog: CatalogProtocol, name: str) -> Path | None:
+def about(catalog: CatalogProtocol, name: str) -> Mapping[str, Any]:
+    """Returns the metadata of a dataset in the catalog; empty if it has none."""
+    return getattr(catalog.get(name), "metadata", None) or {}
+
+
+def path_of(catalog: CatalogProtocol, name: str) -> Path | None:
     """Returns where a dataset is on disk; None for one in memory."""
     dataset: Any = catalog.get(name)
     described = dataset._describe() if dataset is not None else {}
     return Path(described["filepath"]) if "filepath" in described else None
 
 
+def tags_of(pipeline: Pipeline) -> set[str]:
+    """Returns the tags of a pipeline's nodes (`visual_grpo.pipelines`)."""
+    return set().union(*(node.tags for node in pipeline.nodes))
+
+
 def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
-    makers = {output: name for name in pipelines if name != "__default__" for output in pipelines[name].all_outputs()}
-    named = sorted({makers[name] for name in missing if name in makers}, key=[*FLOW, *pipelines].index)
-    lines = [
-        f"  {name} ({_path(catalog, name)}), made by {makers.get(name, 'nothing in this project')}" for name in missing
-    ]
+    makers = {name: about(catalog, name).get("made_by", "nothing in this project") for name in missing}
+    lines = [f"  {name} ({path_of(catalog, name)}), made by {maker}" for name, maker in makers.items()]
+    named = sorted({*makers.values()} & {*pipelines}, key=[*FLOW, *pipelines].index)
     commands = [str(Command.current().for_pipeline(name)) for name in named]
     return "\n".join(["Inputs of this pipeline are missing:", *lines, "Run first:", *commands])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import with_output_folders
 from visual_grpo.config.schema import validate
+from visual_grpo.hooks.folders import tags_of
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_of
 from visual_grpo.tracking.tracker import check_packages
 
+JUDGES = "judges."
+"""Before the name of a parameter in a tag of `visual_grpo.pipelines`."""
 SAME = "same"
 """`resuming.SAME`, a value of the parameter ``resume``; that module imports torch."""
 
@@ -54,9 +58,9 @@ class ParameterHooks:
         from visual_grpo.operations.preflight.check import check_before_run  # It imports torch.
 
         makes = pipeline.all_outputs()
-        present = _with_adapters(catalog.load("parameters"), makes, self._runtime)
+        present = _with_adapters(catalog.load("parameters"), pipeline, self._runtime)
         parameters = check_before_run(
-            present, makes, lambda: catalog.load("records"), Command.from_run_params(run_params)
+            present, makes, tags_of(pipeline), lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
         if parameters.resume == SAME and "adapters" in makes:
             parameters = _same_or_fresh(parameters, pipeline, catalog)
@@ -71,10 +75,10 @@ class ParameterHooks:
             console.note(f"Parameters of the resumed run, which are others in the configuration: {shown}")
 
 
-def _with_adapters(present: Parameters, makes: set[str], runtime: dict[str, Any]) -> Parameters:
+def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:
     """Returns the parameters that an adapter was trained with, where one is judged or named and none is trained."""
-    if "adapters" not in makes:
-        folder = _deciding_adapters(present, makes)
+    if "adapters" not in pipeline.all_outputs():
+        folder = _judged_adapters(present, tags_of(pipeline))
         if folder is None:
             return present
         from visual_grpo.provenance import parameters_to_judge  # It imports torch.
@@ -167,17 +171,12 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
     return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}
 
 
-def _deciding_adapters(present: Parameters, makes: set[str]) -> Path | None:
+def _judged_adapters(present: Parameters, tags: set[str]) -> Path | None:
     """Returns the adapters whose training decides the parameters; None if the present ones count."""
-    if "promotion" in makes:
-        named = present.promotion.candidate
-    elif "comparison" in makes:
-        named = present.compare.second if present.compare.second != NONE else present.compare.first
-    elif {"trained", "generated"} & makes or ("baseline" in makes and present.adapter != LATEST):
-        named = present.adapter
-    else:
-        return None
     latest = Path(present.adapters_folder)
-    if named == NONE or (named == LATEST and not latest.is_dir()):
-        return None
-    return find_adapters(named, latest)
+    for tag in sorted(tags):
+        if tag.startswith(JUDGES):
+            named: str = attrgetter(tag.removeprefix(JUDGES))(present)
+            if named != NONE and (named != LATEST or latest.is_dir()):
+                return find_adapters(named, latest)
+    return None

@@ -20,6 +20,7 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.hooks.folders import tags_of
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.tracking.mlflow_api import use_project
@@ -29,11 +30,6 @@ from visual_grpo.tracking.tracker import Tracker
 log = logging.getLogger(__name__)
 
 
-UNTRACKED = {
-    *("starter", "generate", "score", "compare", "reward_report", "vote", "labels"),
-    *("promote", "rollback", "reproduce", "plan", "gpu_check", "check_model"),
-}
-"""Pipelines that make no results of a training: only what it starts from, or other uses of what it left."""
 _NAMED = {
     *("seed", "train.seed", "resume", "output", "adapter", "data.path"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
@@ -59,7 +55,7 @@ class TrackingHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         config: Parameters = catalog.load("parameters")
         names = run_params.get("pipeline_names") or ["__default__"]
-        if set(names) <= UNTRACKED:
+        if "tracked" not in tags_of(pipeline):
             return
         makes = pipeline.all_outputs()
         trains, judges_only = "adapters" in makes, "trained" in makes and "adapters" not in makes

@@ -1,1 +1,14 @@
-"""Functions of Kedro nodes, one module for each pipeline; `pipeline_registry` wires them."""
+"""Kedro's pipelines, a file each: its nodes, their inputs and outputs, and tags that say what a command needs.
+
+| tag | meaning |
+|---|---|
+| ``tracked`` | the command has an MLflow run |
+| ``apart`` | no other pipeline reads what it makes: it may run beside another command of the same output folder |
+| ``model`` | before the first node, the model is there, or the starter can make it |
+| ``training`` | so, and the settings of a training fit each other and the model |
+| ``rewards`` | so is what the rewards need, and the records fit them |
+| ``judges.NAME`` | the parameters are those of the training whose adapters the parameter NAME names |
+
+conf/base/catalog.yml says which pipeline makes a dataset, what it is called at the end of a command, and which of its
+files to look at first.
+"""

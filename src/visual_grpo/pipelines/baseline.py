@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.digests import tree_digest
@@ -15,6 +17,18 @@ from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import generate_samples
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(draw_baseline, ["parameters", "base_model", "records"], "baseline", name="draw_baseline"),
+        ],
+        namespace="baseline",
+        prefix_datasets_with_namespace=False,
+        tags=["tracked", "training", "rewards", "judges.named_adapter"],
+    )
+
 
 STAMP = "made_with.json"
 """File in the baseline's folder: what it depends on, and the digest of its other files."""

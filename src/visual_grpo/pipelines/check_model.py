@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from kedro.pipeline import Node, Pipeline
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
@@ -14,6 +15,18 @@ from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters
 from visual_grpo.models.family_check import Finding, check_family
 from visual_grpo.training import components
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(check, "parameters", "model_check", name="check_model"),
+            Node(require_equal, "model_check", None, name="require_equal"),
+        ],
+        namespace="check_model",
+        prefix_datasets_with_namespace=False,
+    )
+
 
 _LARGEST, _CELL = 512, 32
 """Pixels of a side, and what its length is a multiple of."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
@@ -16,6 +18,18 @@ from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(compare_adapters, ["parameters", "records"], "comparison", name="compare_adapters"),
+        ],
+        namespace="compare",
+        prefix_datasets_with_namespace=False,
+        tags=["apart", "model", "judges.compare.judged"],
+    )
+
 
 _UNCOMPARED = (*provenance.UNREAD["train"], "evaluation", "model.device", "model_content")
 """What changes nothing in a training; of the base model, one digest is enough."""

@@ -6,12 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
 from visual_grpo.common.files import new_draft
 from visual_grpo.config import DataConfig
 from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.data.preparation import Preparation
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(prepare_records, ["params:data", "params:output", "base_model"], "records", name="prepare_records"),
+            Node(report_records, "records", "data_report", name="report_records"),
+        ],
+        namespace="data_preparation",
+        prefix_datasets_with_namespace=False,
+        tags=["tracked"],
+    )
 
 
 def prepare_records(data: DataConfig, output: str, base_model: dict[str, Any]) -> Path:

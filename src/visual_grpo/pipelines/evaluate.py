@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.files import new_folder
@@ -18,6 +20,36 @@ from visual_grpo.evaluation.verdict import change, decimals, extent, result, sum
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import generate_samples
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(choose_adapters, ["parameters", "adapters"], "judged_adapters", name="choose_adapters"),
+            Node(
+                draw_trained,
+                ["parameters", "base_model", "records", "baseline", "judged_adapters"],
+                "trained",
+                name="draw_trained",
+            ),
+            Node(
+                compare_with_baseline,
+                ["params:evaluation", "baseline", "trained", "judged_adapters"],
+                ["evaluation", "result"],
+                name="compare_with_baseline",
+            ),
+            Node(
+                write_report,
+                ["params:output", "evaluation", "baseline", "trained", "judged_adapters"],
+                "evaluation_report",
+                name="write_report",
+            ),
+            Node(show, ["evaluation", "evaluation_report"], None, name="show_evaluation"),
+        ],
+        namespace="evaluate",
+        prefix_datasets_with_namespace=False,
+        tags=["tracked", "training", "rewards", "judges.adapter"],
+    )
 
 
 def choose_adapters(parameters: Parameters, adapters: Path) -> Path:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import new_folder
@@ -18,6 +20,18 @@ from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
 from visual_grpo.training import components
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(draw_prompts, ["parameters"], "generated", name="draw_prompts"),
+        ],
+        namespace="generate",
+        prefix_datasets_with_namespace=False,
+        tags=["apart", "model", "judges.adapter"],
+    )
+
 
 LISTED = "metadata.jsonl"
 """File, prompt and seed of each picture: an image folder, so that score reads it."""

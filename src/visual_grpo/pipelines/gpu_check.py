@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
+from kedro.pipeline import Node, Pipeline
 
 from visual_grpo.common import console
 from visual_grpo.common.device import device_kind, resolve_device
@@ -16,6 +17,17 @@ from visual_grpo.config.command import rerun_command
 from visual_grpo.operations.gpu_check import caught, known_card, measure, single_module
 from visual_grpo.operations.plan.report import make_plan
 from visual_grpo.training import components
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(check, "parameters", "gpu_check", name="check_gpu"),
+            Node(require_complete, "gpu_check", None, name="require_whole_check"),
+        ],
+        namespace="gpu_check",
+        prefix_datasets_with_namespace=False,
+    )
 
 
 def check(parameters: Parameters) -> dict[str, Any]:

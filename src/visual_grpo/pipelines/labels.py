@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kedro.pipeline import Node, Pipeline
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from torch import Generator, Tensor
 
@@ -30,6 +31,23 @@ from visual_grpo.rewards.segmentation import (
     build_segmenter,
     true_box_and_points,
 )
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(
+                label_records,
+                ["params:seed", "params:data", "params:rewards", "params:output", "records"],
+                "negative_labels",
+                name="label_records",
+            ),
+        ],
+        namespace="labels",
+        prefix_datasets_with_namespace=False,
+        tags=["apart"],
+    )
+
 
 COUNT = 3
 """Points of each kind."""

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters
 from visual_grpo.config.command import rerun_command
 from visual_grpo.operations.plan.report import answer, make_plan, show_tables
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(plan_training, "parameters", "plan", name="plan_training"),
+            Node(require_fit, "plan", None, name="require_fit"),
+        ],
+        namespace="plan",
+        prefix_datasets_with_namespace=False,
+    )
 
 
 def plan_training(parameters: Parameters) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
@@ -26,6 +28,18 @@ from visual_grpo.operations.promotion import (
     write_report,
 )
 from visual_grpo.tracking.registry import Registry
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(judge, ["parameters", "records"], ["promotion", "judgement"], name="judge_candidate"),
+            Node(promote, ["parameters", "promotion", "judgement"], "promotion_result", name="promote_candidate"),
+        ],
+        namespace="promote",
+        prefix_datasets_with_namespace=False,
+        tags=["model", "judges.promotion.candidate"],
+    )
 
 
 def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str, Any]]:
@@ -92,11 +106,3 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     if version is not None:
         console.note(f"models:/{registry.name}@{registry.alias} is version {version} now.")
     return judgement | {"model": registry.name, "alias": registry.alias, "version": version}
-
-
-def roll_back(parameters: Parameters) -> dict[str, Any]:
-    """Puts the alias back on the version that the champion replaced; returns both versions."""
-    registry = Registry.of(parameters)
-    before, after = registry.rollback()
-    console.note(f"models:/{registry.name}@{registry.alias} is version {after} again, as before version {before}.")
-    return {"model": registry.name, "alias": registry.alias, "from": before, "to": after}

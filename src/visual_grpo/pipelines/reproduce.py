@@ -5,12 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
 from visual_grpo.operations.reproduction.repeat import Training, repeat
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(reproduce_training, "parameters", "reproduction", name="reproduce_training"),
+            Node(require_match, "reproduction", None, name="require_match"),
+        ],
+        namespace="reproduce",
+        prefix_datasets_with_namespace=False,
+        tags=["apart"],
+    )
 
 
 def reproduce_training(parameters: Parameters) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Node, Pipeline
 from PIL.Image import Image
 
 from visual_grpo.common import console
@@ -25,6 +26,18 @@ from visual_grpo.grpo.losses import zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(report_rewards, ["parameters", "base_model", "records"], "reward_report", name="report_rewards"),
+        ],
+        namespace="reward_report",
+        prefix_datasets_with_namespace=False,
+        tags=["apart", "training", "rewards"],
+    )
+
 
 TOTAL = "total"
 DROWNED, EQUAL, SAME, UNSCORED = 0.05, 0.5, 0.95, 0.05

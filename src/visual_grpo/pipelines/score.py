@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Node, Pipeline
 from PIL.Image import Image
 
 from visual_grpo.common import console
@@ -20,6 +21,18 @@ from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import caption, grid
 from visual_grpo.rewards.catalogue import build_reward_set
 from visual_grpo.rewards.combine import RewardSet
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(score_folder, ["parameters"], "scores", name="score_folder"),
+        ],
+        namespace="score",
+        prefix_datasets_with_namespace=False,
+        tags=["apart"],
+    )
+
 
 TABLE = "scores.csv"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100

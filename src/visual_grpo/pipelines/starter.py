@@ -5,12 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kedro.pipeline import Node, Pipeline
+
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
 from visual_grpo.config.presets import is_drawn
 from visual_grpo.starter.build import build_starter, draw_world
 from visual_grpo.starter.pretraining import digest_of
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(
+                build,
+                ["params:starter", "params:data", "params:model", "params:seed"],
+                "base_model",
+                name="build_starter",
+            ),
+        ],
+        namespace="starter",
+        prefix_datasets_with_namespace=False,
+        tags=["training"],
+    )
 
 
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
@@ -37,6 +38,22 @@ from visual_grpo.tracking.adapter_lookup import start_of
 from visual_grpo.tracking.tracker import Tracker, open_logs
 from visual_grpo.training import components, resuming
 from visual_grpo.training.run import Callbacks, TrainingRun
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(
+                train,
+                ["parameters", "base_model", "records", "baseline"],
+                ["adapters", "training_history"],
+                name="train",
+            ),
+        ],
+        namespace="train",
+        prefix_datasets_with_namespace=False,
+        tags=["tracked", "training", "rewards"],
+    )
 
 
 def train(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from kedro.pipeline import Node, Pipeline
 from PIL.Image import Image
 
 from visual_grpo.common import console
@@ -46,6 +47,18 @@ from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.rewards.votes.server import served
 from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
 from visual_grpo.training import components
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [
+            Node(collect_votes, ["parameters", "records"], "votes", name="collect_votes"),
+        ],
+        namespace="vote",
+        prefix_datasets_with_namespace=False,
+        tags=["apart", "model"],
+    )
+
 
 CHOICES = "01_raw/votes/choices.jsonl"
 """File in the folder ``output``, unless ``vote.choices`` names another."""

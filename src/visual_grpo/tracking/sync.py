@@ -19,9 +19,8 @@ from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import hold, release
 from visual_grpo.common.quiet_libraries import silence_libraries
-from visual_grpo.config import Parameters, flatten
+from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
-from visual_grpo.config.pipelines import BESIDE_FLOW
 from visual_grpo.evaluation.verdict import lines
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card

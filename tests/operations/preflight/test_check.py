@@ -27,6 +27,13 @@ QUOTED_TARGET = PromptRecord(id="both", prompt='"OPEN"', target_image=Path("a.pn
 GUARDS = {"edge_density": 0.0, "colour_entropy": 0.0}
 WHOLE = {"base_model", "records", "baseline", "adapters", "trained"}
 TRAIN = {"adapters", "training_history"}
+SCORED = ("training", "rewards")
+TAGS = {
+    "base_model": ("training",),
+    "generated": ("model",),
+    "comparison": ("model",),
+    **dict.fromkeys(("baseline", "adapters", "trained"), SCORED),
+}
 
 
 def never() -> Sequence[PromptRecord]:
@@ -36,7 +43,8 @@ def never() -> Sequence[PromptRecord]:
 def settle(path: Path | None, outputs: set[str] = WHOLE, records: Any = never, **changes: Any) -> Parameters:
     own = {} if path is None else {"data": {"path": str(path), **changes.pop("data", {})}}
     config = parameters(**own, **changes)
-    return check_before_run(config, outputs, records, Command(None, (), {"data.path": str(path)}))
+    tags = set().union(*(TAGS.get(name, ()) for name in outputs))
+    return check_before_run(config, outputs, tags, records, Command(None, (), {"data.path": str(path)}))
 
 
 def refusal(*args: Any, **changes: Any) -> str:

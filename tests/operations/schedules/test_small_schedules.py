@@ -18,7 +18,7 @@ import pytest
 from tests.small_project import ROOT
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.operations.retraining.job import PATIENCE, Code
-from visual_grpo.pipeline_registry import PIPELINES
+from visual_grpo.pipeline_registry import NAMES
 
 SCHEDULES = ROOT / "schedules"
 PATH = "/path/to/visual-grpo"
@@ -100,7 +100,7 @@ def test_airflow_runs_the_pipelines_one_after_another_in_one_mlflow_run(monkeypa
     monkeypatch.setenv("VISUAL_GRPO_PROJECT", "/project")
     runpy.run_path(str(SCHEDULES / "airflow.py"))
     assert [task.task_id for task in chained] == [*FLOW, "promote"]
-    assert {task.task_id for task in chained} <= PIPELINES.keys()
+    assert {task.task_id for task in chained} <= set(NAMES)
     assert all(f"kedro run --pipeline={task.task_id}" in task.bash_command for task in chained)
     assert len({task.env.get("MLFLOW_RUN_ID") for task in chained[:-1]} - {None}) == 1
     assert chained[-1].env == {}, "it judges a training, and tracks nothing of it"

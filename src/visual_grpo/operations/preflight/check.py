@@ -20,12 +20,6 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.build import check_starter
 from visual_grpo.training import components
 
-SCORED = {"baseline", "adapters", "trained", "reward_report"}
-"""Datasets that the rewards make."""
-OF_THE_MODEL = SCORED | {"base_model"}
-DRAWN_WITH_IT = {"generated", "comparison", "promotion", "votes"}
-"""Datasets that need the model, but no reward."""
-
 
 def check(config: Parameters, *, scores: bool = True) -> None:
     """Raises UserError with all that is missing or does not fit; loads no model.
@@ -100,31 +94,36 @@ def _check_only_where(config: Parameters, modules: Sequence[str]) -> None:
 
 
 def check_before_run(
-    config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]], command: Command
+    config: Parameters,
+    outputs: set[str],
+    tags: set[str],
+    prepared: Callable[[], Iterable[PromptRecord]],
+    command: Command,
 ) -> Parameters:
     """Returns the parameters with the rewards that ``reward: auto`` stands for; writes nothing.
 
     Args:
-        outputs: datasets that the run makes, which decide what is looked at.
+        outputs: datasets that the run makes.
+        tags: of its nodes (`visual_grpo.pipelines`): what they need decides what is looked at.
         prepared: the prepared records, for a run that does not prepare them itself.
         command: of the run, to print what to run instead.
 
     Raises:
         UserError: what does not fit, all of it in one message.
     """
-    problems, findings, scores = Problems(), None, bool(SCORED & outputs)
+    problems, findings, scores = Problems(), None, "rewards" in tags
     with problems.collect():
-        findings = _look(config, outputs, prepared, command)
+        findings = _look(config, outputs, scores, prepared, command)
     if findings is not None:
         problems.texts += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
                 preset = findings.require_preset(config.data.path, command)
                 config = validate({**pinned(config.model_dump()), "reward": preset})
-    if OF_THE_MODEL & outputs:
+    if "training" in tags:
         with problems.collect():
             check(config, scores=scores)
-    elif DRAWN_WITH_IT & outputs:
+    elif "model" in tags:
         with problems.collect():
             check_model(config)
     if findings is not None and config.reward != AUTO and scores:
@@ -135,10 +134,14 @@ def check_before_run(
 
 
 def _look(
-    config: Parameters, outputs: set[str], prepared: Callable[[], Iterable[PromptRecord]], command: Command
+    config: Parameters,
+    outputs: set[str],
+    scores: bool,
+    prepared: Callable[[], Iterable[PromptRecord]],
+    command: Command,
 ) -> Findings | None:
     """Looks at the user's own data; what the starter draws is known."""
-    if config.data_is_drawn or not outputs & {"records", *SCORED}:
+    if config.data_is_drawn or not ("records" in outputs or scores):
         return None
     if "records" not in outputs:
         return look_at_table(prepared(), config.data.task, every=config.reward == AUTO)

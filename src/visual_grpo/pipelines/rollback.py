@@ -1,0 +1,27 @@
+"""Puts the alias of the champion back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedro.pipeline import Node, Pipeline
+
+from visual_grpo.common import console
+from visual_grpo.config import Parameters
+from visual_grpo.tracking.registry import Registry
+
+
+def create_pipeline() -> Pipeline:
+    return Pipeline(
+        [Node(roll_back, "parameters", "rollback_result", name="roll_back")],
+        namespace="rollback",
+        prefix_datasets_with_namespace=False,
+    )
+
+
+def roll_back(parameters: Parameters) -> dict[str, Any]:
+    """Puts the alias back on the version that the champion replaced; returns both versions."""
+    registry = Registry.of(parameters)
+    before, after = registry.rollback()
+    console.note(f"models:/{registry.name}@{registry.alias} is version {after} again, as before version {before}.")
+    return {"model": registry.name, "alias": registry.alias, "from": before, "to": after}
