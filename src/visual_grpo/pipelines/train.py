@@ -22,9 +22,9 @@ from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.compare import check_conditions
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.grpo.distributed import launch, ranks
-from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
+from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
-from visual_grpo.models.model import Model
+from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.operations.training_command import TrainingCommand, complete_adapters, show_training, training_lineage
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
