@@ -35,8 +35,8 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.flow_sde import log_prob
+from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.transitions import log_prob
 from visual_grpo.operations.plan.dry_run import unequal_scores
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components

@@ -33,8 +33,8 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import join
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
-from visual_grpo.models.denoising import Denoiser
-from visual_grpo.models.flow_sde import ode_step
+from visual_grpo.models.flow.denoising import Denoiser
+from visual_grpo.models.flow.transitions import ode_step
 from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 

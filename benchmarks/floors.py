@@ -19,12 +19,12 @@ from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
 from visual_grpo.models.families.glm_image.decoder import Conditions
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.flow import FlowPolicy, FlowTrajectory
-from visual_grpo.models.flow_sde import log_prob, ode_step, transition
-from visual_grpo.models.generation import TokenTrajectory
+from visual_grpo.models.flow.policy import FlowPolicy, FlowTrajectory
+from visual_grpo.models.flow.transitions import log_prob, ode_step, transition
 from visual_grpo.models.lora import fast_lora
-from visual_grpo.models.prompt_cache import Prompts, forward
-from visual_grpo.models.tokens import TokenPolicy
+from visual_grpo.models.tokens.interface import TokenTrajectory
+from visual_grpo.models.tokens.policy import TokenPolicy
+from visual_grpo.models.tokens.prompt_cache import Prompts, forward
 
 ArPolicy = TokenPolicy[Prompts]
 DitPolicy = FlowPolicy[Conditions]

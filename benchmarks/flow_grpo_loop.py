@@ -42,7 +42,7 @@ from visual_grpo.evaluation.samples import generate_and_score, plan_images, read
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import UpdateMetrics
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.flow import FlowPolicy
+from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.training import components
 
 ROOT = Path(__file__).parents[1]

@@ -22,9 +22,9 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor
 from visual_grpo.models.families.glm_image.sources import SourceEncoder
 from visual_grpo.models.families.glm_image.token_model import GlmImageTokens
-from visual_grpo.models.generation import sample_tokens
-from visual_grpo.models.token_probs import TokenSampler
-from visual_grpo.models.tokens import token_log_probs
+from visual_grpo.models.tokens.generation import sample_tokens
+from visual_grpo.models.tokens.policy import token_log_probs
+from visual_grpo.models.tokens.probabilities import TokenSampler
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, build_processor
 from visual_grpo.starter.glm_image.modules import build_ar
 

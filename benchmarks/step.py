@@ -30,10 +30,10 @@ from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models import tokens
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.tokens import TokenPolicy
+from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.tokens import policy as token_policy
+from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.shapes.draw import COMBINATIONS
 from visual_grpo.training import components
@@ -93,7 +93,7 @@ def _methods(policy: object) -> list[tuple[object, str, str]]:
     """(object, method name, phase) of the phases of a rollout."""
     if isinstance(policy, TokenPolicy):
         return [
-            (tokens, "sample_with_adapter", "tokens"),
+            (token_policy, "sample_with_adapter", "tokens"),
             (policy, "reference_log_probs", "reference"),
             (policy.model, "samples", "decode"),
         ]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from visual_grpo.common.types import ReplayChunk, Rollout, Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo import checks, losses
+from visual_grpo.grpo import losses, signal_check
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss
 from visual_grpo.grpo.optimizer import learning_rate_factor
 
@@ -118,7 +118,7 @@ def test_the_signal_checks_cosine_and_its_error() -> None:
 
     without = np.array([mean_cosine([v for j, v in enumerate(scaled) if j != m]) for m in range(7)])
     error = np.sqrt(6 / 7 * ((without - without.mean()) ** 2).sum())
-    got = checks.mean_of_pairs(checks.update_cosines(tensor(g)))
+    got = signal_check.mean_of_pairs(signal_check.update_cosines(tensor(g)))
     assert got == pytest.approx((mean_cosine(list(scaled)), error), rel=1e-4)
 
 

@@ -33,7 +33,7 @@ COMMON = (
     f"grpo.steps={STEPS},policy.signal_check.rollouts=3,evaluation.every=3,tracking.images_every=3,"
     "tracking.checkpoint_every=2"
 )
-FIRST = "visual_grpo.grpo.checks:measure_signal:0.05"
+FIRST = "visual_grpo.grpo.signal_check:measure_signal:0.05"
 LAST = (
     "visual_grpo.training.run:TrainingRun.write_adapters:0",
     "visual_grpo.training.run:TrainingRun.write_adapters:0.02",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores, Share
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.grpo.metrics import is_timing
 
@@ -34,10 +34,12 @@ class ToyTokenPolicy:
         self.reference = torch.zeros(steps, vocabulary)
         self.replay_temperature = replay_temperature
 
-    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
+    ) -> Rollout[Tensor]:
         rows = [record for record in prompts for _ in range(group_size)]
         log_probs = self.table.detach().log_softmax(-1)
-        tokens = self.draw(log_probs, len(rows), generator)
+        tokens = self.draw(log_probs, len(rows), generator, share)
         chosen = _gather(log_probs, tokens)
         # The second half of odd rows does not count, as after an end of sequence.
         mask = torch.ones_like(tokens, dtype=torch.bool)
@@ -51,7 +53,7 @@ class ToyTokenPolicy:
             stats={"entropy": 1.0},
         )
 
-    def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator) -> Tensor:
+    def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator, share: Share | None) -> Tensor:
         """[rows, steps]"""
         return torch.multinomial(log_probs.exp(), rows, replacement=True, generator=generator).t()
 
@@ -77,16 +79,18 @@ class ToyGaussianPolicy(ToyTokenPolicy):
     def __init__(self, steps: int = 3) -> None:
         self.table = nn.Parameter(torch.zeros(steps))
 
-    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
+    ) -> Rollout[Tensor]:
         rows = [record for record in prompts for _ in range(group_size)]
-        noise = self.noise(len(rows), generator)
+        noise = self.noise(len(rows), generator, share)
         self.sampled_from = self.table.detach().clone()
         states = self.table.detach() + noise
         log_probs = torch.distributions.Normal(self.table.detach(), 1.0).log_prob(states)
         mask = torch.ones_like(states, dtype=torch.bool)
         return Rollout(prompts=rows, samples=list(states), trajectory=states, log_probs=log_probs, mask=mask)
 
-    def noise(self, rows: int, generator: torch.Generator) -> Tensor:
+    def noise(self, rows: int, generator: torch.Generator, share: Share | None) -> Tensor:
         """[rows, steps]"""
         return torch.randn(rows, len(self.table), generator=generator)
 

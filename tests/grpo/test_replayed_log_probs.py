@@ -14,9 +14,9 @@ from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import config, trained, trainer_of
 from tests.grpo.test_update import batch
 from tests.toys import ToyGaussianPolicy, ToyTokenPolicy, records
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
-from visual_grpo.grpo.checks import MAX_FACTOR, MEAN_FACTOR, TOLERANCES, RatioCheckError, check_ratio
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.grpo.losses import PolicyLoss
+from visual_grpo.grpo.ratio_check import MAX_FACTOR, MEAN_FACTOR, TOLERANCES, RatioCheckError, check_ratio
 
 GAP = 0.02
 
@@ -24,8 +24,10 @@ GAP = 0.02
 class Rounded:
     """The sampler is off by +-GAP, as in half precision."""
 
-    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Any]:
-        rollout = super().rollout(prompts, group_size, generator)  # type: ignore[misc]
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
+    ) -> Rollout[Any]:
+        rollout = super().rollout(prompts, group_size, generator, share)  # type: ignore[misc]
         signs = (torch.arange(rollout.log_probs.numel()) % 2 * 2 - 1).view(rollout.log_probs.shape)
         return replace(rollout, log_probs=rollout.log_probs + GAP * signs)
 

@@ -13,8 +13,8 @@ import torch
 
 from tests.grpo.test_trainer import trainer_of
 from tests.toys import ToyTokenPolicy, records
-from visual_grpo.grpo.checks import probe_gradient
 from visual_grpo.grpo.optimizer import MOST_IN_A_ROW, MOST_OVERFLOWS, NonFiniteLossError
+from visual_grpo.grpo.signal_check import probe_gradient
 
 
 class Broken(ToyTokenPolicy):

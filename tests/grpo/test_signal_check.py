@@ -9,7 +9,7 @@ import torch
 from tests.grpo.test_trainer import trainer_of
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, one_reward, records
 from visual_grpo.common.types import PromptRecord, Scores
-from visual_grpo.grpo.checks import (
+from visual_grpo.grpo.signal_check import (
     NoSignalError,
     Signal,
     check_signal,

@@ -10,7 +10,7 @@ import torch
 
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, given_gradients, records
-from visual_grpo.common.types import JointRollout, PromptRecord, Rollout, Scores
+from visual_grpo.common.types import JointRollout, PromptRecord, Rollout, Scores, Share
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer, averaged, reweighted
 
@@ -34,7 +34,12 @@ class ToyJointPolicy:
         self.seen: list[JointRollout] = []
 
     def joint_rollout(
-        self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: torch.Generator
+        self,
+        prompts: Sequence[PromptRecord],
+        outer_size: int,
+        inner_size: int,
+        generator: torch.Generator,
+        share: Share | None = None,
     ) -> JointRollout:
         outer = self.outer.rollout(prompts, outer_size, generator)
         inner = self.inner.rollout(outer.prompts, inner_size, generator)

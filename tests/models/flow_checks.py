@@ -13,8 +13,9 @@ from tests.conftest import stir
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.models import family_check
-from visual_grpo.models.family import Family, ModelSettings
+from visual_grpo.models.family import Family
 from visual_grpo.models.family_check import PROMPTS, STEPS, far, replay_error
+from visual_grpo.models.module import ModelSettings
 
 __all__ = ["STEPS", "as_uint8", "far", "generator_of", "noise_of", "ode", "policy_of", "records_of", "replay_error"]
 

@@ -15,8 +15,9 @@ from tests.models.families.test_flow_families import CASES, SIZE
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import ModelConfig, PolicyConfig
 from visual_grpo.models import families
-from visual_grpo.models.family import Family, ModelSettings
+from visual_grpo.models.family import Family
 from visual_grpo.models.family_check import check_before_training, check_family
+from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.run_spec import options_of
 
 LEVELS, LATENTS, GUIDED, BATCH = "noise levels", "latents, guidance 1", "latents, guidance 4", "3 prompts"

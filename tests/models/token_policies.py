@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import SIZE, stir
-from visual_grpo.models.prompt_cache import Prompts, forward
+from visual_grpo.models.tokens.prompt_cache import Prompts, forward
 from visual_grpo.training.components import load_policy
 
 

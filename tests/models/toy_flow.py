@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
-from visual_grpo.models.family import Family, ModelSettings, Module
-from visual_grpo.models.flow import Schedule, Velocity
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow.interface import Schedule, Velocity
 from visual_grpo.models.lora import Adapter
 from visual_grpo.models.model import Model
+from visual_grpo.models.module import ModelSettings, Module
 
 
 class Field(nn.Module):

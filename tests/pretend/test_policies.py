@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models import generation
-from visual_grpo.models.generation import EOS_CHECK_INTERVAL
+from visual_grpo.models.tokens import generation
+from visual_grpo.models.tokens.generation import EOS_CHECK_INTERVAL
 from visual_grpo.operations.plan.phases import replaced
 
 FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
@@ -109,6 +109,6 @@ def test_a_copy_at_every_token_is_seen_and_a_tensor_left_on_the_host_is_refused(
         train(config, folder, records)
     assert between
     assert all(count >= 2 for _, count in between)
-    said = r"aten.mul got .* on cpu, .* on cuda:0, models/token_probs.py"
+    said = r"aten.mul got .* on cpu, .* on cuda:0, models/tokens/probabilities.py"
     with Accelerator(), replaced(generation, "sample_ids", stays), pytest.raises(DeviceMixError, match=said):
         train(config, folder, records)

@@ -17,8 +17,8 @@ from tests.starter.tasks import weights_are_equal
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, Options
-from visual_grpo.models.generation import TokenTrajectory
-from visual_grpo.models.tokens import token_log_probs
+from visual_grpo.models.tokens.interface import TokenTrajectory
+from visual_grpo.models.tokens.policy import token_log_probs
 from visual_grpo.rewards.segmentation.answer import parse_answer
 from visual_grpo.starter.build import model_digest
 from visual_grpo.starter.pretrain_vl import pretrain_vl

@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
-
-    from visual_grpo.config import SamplerConfig
 
 Sample = Any
 """A uint8 tensor [3, height, width] in RGB order from an image policy, a `TextSample` from a language policy."""
@@ -129,16 +127,6 @@ def begin_scoring(scorer: Scorer, prompts: Sequence[PromptRecord], samples: Sequ
     return partial(scorer, prompts, samples) if begin is None else begin(prompts, samples)
 
 
-class SampleGenerator(Protocol):
-    """A `Model`, or a `DistributedModel`."""
-
-    def generate(
-        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
-    ) -> Sequence[Sample]:
-        """Draws one sample per record, each a function of that record and its seed only."""
-        ...
-
-
 T = TypeVar("T")
 
 
@@ -159,7 +147,7 @@ class Rollout(Generic[T]):
     """Measurements of the policy while sampling, for example ``entropy`` or seconds by phase."""
     rounding: float = 0.0
     """Mean |log ratio|, in nats, that half precision is expected to make between sampler and replay; 0 = the
-    dtype's floor (`grpo.checks`)."""
+    dtype's floor (`grpo.ratio_check`)."""
     block: range | None = None
     """Rows that this process drew, the only ones in ``trajectory``; None = all."""
 
@@ -227,10 +215,26 @@ class ReplayChunk:
     """[b, s] float32 >= 0 with gradient, which the loss of each step adds; None = nothing."""
 
 
+class Share(NamedTuple):
+    """The neighbouring prompts of a rollout that one of several processes draws."""
+
+    start: int
+    size: int
+    total: int
+    """The number of all prompts of the rollout."""
+
+
 class Policy(Protocol[T]):
     """The policy as the trainer sees it: neither pixels nor tokens."""
 
-    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: Generator) -> Rollout[T]: ...
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: Generator, share: Share | None = None
+    ) -> Rollout[T]:
+        """Draws ``group_size`` samples of each prompt; ``share``: which these are among all of the rollout, None = all.
+
+        The samples of a share are those that a rollout of all prompts gives them.
+        """
+        ...
 
     def replay(self, trajectory: T, rows: Tensor) -> Iterator[ReplayChunk]:
         """Scores ``rows`` ([b] int64) again, one chunk (one graph) at a time."""

@@ -215,8 +215,8 @@ class TrainConfig(Strict):
 class ModuleConfig(Strict):
     """Overrides for one module of the model; null = as for all.
 
-    A flow module's log-probs are in a unit (``models.flow_sde.log_prob``) in which a clip of 0.2 means what it means
-    for a token.
+    A flow module's log-probs are in a unit (``models.flow.transitions.log_prob``) in which a clip of 0.2 means what it
+    means for a token.
     """
 
     prompts_per_step: int | None = Field(None, ge=1, description="as grpo.prompts_per_step")

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from matplotlib import font_manager, get_data_path
 from matplotlib.ft2font import FT2Font
@@ -17,9 +16,7 @@ from torch import Tensor
 
 from visual_grpo.common.images import read_image, to_pil
 from visual_grpo.common.types import PromptRecord, Sample
-
-if TYPE_CHECKING:
-    from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.combine import RewardSet
 
 WIDTH = 224
 """Width in pixels of every image in a picture."""

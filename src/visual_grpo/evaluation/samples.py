@@ -9,21 +9,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pandas as pd
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import described, is_image
-from visual_grpo.common.types import PromptRecord, Sample, SampleGenerator, Scores, TextSample, begin_scoring
+from visual_grpo.common.types import PromptRecord, Sample, Scores, TextSample, begin_scoring
 from visual_grpo.config import SamplerConfig
 from visual_grpo.evaluation.pictures import of_sample
-
-if TYPE_CHECKING:
-    from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.combine import RewardSet
 
 SCORES = "scores.parquet"
 SPLITS = ("held_out", "eval")
+
+
+class SampleGenerator(Protocol):
+    """A `Model`, or a `DistributedModel`."""
+
+    def generate(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
+    ) -> Sequence[Sample]:
+        """Draws one sample per record, each a function of that record and its seed only."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, begin_scoring
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, TrainBatch, begin_scoring
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.losses import zero_variance_groups
@@ -83,7 +84,7 @@ def sample_and_score(
             (rollout,) = roll_out(
                 prompts[start : start + size],
                 generator,
-                lambda part: [policy.rollout(part, config.group_size, generator)],
+                lambda part, share: [policy.rollout(part, config.group_size, generator, share)],
             )
         with clock.phase("reward"):
             if finish is not None:
@@ -120,3 +121,17 @@ def informative_groups(sample: Callable[[int], list[ScoredRollout[T]]], config: 
         chosen.append(part._replace(groups=kept))
         missing -= len(kept)
     return chosen
+
+
+def require_scored(batches: Sequence[TrainBatch[Any]], scores: Sequence[Scores], step: int) -> None:
+    """Raises UserError, with the rewards that scored nothing, if there is no sample to train on."""
+    if batches:
+        return
+    weighted = [name for name, weight in scores[0].weights.items() if weight]
+    silent = [name for name in weighted if all(s.rewards[name].isnan().all() for s in scores)]
+    who = f"the reward{'s' * (len(silent) > 1)} {', '.join(silent)} scored none of them"
+    between = f"each lacks a score of one of the rewards {', '.join(weighted)}"
+    raise UserError(
+        f"No sample of step {step} could be scored: {who if silent else between}, and without a score"
+        " there is nothing to train on. Look at what the reward returns for these prompts, or set its weight to 0."
+    )

@@ -15,12 +15,19 @@ from torch import Tensor
 from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
-from visual_grpo.grpo.checks import check_ratio, require_scored
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
-from visual_grpo.grpo.sampling import PromptOrder, ScoredRollout, informative_groups, sample_and_score, with_all_groups
+from visual_grpo.grpo.ratio_check import check_ratio
+from visual_grpo.grpo.sampling import (
+    PromptOrder,
+    ScoredRollout,
+    informative_groups,
+    require_scored,
+    sample_and_score,
+    with_all_groups,
+)
 
 T = TypeVar("T")
 

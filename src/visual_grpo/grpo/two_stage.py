@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import PromptRecord, Rollout, Scorer, Scores, StepMetrics, weighted_total
+from visual_grpo.common.types import PromptRecord, Rollout, Scorer, Scores, Share, StepMetrics, weighted_total
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.metrics import Clock
@@ -98,7 +98,7 @@ class JointTrainer(StagesTrainer):
     ) -> None:
         """
         Args:
-            policy: draws with ``joint_rollout(prompts, outer_size, inner_size, generator) -> JointRollout``.
+            policy: draws with ``joint_rollout(prompts, outer_size, inner_size, generator, share)`` a `JointRollout`.
             trainers: of the outer and the inner module; their group sizes are A and D.
             scorer: judges every decode once.
             weights: module -> reward -> weight in that module's total.
@@ -139,9 +139,9 @@ class JointTrainer(StagesTrainer):
             clock = Clock(device=clock.device)  # The rollout's seconds are reported once.
         return self._taken(taken, len(decoded.samples))
 
-    def _roll_out(self, prompts: Sequence[PromptRecord]) -> list[Rollout[Any]]:
+    def _roll_out(self, prompts: Sequence[PromptRecord], share: Share | None) -> list[Rollout[Any]]:
         outer, inner = (trainer.config.group_size for trainer in self.modules.values())
-        rollout = self.policy.joint_rollout(prompts, outer, inner, self.generator)
+        rollout = self.policy.joint_rollout(prompts, outer, inner, self.generator, share)
         return [rollout.outer, rollout.inner]
 
 

@@ -9,44 +9,17 @@ from __future__ import annotations
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.importing import load_attribute
-from visual_grpo.config import ModelConfig, PolicyConfig, Strict, Task
+from visual_grpo.config import ModelConfig, Strict, Task
 from visual_grpo.models import families
 from visual_grpo.models.loading import saved_class
+from visual_grpo.models.module import Kind, ModelSettings, Module
 
 if TYPE_CHECKING:
-    from visual_grpo.models.lora import Adapter
     from visual_grpo.models.model import Model
-
-Kind = Literal["tokens", "flow"]
-"""A module's decisions: generated tokens, or stochastic denoising steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Module:
-    """A part of a model that can be trained."""
-
-    kind: Kind
-    adapter: type[Adapter]
-    """Attaches and saves its LoRA."""
-    targets: str | list[str]
-    """peft's target_modules: the matrices that get a LoRA where the parameters name none."""
-    advice: str
-    """Shown if the signal check stops a run: what to change for this module."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSettings:
-    """Arguments of `Family.build`."""
-
-    size: tuple[int, int]
-    """(height, width) in pixels."""
-    policy: PolicyConfig
-    options: Any
-    """The family's own options, an instance of `Family.options`."""
 
 
 class NoOptions(Strict):

@@ -21,11 +21,12 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Policy, PromptRecord
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
-from visual_grpo.models.family import Family, ModelSettings
-from visual_grpo.models.flow import FlowModel
-from visual_grpo.models.flow_parts import packed
-from visual_grpo.models.flow_sde import ode_step
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow.interface import FlowModel
+from visual_grpo.models.flow.parts import packed
+from visual_grpo.models.flow.transitions import ode_step
 from visual_grpo.models.model import Model
+from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.plain_pipeline import PlainRun, run_plain
 
 C = TypeVar("C")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -25,11 +25,7 @@ from torch.nn import functional as F
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import LoraParams
 from visual_grpo.config.command import rerun_command
-from visual_grpo.models.offload import on_device
 from visual_grpo.models.quantized import QuantizedLinear
-
-if TYPE_CHECKING:
-    from visual_grpo.models.family import Module
 
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
@@ -170,54 +166,6 @@ class PipelineAdapter(DiffusersAdapter):
 
     plain = "pipe.load_lora_weights(folder)"
     prefix = "transformer"
-
-
-class AdapterSet:
-    """The adapters of one model by the names of its modules; empty at first."""
-
-    def __init__(self, modules: Mapping[str, Module], networks: Mapping[str, Any]) -> None:
-        """``networks``: the model of transformers or diffusers that each module's LoRA is put on."""
-        self._modules, self.networks = modules, networks
-        self._adapters: dict[str, Adapter] = {}
-
-    def attach(self, params: Mapping[str, LoraParams], seed: int) -> None:
-        """A fresh adapter for each module named; changes nothing until it is trained."""
-        for name, lora in params.items():
-            module = self._modules[name]
-            with on_device(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
-                self._adapters[name] = module.adapter.attach(self.networks[name], lora, module.targets, seed)
-
-    def load(self, folder: Path, names: Sequence[str]) -> None:
-        """Saved adapters, one folder a module, for sampling only."""
-        for name in names:
-            with on_device(self.networks[name]):
-                self._adapters[name] = self._modules[name].adapter.load(self.networks[name], folder / name)
-
-    def start_from(self, folder: Path) -> None:
-        """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""
-        for name, adapter in self._adapters.items():
-            adapter.load_state(self._modules[name].adapter.saved(folder / name))
-
-    def save(self, folder: Path) -> None:
-        """Writes a folder for each module, in its library's format."""
-        for name, adapter in self._adapters.items():
-            adapter.save(folder / name)
-
-    def state(self) -> dict[str, Tensor]:
-        """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
-        return {
-            f"{m}/{name}": value for m, adapter in self._adapters.items() for name, value in adapter.state().items()
-        }
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        for name, adapter in self._adapters.items():
-            start = f"{name}/"
-            adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
-
-    def __getitem__(self, name: str) -> Adapter:
-        if name not in self._adapters:
-            raise UserError(f"the module {name!r} has no adapter yet: call adapters.attach or adapters.load first")
-        return self._adapters[name]
 
 
 class AdapterPolicy:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Policy, PromptRecord, Sample
-from visual_grpo.config import SamplerConfig
+from visual_grpo.config import LoraParams, SamplerConfig
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.models.denoising import Denoiser
-from visual_grpo.models.family import ModelSettings, Module
-from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.lora import AdapterSet
+from visual_grpo.models.flow.denoising import Denoiser
+from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.lora import Adapter
+from visual_grpo.models.module import ModelSettings, Module
+from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import rows_by_source_count
-from visual_grpo.models.tokens import TokenPolicy, sample_with_adapter
+from visual_grpo.models.tokens.policy import TokenPolicy, sample_with_adapter
 
 DISTILLED = (
     "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. It was not"
@@ -26,6 +30,54 @@ DISTILLED = (
     " pictures."
 )
 """Printed before a training of a `FlowModel` that has a true attribute ``distilled``."""
+
+
+class AdapterSet:
+    """The adapters of one model by the names of its modules; empty at first."""
+
+    def __init__(self, modules: Mapping[str, Module], networks: Mapping[str, Any]) -> None:
+        """``networks``: the model of transformers or diffusers that each module's LoRA is put on."""
+        self._modules, self.networks = modules, networks
+        self._adapters: dict[str, Adapter] = {}
+
+    def attach(self, params: Mapping[str, LoraParams], seed: int) -> None:
+        """A fresh adapter for each module named; changes nothing until it is trained."""
+        for name, lora in params.items():
+            module = self._modules[name]
+            with on_device(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
+                self._adapters[name] = module.adapter.attach(self.networks[name], lora, module.targets, seed)
+
+    def load(self, folder: Path, names: Sequence[str]) -> None:
+        """Saved adapters, one folder a module, for sampling only."""
+        for name in names:
+            with on_device(self.networks[name]):
+                self._adapters[name] = self._modules[name].adapter.load(self.networks[name], folder / name)
+
+    def start_from(self, folder: Path) -> None:
+        """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""
+        for name, adapter in self._adapters.items():
+            adapter.load_state(self._modules[name].adapter.saved(folder / name))
+
+    def save(self, folder: Path) -> None:
+        """Writes a folder for each module, in its library's format."""
+        for name, adapter in self._adapters.items():
+            adapter.save(folder / name)
+
+    def state(self) -> dict[str, Tensor]:
+        """Every adapter's tensors, as ``module/name``; copies, which training does not change."""
+        return {
+            f"{m}/{name}": value for m, adapter in self._adapters.items() for name, value in adapter.state().items()
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        for name, adapter in self._adapters.items():
+            start = f"{name}/"
+            adapter.load_state({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+
+    def __getitem__(self, name: str) -> Adapter:
+        if name not in self._adapters:
+            raise UserError(f"the module {name!r} has no adapter yet: call adapters.attach or adapters.load first")
+        return self._adapters[name]
 
 
 class Model:
@@ -86,3 +138,16 @@ class Model:
     def joint_policy(self, outer: Any, inner: Any) -> Any:
         """Returns the policy of two modules that one rollout trains; it has ``joint_rollout``."""
         raise NotImplementedError
+
+
+class DistributedModel:
+    """A `Model` of which each rank draws its block of the records."""
+
+    def __init__(self, local: Model) -> None:
+        self.local, self.adapters = local, local.adapters
+
+    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        block = ranks.block(len(records))
+        own, its_seeds = records[block], seeds[block]
+        parts = ranks.all_gather(lambda: list(self.local.generate(own, its_seeds, sampler)) if own else [])
+        return [sample for part in parts for sample in part]

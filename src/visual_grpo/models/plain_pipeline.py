@@ -13,8 +13,9 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.family import Family, ModelSettings
-from visual_grpo.models.flow import Schedule
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow.interface import Schedule
+from visual_grpo.models.module import ModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)

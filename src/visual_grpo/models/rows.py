@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord
-from visual_grpo.grpo.distributed import ranks
+from visual_grpo.common.types import PromptRecord, Share
 
 
 def repeated(records: Sequence[PromptRecord], times: int) -> list[PromptRecord]:
@@ -61,11 +60,15 @@ independent. Below 2^32, since torch's CPU generator reads no higher bit of its 
 """
 
 
-def random_seeds(count: int, generator: torch.Generator) -> list[int]:
+def random_seeds(count: int, generator: torch.Generator, share: Share | None = None) -> list[int]:
     """Makes ``count`` seeds by ``generator``, which thereby decides everything random in a rollout.
 
-    Of a rollout that several ranks share, all seeds are made, and this rank's are returned.
+    With ``share`` the seeds of the whole rollout are made, and those of the share are returned: every process leaves
+    its generator in the same state.
     """
-    start, size, total = (part * count // ranks.share[1] for part in ranks.share) if ranks.share else (0, count, count)
+    start, total = 0, count
+    if share is not None:
+        per_prompt = count // share.size
+        start, total = share.start * per_prompt, share.total * per_prompt
     seeds: list[int] = torch.randint(SEED_RANGE, (total,), generator=generator).tolist()
-    return seeds[start : start + size]
+    return seeds[start : start + count]

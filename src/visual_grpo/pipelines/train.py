@@ -23,9 +23,9 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.grpo.distributed import launch, ranks
-from visual_grpo.grpo.distributed.policy import DistributedModel, RankZeroScorer
+from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
-from visual_grpo.models.model import Model
+from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.operations.training_command import (
     TrainingCommand,
     complete_adapters,

@@ -19,7 +19,7 @@ from diffusers import (
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from visual_grpo.models.flow_parts import packed, unpacked
+from visual_grpo.models.flow.parts import packed, unpacked
 from visual_grpo.starter.flow import SmallFlowModel, pretrain_flow, zero_layers
 from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
 from visual_grpo.starter.text_encoders import (

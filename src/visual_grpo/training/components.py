@@ -18,8 +18,9 @@ from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 from visual_grpo.models import run_spec
-from visual_grpo.models.family import AUTO, ModelSettings, find_family, is_own
+from visual_grpo.models.family import AUTO, find_family, is_own
 from visual_grpo.models.family_check import check_before_training
+from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.quantized import require_quantized
 from visual_grpo.models.run_spec import options_of
 from visual_grpo.rewards.catalogue import build_reward_set

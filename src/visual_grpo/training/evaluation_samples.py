@@ -11,7 +11,7 @@ from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.samples import SPLITS, Request, generate_and_score, generate_batches, held_out, plan_images
 from visual_grpo.grpo.distributed import launch, ranks
-from visual_grpo.grpo.distributed.policy import DistributedModel
+from visual_grpo.models.model import DistributedModel
 from visual_grpo.provenance import conditions
 from visual_grpo.training import components
 

@@ -24,11 +24,10 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
-from visual_grpo.grpo.checks import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.distributed.policy import DistributedModel
+from visual_grpo.grpo.signal_check import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.two_stage import Trainer
-from visual_grpo.models.model import Model
+from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.training import resuming
 from visual_grpo.training.ema import AdapterAverage
 from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.checks import probe_gradient
 from visual_grpo.grpo.distributed import ranks, sharding
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.signal_check import probe_gradient
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.rows import random_seeds
 
@@ -45,19 +45,21 @@ class SeededTokens(ToyTokenPolicy):
         super().__init__()
         self.table.data = 0.3 * torch.randn(self.table.shape, generator=torch.Generator().manual_seed(8))
 
-    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
-        rollout = super().rollout(prompts, group_size, generator)
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
+    ) -> Rollout[Tensor]:
+        rollout = super().rollout(prompts, group_size, generator, share)
         rows = float(len(rollout.samples))
         return replace(rollout, stats={"entropy": rows, "seconds/tokens": 1.0, "speed/tokens_per_second": 2.0})
 
-    def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator) -> Tensor:
-        own = [torch.Generator().manual_seed(seed) for seed in random_seeds(rows, generator)]
+    def draw(self, log_probs: Tensor, rows: int, generator: torch.Generator, share: Share | None) -> Tensor:
+        own = [torch.Generator().manual_seed(seed) for seed in random_seeds(rows, generator, share)]
         return torch.stack([torch.multinomial(log_probs.exp(), 1, generator=each)[:, 0] for each in own])
 
 
 class SeededSteps(ToyGaussianPolicy):
-    def noise(self, rows: int, generator: torch.Generator) -> Tensor:
-        own = [torch.Generator().manual_seed(seed) for seed in random_seeds(rows, generator)]
+    def noise(self, rows: int, generator: torch.Generator, share: Share | None) -> Tensor:
+        own = [torch.Generator().manual_seed(seed) for seed in random_seeds(rows, generator, share)]
         return torch.stack([torch.randn(len(self.table), generator=each) for each in own])
 
 
@@ -76,9 +78,11 @@ class LayeredTokens(SeededTokens):
         if sharding.active():
             sharding.shard({"network": self.network}, torch.device("cpu"))
 
-    def rollout(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> Rollout[Tensor]:
+    def rollout(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
+    ) -> Rollout[Tensor]:
         with self._layered(len(prompts)):
-            return super().rollout(prompts, group_size, generator)
+            return super().rollout(prompts, group_size, generator, share)
 
     def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
         with self._layered(int(trajectory[rows].sum()) % 3):

@@ -17,8 +17,9 @@ from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.z_image import tiny as z_image
 from visual_grpo.config import GRPOConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.family import BUILT_IN, ModelSettings, find_family
+from visual_grpo.models.family import BUILT_IN, find_family
 from visual_grpo.models.family_check import RECORDS, check_family
+from visual_grpo.models.module import ModelSettings
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_policy
 

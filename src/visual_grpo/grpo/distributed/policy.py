@@ -1,63 +1,42 @@
-"""Rollouts, samples and scores by all ranks: each draws whole groups of samples; rank 0 scores."""
+"""Rollouts and scores by all ranks: each draws whole groups of samples; rank 0 scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from visual_grpo.common.types import PromptRecord, Rollout, Sample, Scores, begin_scoring
-from visual_grpo.config import SamplerConfig
+from visual_grpo.common.types import PromptRecord, Rollout, Sample, Scores, Share, begin_scoring
 from visual_grpo.grpo.distributed import ranks
-
-if TYPE_CHECKING:
-    from visual_grpo.models.model import Model
 
 
 def roll_out(
     prompts: Sequence[PromptRecord],
     generator: torch.Generator,
-    draw: Callable[[Sequence[PromptRecord]], list[Rollout[Any]]],
+    draw: Callable[[Sequence[PromptRecord], Share | None], list[Rollout[Any]]],
 ) -> list[Rollout[Any]]:
-    """Returns the rollouts of ``draw(prompts)``, of which each rank draws its block of prompts.
+    """Returns the rollouts of ``draw(prompts, None)``, of which each rank draws its block of prompts, its share.
 
     The samples are the same as with one process. Each rank keeps only the trajectories of its own block.
     """
     if ranks.count() == 1:
-        return draw(prompts)
+        return draw(prompts, None)
     block = ranks.block(len(prompts))
     local: list[Rollout[Any]] = []
 
     def compute() -> Any:
         if not (own := prompts[block]):
             return None
-        ranks.share = (block.start, len(own), len(prompts))
-        try:
-            local.extend(draw(own))
-        finally:
-            ranks.share = None
+        local.extend(draw(own, Share(block.start, len(own), len(prompts))))
         return [replace(rollout, trajectory=None) for rollout in local], generator.get_state()
 
     answers = [answer for answer in ranks.all_gather(compute) if answer is not None]
     generator.set_state(answers[0][1])  # Of a rank without a share, too.
     parts = zip(*(rollouts for rollouts, _ in answers), strict=True)
     return [_joined(part, local[number] if local else None) for number, part in enumerate(parts)]
-
-
-class DistributedModel:
-    """A `Model` of which each rank draws its block of the records."""
-
-    def __init__(self, local: Model) -> None:
-        self.local, self.adapters = local, local.adapters
-
-    def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
-        block = ranks.block(len(records))
-        own, its_seeds = records[block], seeds[block]
-        parts = ranks.all_gather(lambda: list(self.local.generate(own, its_seeds, sampler)) if own else [])
-        return [sample for part in parts for sample in part]
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,6 @@ R = TypeVar("R")
 TIMEOUT = timedelta(minutes=30)
 """After which a rank that does not answer counts as lost. Rank 0 may score for minutes while the others wait."""
 
-share: tuple[int, int, int] | None = None
-"""During a rollout: where this rank's block of prompts starts, its size, and the number of all prompts."""
-
 
 def count() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1

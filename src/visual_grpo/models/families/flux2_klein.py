@@ -18,8 +18,8 @@ from torch.nn.functional import pixel_shuffle
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import Schedule, Velocity
-from visual_grpo.models.flow_parts import TextConditions, as_images, transformer_module
+from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.parts import TextConditions, as_images, transformer_module
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 from visual_grpo.models.offload import on_device

@@ -21,14 +21,16 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import ModelConfig, SamplerConfig, Strict
-from visual_grpo.models.family import Family, ModelSettings, Module
-from visual_grpo.models.generation import TokenTrajectory, is_end
+from visual_grpo.models.family import Family
 from visual_grpo.models.loading import loading, place
 from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.model import Model
-from visual_grpo.models.prompt_cache import Prompts
+from visual_grpo.models.module import ModelSettings, Module
 from visual_grpo.models.quantized import check_base_weights, quantize
-from visual_grpo.models.token_probs import TokenSampler
+from visual_grpo.models.tokens.generation import is_end
+from visual_grpo.models.tokens.interface import TokenTrajectory
+from visual_grpo.models.tokens.probabilities import TokenSampler
+from visual_grpo.models.tokens.prompt_cache import Prompts
 
 if TYPE_CHECKING:
     from transformers import BatchFeature

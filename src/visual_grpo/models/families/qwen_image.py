@@ -22,8 +22,8 @@ from visual_grpo.common.images import fit, read_image
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import Schedule, Velocity
-from visual_grpo.models.flow_parts import (
+from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.parts import (
     PaddedText,
     as_images,
     guided,

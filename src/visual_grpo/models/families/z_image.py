@@ -16,8 +16,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow import Schedule, Velocity
-from visual_grpo.models.flow_parts import TextConditions, decoded, latent_shape, packed_schedule, transformer_module
+from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.parts import TextConditions, decoded, latent_shape, packed_schedule, transformer_module
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 

@@ -26,8 +26,9 @@ from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import ModelConfig, Parameters, RewardConfig, SamplerConfig
 from visual_grpo.config.command import rerun_command
 from visual_grpo.grpo.distributed.sharding import layers_of
-from visual_grpo.models.family import Family, ModelSettings, find_family
+from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.model import Model
+from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.offload import copied_bytes, device_tensors, move_to_host
 from visual_grpo.models.run_spec import RunSpec, make_run_spec
 from visual_grpo.operations.plan.meter import HostValues, Meter, as_on_a_device

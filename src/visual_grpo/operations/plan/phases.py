@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from visual_grpo.common.types import ReplayChunk
-from visual_grpo.models import generation, tokens
-from visual_grpo.models.denoising import Denoiser
-from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.forward_process import MatchingDenoiser
+from visual_grpo.models.flow.denoising import Denoiser
+from visual_grpo.models.flow.forward_process import MatchingDenoiser
+from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.tokens import generation
+from visual_grpo.models.tokens import policy as token_policy
 from visual_grpo.operations.plan.meter import Meter
 
 CONDITIONS = "prompts and conditions"
@@ -37,7 +38,7 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
         phases: `Meter` or `gpu_check.Stopwatch`.
     """
     marked: list[tuple[Any, str, str]] = [
-        (tokens, "sample_tokens", "tokens"),
+        (token_policy, "sample_tokens", "tokens"),
         (Denoiser, "sample_path", "denoising"),
         (MatchingDenoiser, "sample_path", "denoising"),
         (Denoiser, "integrate", "denoising"),

@@ -16,7 +16,7 @@ from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDe
 from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor
 from visual_grpo.models.family_check import replay_error
-from visual_grpo.models.flow import FlowPolicy
+from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.training.components import load_model, load_policy
 
 TEXTS = [

@@ -21,7 +21,7 @@ from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.models.model import Model
-from visual_grpo.models.tokens import TokenPolicy
+from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 from visual_grpo.training.components import load_model

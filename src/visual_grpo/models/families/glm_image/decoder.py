@@ -17,8 +17,8 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.families.glm_image.sources import SourceCache, SourceEncoder, upsampled, write_sources
-from visual_grpo.models.flow import Schedule, Velocity
-from visual_grpo.models.flow_parts import as_images, guided, latent_shape
+from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.parts import as_images, guided, latent_shape
 from visual_grpo.models.rows import distinct
 
 if TYPE_CHECKING:

@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import JointRollout, PromptRecord, Sample
+from visual_grpo.common.types import JointRollout, PromptRecord, Sample, Share
 from visual_grpo.config import ModelConfig, SamplerConfig
-from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor, preview_side
 from visual_grpo.models.families.glm_image.sources import SourceEncoder
 from visual_grpo.models.families.glm_image.token_model import GlmImageTokens
-from visual_grpo.models.family import Family, ModelSettings, Module
-from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.generation import SampledTokens
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow.denoising import Denoiser
+from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.lora import DiffusersAdapter, PeftAdapter
 from visual_grpo.models.model import Model
-from visual_grpo.models.prompt_cache import Prompts
-from visual_grpo.models.tokens import TokenPolicy, sample_with_adapter
+from visual_grpo.models.module import ModelSettings, Module
+from visual_grpo.models.tokens.generation import SampledTokens
+from visual_grpo.models.tokens.policy import TokenPolicy, sample_with_adapter
+from visual_grpo.models.tokens.prompt_cache import Prompts
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline
@@ -116,18 +117,23 @@ class GlmImageJointPolicy:
 
     @torch.no_grad()
     def joint_rollout(
-        self, prompts: Sequence[PromptRecord], outer_size: int, inner_size: int, generator: torch.Generator
+        self,
+        prompts: Sequence[PromptRecord],
+        outer_size: int,
+        inner_size: int,
+        generator: torch.Generator,
+        share: Share | None = None,
     ) -> JointRollout:
         """A token samples of each prompt, D stochastic decodes of each."""
         started = time.perf_counter()
-        groups = self.ar.sample(prompts, outer_size, generator)
+        groups = self.ar.sample(prompts, outer_size, generator, share)
         seconds = time.perf_counter() - started
         tokens, decoder = self.ar.model, self.dit.model
         assert isinstance(tokens, GlmImageTokens)
         assert isinstance(decoder, GlmImageDecoder)
         grids = tokens.image_tokens(groups.sampled.trajectory.tokens, groups.records)
         conditions = decoder.conditions_of(groups.records, grids, self.dit.guidance_scale)
-        inner = self.dit.decode(groups.records, conditions, groups.decode_seeds, inner_size, generator)
+        inner = self.dit.decode(groups.records, conditions, groups.decode_seeds, inner_size, generator, share)
         outer = self.ar.as_rollout(groups, inner.samples[::inner_size], {"seconds/tokens": seconds})
         return JointRollout(outer=outer, inner=inner)
 

@@ -15,10 +15,10 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import SamplerConfig
 from visual_grpo.models.families.glm_image.sources import SourceEncoder
-from visual_grpo.models.generation import TokenTrajectory
-from visual_grpo.models.prompt_cache import Prompts
 from visual_grpo.models.rows import source_count
-from visual_grpo.models.token_probs import TokenSampler
+from visual_grpo.models.tokens.interface import TokenTrajectory
+from visual_grpo.models.tokens.probabilities import TokenSampler
+from visual_grpo.models.tokens.prompt_cache import Prompts
 
 if TYPE_CHECKING:
     from transformers import BatchFeature, GlmImageForConditionalGeneration

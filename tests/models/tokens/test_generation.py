@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from tests.conftest import SIZE, stir
-from tests.models.test_tokens import RECORDS
+from tests.models.tokens.test_policy import RECORDS
 from visual_grpo.config import PolicyConfig
-from visual_grpo.models import generation
-from visual_grpo.models.generation import SampledTokens, sample_tokens
-from visual_grpo.models.prompt_cache import forward
-from visual_grpo.models.token_probs import TokenSampler
+from visual_grpo.models.tokens import generation
+from visual_grpo.models.tokens.generation import SampledTokens, sample_tokens
+from visual_grpo.models.tokens.probabilities import TokenSampler
+from visual_grpo.models.tokens.prompt_cache import forward
 from visual_grpo.training.components import load_policy
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.models.token_policies import any_policy, hidden_whole, prompts_of
 from tests.pretend.conftest import vl_folder
-from visual_grpo.models.prompt_cache import hidden_shared
+from visual_grpo.models.tokens.prompt_cache import hidden_shared
 
 __all__ = ["any_policy", "vl_folder"]
 

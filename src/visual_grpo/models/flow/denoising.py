@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,13 +15,11 @@ from torch import Tensor
 from visual_grpo.common.device import map_on_cores
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow_sde import noises, ode_step, transition
+from visual_grpo.models.flow.interface import FlowModel, Schedule
+from visual_grpo.models.flow.transitions import noises, ode_step, transition
 from visual_grpo.models.lora import fast_lora
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import START_NOISE, STEP_NOISE
-
-if TYPE_CHECKING:
-    from visual_grpo.models.flow import FlowModel, Schedule
 
 C = TypeVar("C")
 

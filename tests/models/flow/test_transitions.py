@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Normal, kl_divergence
 
-from visual_grpo.models.flow_sde import (
+from visual_grpo.models.flow.transitions import (
     Sampler,
     log_prob,
     noises,

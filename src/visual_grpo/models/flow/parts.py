@@ -16,9 +16,9 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from torch.nn.utils.rnn import pad_sequence
 
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.family import Module
-from visual_grpo.models.flow import Schedule, Velocity
+from visual_grpo.models.flow.interface import Schedule, Velocity
 from visual_grpo.models.lora import PipelineAdapter
+from visual_grpo.models.module import Module
 from visual_grpo.models.rows import distinct
 
 T = TypeVar("T")

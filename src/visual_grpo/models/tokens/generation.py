@@ -17,14 +17,13 @@ from transformers import StaticCache
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.prompt_cache import Prefix, Prompts, prefill
 from visual_grpo.models.rows import distinct
-from visual_grpo.models.token_probs import TokenSampler, deviation, entropy, row_uniforms, sample_ids
+from visual_grpo.models.tokens.interface import TokenModel, TokenTrajectory
+from visual_grpo.models.tokens.probabilities import TokenSampler, deviation, entropy, row_uniforms, sample_ids
+from visual_grpo.models.tokens.prompt_cache import Prefix, Prompts, prefill
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
-
-    from visual_grpo.models.tokens import TokenModel
 
 TokenCache = Literal["growing", "static"]
 
@@ -33,21 +32,6 @@ E = TypeVar("E", bound=Prompts)
 
 EOS_CHECK_INTERVAL = 8
 """Tokens between two checks of whether all rows have ended, each of which waits for the GPU."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenTrajectory(Generic[E]):
-    """B sampled rows, as the replay needs them."""
-
-    prompts: E
-    prompt_of_row: Tensor
-    """[B] int64, row -> index among the N prompts."""
-    tokens: Tensor
-    """[B, T] int64; after an end token it goes on with end tokens."""
-    mask: Tensor
-    """[B, T] bool on the CPU: up to and including the first end token."""
-    reference_log_probs: Tensor | None = None
-    """[B, T] float32 under the adapter-disabled model; None without a KL penalty."""
 
 
 @dataclass(frozen=True, kw_only=True)

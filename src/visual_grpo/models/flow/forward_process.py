@@ -3,7 +3,7 @@
 The ODE generates a sample x0. Noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
 is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2), where v is the model's velocity of x:
 ``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise, so ratio, KL
-and divergence are those of a stochastic step with the mean v, and `flow.FlowPolicy` trains it as one.
+and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one.
 
 Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; the penalty
 on the velocity's norm, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from visual_grpo.config import PolicyConfig
-from visual_grpo.models.denoising import DenoisedPath, Denoiser
-from visual_grpo.models.flow_sde import noises
+from visual_grpo.models.flow.denoising import DenoisedPath, Denoiser
+from visual_grpo.models.flow.interface import FlowModel, Schedule
+from visual_grpo.models.flow.transitions import noises
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import STEP_NOISE
-
-if TYPE_CHECKING:
-    from visual_grpo.models.flow import FlowModel, Schedule
 
 C = TypeVar("C")
 STD = math.sqrt(0.5)

@@ -13,11 +13,11 @@ from tests.models.toy_flow import SlopeAdapter, ToyFlow
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
-from visual_grpo.models.denoising import Denoiser
-from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.flow_sde import log_prob, noises
+from visual_grpo.models.flow.denoising import Denoiser
+from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.transitions import log_prob, noises
 from visual_grpo.models.rows import START_NOISE, STEP_NOISE
-from visual_grpo.models.token_probs import row_uniforms
+from visual_grpo.models.tokens.probabilities import row_uniforms
 
 RECORDS = [PromptRecord(id=str(i), prompt="x" * (i + 1)) for i in range(3)]
 ROLLOUT = SamplerConfig(steps=4, guidance_scale=1.0)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from visual_grpo.models import token_probs
-from visual_grpo.models.token_probs import TokenSampler
+from visual_grpo.models.tokens.probabilities import TokenSampler, chosen_log_probs, entropy, row_uniforms, sample_ids
 
 
 def test_warping_is_that_of_generate() -> None:
@@ -24,7 +23,7 @@ def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.0, 0.2, 0.05, 0.25, 0.0])
     count = 40_000
     uniforms = torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ids = token_probs.sample_ids(probabilities.expand(count, -1), uniforms)
+    ids = sample_ids(probabilities.expand(count, -1), uniforms)
     frequency = torch.bincount(ids, minlength=6) / count
     assert frequency[1] == 0
     assert frequency[5] == 0
@@ -33,20 +32,20 @@ def test_draws_follow_the_distribution() -> None:
 
 def test_the_ends_of_the_interval_never_draw_an_impossible_id() -> None:
     probabilities = torch.tensor([[0.0, 0.3, 0.7, 0.0]])
-    assert token_probs.sample_ids(probabilities, torch.tensor([0.0], dtype=torch.float64)).item() == 1
-    assert token_probs.sample_ids(probabilities, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 2
+    assert sample_ids(probabilities, torch.tensor([0.0], dtype=torch.float64)).item() == 1
+    assert sample_ids(probabilities, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 2
 
 
 def test_a_rows_uniforms_are_its_seeds() -> None:
-    together = token_probs.row_uniforms([3, 9, 3], 5)
-    assert torch.equal(together[1], token_probs.row_uniforms([9], 5)[0])
+    together = row_uniforms([3, 9, 3], 5)
+    assert torch.equal(together[1], row_uniforms([9], 5)[0])
     assert torch.equal(together[0], together[2])
     assert not torch.equal(together[0], together[1])
 
 
 @pytest.mark.parametrize("chunk", [3, 100])
 def test_chosen_log_probs_and_their_gradient(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_probs, "CHUNK", chunk)
+    monkeypatch.setattr("visual_grpo.models.tokens.probabilities.CHUNK", chunk)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(2, 5, 8, generator=generator, requires_grad=True)
     head = torch.randn(11, 8, generator=generator)
@@ -55,7 +54,7 @@ def test_chosen_log_probs_and_their_gradient(chunk: int, monkeypatch: pytest.Mon
 
     plain = ((hidden @ head.t()) / 0.7).log_softmax(-1).gather(2, ids[..., None])[..., 0]
     (want,) = torch.autograd.grad((plain * outer).sum(), [hidden])
-    got = token_probs.chosen_log_probs(hidden, head, ids, 0.7)
+    got = chosen_log_probs(hidden, head, ids, 0.7)
     torch.testing.assert_close(got, plain, rtol=1e-5, atol=1e-5)
     (gradient,) = torch.autograd.grad((got * outer).sum(), [hidden])
     torch.testing.assert_close(gradient, want, rtol=1e-4, atol=1e-5)
@@ -63,4 +62,4 @@ def test_chosen_log_probs_and_their_gradient(chunk: int, monkeypatch: pytest.Mon
 
 def test_entropy_of_a_known_distribution() -> None:
     log_probs = torch.tensor([[0.25, 0.25, 0.5, 0.0], [1.0, 0.0, 0.0, 0.0]]).log()
-    torch.testing.assert_close(token_probs.entropy(log_probs, log_probs.exp()), torch.tensor([1.0397208, 0.0]))
+    torch.testing.assert_close(entropy(log_probs, log_probs.exp()), torch.tensor([1.0397208, 0.0]))

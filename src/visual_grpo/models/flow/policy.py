@@ -1,7 +1,7 @@
 """Flow matching as a policy: its decisions are the stochastic denoising steps (Flow-GRPO, arXiv 2505.05470).
 
 A family offers a `FlowModel`; `FlowPolicy` samples, replays and trains it. The loop over denoising
-steps is in denoising.py, their formulas are in flow_sde.py.
+steps is in denoising.py, their formulas are in transitions.py.
 Shapes: N prompts (*entries* of the conditions), G samples of each, B = N * G rows (b of them), S trained steps,
 C x h x w latents of one image.
 """
@@ -9,78 +9,24 @@ C x h x w latents of one image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow_sde import log_prob, moved_by, normalised_log_ratio, transition_kl
-from visual_grpo.models.forward_process import denoiser_of
+from visual_grpo.models.flow.forward_process import denoiser_of
+from visual_grpo.models.flow.interface import FlowModel, Schedule
+from visual_grpo.models.flow.transitions import log_prob, moved_by, normalised_log_ratio, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import random_seeds, repeated
 
 C = TypeVar("C")
-
-Velocity = Callable[[Tensor, float], Tensor]
-"""(state [b, C, h, w] float32, timestep) -> guided velocity [b, C, h, w] float32, with gradient where it is on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """n denoising steps of the pipeline's scheduler."""
-
-    timesteps: tuple[float, ...]
-    """n values, as the transformer takes them."""
-    sigmas: tuple[float, ...]
-    """n + 1 noise levels, the first at most 1, the last 0."""
-
-    @classmethod
-    def of(cls, scheduler: Any) -> Schedule:
-        """Reads a scheduler of diffusers after its ``set_timesteps``."""
-        return cls(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
-
-    def __len__(self) -> int:
-        return len(self.timesteps)
-
-
-class FlowModel(Protocol[C]):
-    """A pipeline at one image size. ``C`` are its transformer's conditions for N records."""
-
-    @property
-    def transformer(self) -> Any:
-        """The diffusers model that the LoRA adapter is on."""
-        ...
-
-    @property
-    def latent_shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of one image."""
-        ...
-
-    def schedule(self, steps: int) -> Schedule: ...
-
-    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> C:
-        """Encodes N records for the transformer.
-
-        ``seeds``: [N], for a model that samples conditions (GLM-Image's tokens). ``guidance_scale``: 1 = off.
-        """
-        ...
-
-    def velocity(self, conditions: C, entries: Tensor) -> Velocity:
-        """Returns the velocity field of b rows, each with one of the N ``entries`` ([b] int64).
-
-        Prepares here, once, what all steps share, such as the rows' embeddings.
-        """
-        ...
-
-    def pixels(self, latents: Tensor) -> list[Tensor]:
-        """[b, C, h, w] float32 -> b uint8 images [3, H, W] on the CPU; must be thread-safe."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +75,14 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
 
     @torch.no_grad()
     def rollout(
-        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
     ) -> Rollout[FlowTrajectory[C]]:
         """Generates G images of each prompt. All randomness comes from seeds, and those from ``generator``."""
         started = time.perf_counter()
-        seeds = random_seeds(len(prompts), generator)
+        seeds = random_seeds(len(prompts), generator, share)
         conditions = self.model.conditions(prompts, seeds, self.guidance_scale)
         seconds = time.perf_counter() - started
-        rollout = self.decode(prompts, conditions, seeds, group_size, generator)
+        rollout = self.decode(prompts, conditions, seeds, group_size, generator, share)
         return replace(rollout, stats={"seconds/conditions": seconds, **rollout.stats})
 
     @torch.no_grad()
@@ -147,6 +93,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         noise_seeds: Sequence[int],
         group_size: int,
         generator: torch.Generator,
+        share: Share | None = None,
     ) -> Rollout[FlowTrajectory[C]]:
         """Generates G images of each of N entries of ``conditions``: rows n * G + g.
 
@@ -154,7 +101,7 @@ class FlowPolicy(AdapterPolicy, Generic[C]):
         """
         started = time.perf_counter()
         count, shared_prefix = len(prompts), group_size if self.config.share_start_noise else 1
-        step_seeds = random_seeds(count * group_size, generator)
+        step_seeds = random_seeds(count * group_size, generator, share)
         window = self.denoiser.window(self.steps, generator)
         starts = step_seeds
         if self.config.share_start_noise:

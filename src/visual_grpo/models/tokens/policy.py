@@ -9,63 +9,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample
+from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
-from visual_grpo.models.generation import SampledTokens, TokenTrajectory, sample_tokens
 from visual_grpo.models.lora import Adapter, AdapterPolicy, fast_lora
 from visual_grpo.models.offload import on_device
-from visual_grpo.models.prompt_cache import Prompts, hidden_shared
 from visual_grpo.models.rows import random_seeds, repeated
-from visual_grpo.models.token_probs import TokenSampler, chosen_log_probs, expected_gap
+from visual_grpo.models.tokens.generation import SampledTokens, sample_tokens
+from visual_grpo.models.tokens.interface import TokenModel, TokenTrajectory
+from visual_grpo.models.tokens.probabilities import chosen_log_probs, expected_gap
+from visual_grpo.models.tokens.prompt_cache import Prompts, hidden_shared
 
 E = TypeVar("E", bound=Prompts)
-
-
-class TokenModel(Protocol[E]):
-    """A transformers model with ``model.language_model``, its prompts and its answers."""
-
-    @property
-    def network(self) -> Any:
-        """The transformers model that the LoRA adapter is on.
-
-        Its language model is a stack of ``layers`` between embeddings and ``norm``, which share one ``rotary_emb``.
-        """
-        ...
-
-    @property
-    def head(self) -> Tensor:
-        """[V, H] output rows of the ids that may be sampled."""
-        ...
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[V] float32 added to the logits: 0, or -inf for an id that may not be sampled. None = all may be."""
-        ...
-
-    @property
-    def ends(self) -> Sequence[int]:
-        """Ids that end a row, the one that pads finished rows first; empty where the length is fixed."""
-        ...
-
-    def encode(self, records: Sequence[PromptRecord]) -> E:
-        """Encodes N records; T is the length of their ``token_positions``."""
-        ...
-
-    def sampler(self, settings: SamplerConfig) -> TokenSampler:
-        """Returns the distribution; a setting of None is read from the model's generation_config."""
-        ...
-
-    def samples(
-        self, records: Sequence[PromptRecord], trajectory: TokenTrajectory[E], seeds: Sequence[int]
-    ) -> Sequence[Sample]:
-        """Decodes the tokens of B records into B samples; ``seeds`` decide whatever else is random."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +58,23 @@ class TokenPolicy(AdapterPolicy, Generic[E]):
 
     @torch.no_grad()
     def rollout(
-        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
     ) -> Rollout[TokenTrajectory[E]]:
         """Generates G samples of each prompt. All randomness comes from seeds, and those from ``generator``."""
         started = time.perf_counter()
-        groups = self.sample(prompts, group_size, generator)
+        groups = self.sample(prompts, group_size, generator, share)
         seconds = time.perf_counter() - started
         samples = self.model.samples(groups.records, groups.sampled.trajectory, groups.decode_seeds)
         decoding = time.perf_counter() - started - seconds
         return self.as_rollout(groups, samples, {"seconds/tokens": seconds, "seconds/decode": decoding})
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator) -> SampledGroups[E]:
+    def sample(
+        self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
+    ) -> SampledGroups[E]:
         """Samples the tokens of a rollout, with the reference's log-probs if there is a KL penalty."""
         records = repeated(prompts, group_size)
-        seeds = random_seeds(len(records), generator)
+        seeds = random_seeds(len(records), generator, share)
         decode_seeds = seeds
         if self.config.share_start_noise:
             decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]

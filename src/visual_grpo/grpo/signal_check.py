@@ -1,6 +1,6 @@
-"""Checks of a run: the replay gives the sampler's log-probs, and there is something to learn.
+"""Signal check: before the first step, there is something to learn.
 
-**Signal check.** Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
+Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
 two of them is about 0 and training is a random walk at any learning rate. A run is stopped only after the last allowed
 rollout, if the cosine is not significantly above 0 and its standard error is small enough to have shown a useful cosine
 (`Signal.verdict`). The gradients are scaled as AdamW scales them: else a few elements would decide the cosine.
@@ -10,78 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, Scores, TrainBatch
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics
 from visual_grpo.grpo.optimizer import MOST_OVERFLOWS
 from visual_grpo.grpo.sampling import PromptOrder, sample_and_score
-
-if TYPE_CHECKING:
-    from visual_grpo.grpo.trainer import GRPOTrainer
-
-# Largest mean and single |log ratio| accepted, in nats. float32 was measured at 2e-5 (max); a wrong
-# replay (position ids, temperature, source image) is 0.05 to 3 in the mean. Half precision rounds
-# logits to 8 (bf16) or 11 (fp16) bits, so single steps are far noisier than their mean.
-TOLERANCES = {
-    "float32": (2e-5, 2e-4),
-    "float16": (5e-3, 1e-1),
-    "bfloat16": (4e-2, 1.0),
-}
-MEAN_FACTOR, MAX_FACTOR = 2.0, 30.0
-"""Mean and largest |log ratio| accepted, in units of the mean that rounding is expected to make."""
-
-
-class RatioCheckError(UserError):
-    """The replayed log-probs are not those of the sampler."""
-
-
-def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, tolerance: float | None = None) -> None:
-    """Raises RatioCheckError if |log ratio| before the first update is above the numeric floor.
-
-    Args:
-        mean, maximum: of |log ratio| over all counted steps, nats.
-        dtype: of the policy's weights; chooses the floor.
-        rounding: mean |log ratio| that rounding is expected to make in this model; replaces the floor of the dtype.
-        tolerance: replaces both floors.
-    """
-    mean_floor, max_floor = TOLERANCES[dtype]
-    if rounding:
-        mean_floor, max_floor = MEAN_FACTOR * rounding, MAX_FACTOR * rounding
-    if tolerance is not None:
-        mean_floor, max_floor = tolerance, tolerance
-    if mean <= mean_floor and maximum <= max_floor:
-        return
-    raise RatioCheckError(
-        "The ratio check stopped the run before its first update.\n"
-        f"  expected: |log ratio| between sampler and replay at most {max_floor:g}"
-        f" (mean {mean_floor:g}) in {dtype}\n"
-        f"  measured: max {maximum:.3g}, mean {mean:.3g}\n"
-        "The loss would train another distribution than the one that was sampled. Usual causes: sampling and"
-        " replay differ in precision, attention kernel, temperature or vocabulary restriction, position ids,"
-        " classifier-free guidance or source image; dropout is on; the model was changed between the two.\n"
-        "If the difference is only this machine's rounding, set grpo.ratio_tolerance above what was measured."
-    )
-
-
-def require_scored(batches: Sequence[TrainBatch[Any]], scores: Sequence[Scores], step: int) -> None:
-    """Raises UserError, with the rewards that scored nothing, if there is no sample to train on."""
-    if batches:
-        return
-    weighted = [name for name, weight in scores[0].weights.items() if weight]
-    silent = [name for name in weighted if all(s.rewards[name].isnan().all() for s in scores)]
-    who = f"the reward{'s' * (len(silent) > 1)} {', '.join(silent)} scored none of them"
-    between = f"each lacks a score of one of the rewards {', '.join(weighted)}"
-    raise UserError(
-        f"No sample of step {step} could be scored: {who if silent else between}, and without a score"
-        " there is nothing to train on. Look at what the reward returns for these prompts, or set its weight to 0."
-    )
-
+from visual_grpo.grpo.trainer import GRPOTrainer
 
 _SEED_OFFSET = 7_919
 """Makes the check's rollouts differ from the training's."""

@@ -1,0 +1,1 @@
+"""Flow models as policies, whose decisions are stochastic denoising steps."""

@@ -1,0 +1,71 @@
+"""What a family of flow models offers: a schedule, conditions, a velocity field and pixels.
+
+Shapes: N prompts (*entries* of the conditions), b rows, C x h x w latents of one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from visual_grpo.common.types import PromptRecord
+
+C = TypeVar("C")
+
+Velocity = Callable[[Tensor, float], Tensor]
+"""(state [b, C, h, w] float32, timestep) -> guided velocity [b, C, h, w] float32, with gradient where it is on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """n denoising steps of the pipeline's scheduler."""
+
+    timesteps: tuple[float, ...]
+    """n values, as the transformer takes them."""
+    sigmas: tuple[float, ...]
+    """n + 1 noise levels, the first at most 1, the last 0."""
+
+    @classmethod
+    def of(cls, scheduler: Any) -> Schedule:
+        """Reads a scheduler of diffusers after its ``set_timesteps``."""
+        return cls(timesteps=tuple(scheduler.timesteps.tolist()), sigmas=tuple(scheduler.sigmas.tolist()))
+
+    def __len__(self) -> int:
+        return len(self.timesteps)
+
+
+class FlowModel(Protocol[C]):
+    """A pipeline at one image size. ``C`` are its transformer's conditions for N records."""
+
+    @property
+    def transformer(self) -> Any:
+        """The diffusers model that the LoRA adapter is on."""
+        ...
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """(C, h, w) of one image."""
+        ...
+
+    def schedule(self, steps: int) -> Schedule: ...
+
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> C:
+        """Encodes N records for the transformer.
+
+        ``seeds``: [N], for a model that samples conditions (GLM-Image's tokens). ``guidance_scale``: 1 = off.
+        """
+        ...
+
+    def velocity(self, conditions: C, entries: Tensor) -> Velocity:
+        """Returns the velocity field of b rows, each with one of the N ``entries`` ([b] int64).
+
+        Prepares here, once, what all steps share, such as the rows' embeddings.
+        """
+        ...
+
+    def pixels(self, latents: Tensor) -> list[Tensor]:
+        """[b, C, h, w] float32 -> b uint8 images [3, H, W] on the CPU; must be thread-safe."""
+        ...

@@ -1,0 +1,1 @@
+"""Language models as policies, whose decisions are generated tokens."""
