@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Policy
 from visual_grpo.config import LoraParams
 from visual_grpo.config.command import rerun_command
 from visual_grpo.models.offload import on_device
@@ -30,6 +31,8 @@ from visual_grpo.models.quantized import QuantizedLinear
 
 if TYPE_CHECKING:
     from visual_grpo.models.family import Module
+
+T = TypeVar("T")
 
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
@@ -220,8 +223,8 @@ class AdapterSet:
         return self._adapters[name]
 
 
-class AdapterPolicy:
-    """Parameters and state of ``Policy``."""
+class AdapterPolicy(Policy[T]):
+    """A policy whose trainable parameters are one adapter."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter

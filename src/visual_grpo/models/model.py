@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from visual_grpo.common import console
-from visual_grpo.common.types import Policy, PromptRecord, Sample
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import SamplerConfig
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.models.denoising import Denoiser
 from visual_grpo.models.family import ModelSettings, Module
 from visual_grpo.models.flow import FlowPolicy
-from visual_grpo.models.lora import AdapterSet
+from visual_grpo.models.lora import AdapterPolicy, AdapterSet
 from visual_grpo.models.rows import rows_by_source_count
 from visual_grpo.models.tokens import TokenPolicy, sample_with_adapter
 
@@ -69,7 +69,7 @@ class Model:
 
     def policy(
         self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
-    ) -> Policy[Any]:
+    ) -> AdapterPolicy[Any]:
         """Returns the policy of a module that has an adapter.
 
         ``rollout`` is for its training samples; ``evaluation`` for what an earlier, fixed module makes for it
