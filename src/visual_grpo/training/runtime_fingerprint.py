@@ -14,8 +14,8 @@ from visual_grpo.config import Parameters
 
 LIBRARIES = (
     *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python", "pandas", "peft", "pillow"),
-    *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scipy", "tokenizers", "torch", "torchvision"),
-    "transformers",
+    *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch"),
+    *("torchvision", "transformers"),
 )
 """Libraries whose versions may change numbers."""
 SOURCES, NUMERICS = "source.digest", "numerics"
