@@ -35,7 +35,6 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.flow.transitions import log_prob
 from visual_grpo.operations.plan.dry_run import unequal_scores
 from visual_grpo.rewards.combine import RewardSet
@@ -67,7 +66,7 @@ def save_model(folder: Path) -> None:
 
 class Ours:
     def __init__(self, folder: Path, share: float) -> None:
-        self.policy: FlowPolicy[Any] = components.load_policy(
+        self.policy: Any = components.load_policy(
             str(folder),
             size=(SIDE, SIDE),
             policy=PolicyConfig(

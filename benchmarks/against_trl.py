@@ -88,7 +88,7 @@ class Setup:
 class Ours:
     def __init__(self, setup: Setup) -> None:
         shape = setup.shape
-        policy = components.load_policy(
+        policy: Any = components.load_policy(
             str(setup.folder),
             size=(SIDE, SIDE),
             policy=PolicyConfig(rollout_batch=10**6, lora=LoraParams(rank=RANK, alpha=ALPHA)),
@@ -99,7 +99,7 @@ class Ours:
         )
         policy.model.bias[setup.end] = -torch.inf
         self.suppressed = policy.model.bias.isinf().nonzero()[:, 0].tolist()
-        self.policy: Any = policy
+        self.policy = policy
         config = GRPOConfig(
             group_size=shape.group,
             prompts_per_step=shape.prompts,

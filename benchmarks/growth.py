@@ -113,7 +113,7 @@ def token_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     picture = folder / "picture.png"
     noise = torch.randint(0, 256, (setting.side, setting.side, 3), dtype=torch.uint8)
     Image.fromarray(noise.numpy()).save(picture)
-    policy = components.load_policy(
+    policy: Any = components.load_policy(
         str(folder),
         size=(setting.side, setting.side),
         rollout=SamplerConfig(temperature=1.0, top_p=1.0, top_k=0),

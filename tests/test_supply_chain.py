@@ -5,10 +5,15 @@ from __future__ import annotations
 import ast
 import pickle
 import shutil
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.models.families.sd3 import tiny
 from visual_grpo.common.errors import UserError
@@ -84,3 +89,18 @@ def test_a_file_of_weights_that_brings_code_is_refused_unread(zipped: bool, tmp_
     with pytest.raises(UserError, match=r"w.pth cannot be read as weights"):
         read_weights("lpips", tmp_path / "w.pth")
     assert not (tmp_path / "ran").exists()
+
+
+def test_every_imported_library_is_declared() -> None:
+    """One that comes with another library alone may be gone with that one's next version."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    optional = [*project["dependency-groups"]["dvc"], *project["dependency-groups"]["quantised"]]
+    declared = {canonicalize_name(Requirement(text).name) for text in [*project["project"]["dependencies"], *optional]}
+    installed = packages_distributions()
+    for file in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"visual_grpo"}:
+                known = {canonicalize_name(each) for each in installed.get(name, [name])}
+                assert known & declared, f"{file.name} imports {name}, which pyproject.toml does not declare"

@@ -10,6 +10,7 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+import mypy.api
 import pytest
 
 from tests.markdown import ROOT, Block, blocks
@@ -68,3 +69,18 @@ def test_the_readmes_python_runs_outside_of_the_repository(
     shutil.copytree(pipeline_folder, tmp_path / "data/06_models/base")
     load_model(str(pipeline_folder), train=["ar", "dit"]).adapters.save(tmp_path / "data/06_models/adapters")
     run(str(python), "-W", "error::DeprecationWarning:__main__", "-c", block.text, cwd=tmp_path)
+
+
+def test_a_type_checker_sees_the_readmes_names(python: Path, tmp_path: Path) -> None:
+    """As a user runs it: plain mypy, without this repository's settings and plugins."""
+    [script] = [block.text for block in SNIPPETS if "load_policy" in block.text]
+    names = ("GRPOConfig", "GRPOTrainer", "RewardSet", "load_policy", "policy")
+    revealed = "\n".join(f"reveal_type({name})" for name in names)
+    (tmp_path / "script.py").write_text(f"{script}\n{revealed}\nGRPOConfig(nonsense=1)\n", encoding="utf-8")
+    options = (f"--python-executable={python}", "--config-file=", f"--cache-dir={tmp_path}")
+    report, errors, _ = mypy.api.run([*options, str(tmp_path / "script.py")])
+    types = [line.split('"')[1] for line in report.splitlines() if "Revealed type" in line]
+    assert len(types) == len(names), report + errors
+    assert "Any" not in types
+    [error] = [line for line in report.splitlines() if "error: " in line]
+    assert 'Unexpected keyword argument "nonsense" for "GRPOConfig"' in error

@@ -304,8 +304,8 @@ def require_trained_on(training: Record, base_model: Mapping[str, Any], data: st
 
 LIBRARIES = (
     *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python", "pandas", "peft", "pillow"),
-    *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scipy", "tokenizers", "torch", "torchvision"),
-    "transformers",
+    *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch"),
+    *("torchvision", "transformers"),
 )
 """Libraries whose versions may change numbers."""
 PACKAGE = Path(__file__).parent

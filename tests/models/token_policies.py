@@ -16,7 +16,7 @@ from visual_grpo.training.components import load_policy
 @pytest.fixture(params=["pipeline_folder", "vl_folder"])
 def any_policy(request: pytest.FixtureRequest) -> Any:
     """GLM-Image's, of which a part of each head is turned, and Qwen2.5-VL's; both with biases."""
-    policy = load_policy(str(request.getfixturevalue(request.param)), size=SIZE, device="cpu")
+    policy: Any = load_policy(str(request.getfixturevalue(request.param)), size=SIZE, device="cpu")
     stir(policy)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in policy.model.network.named_parameters():

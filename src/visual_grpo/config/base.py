@@ -19,7 +19,10 @@ Task = Literal["t2i", "i2i", "mixed", "segmentation"]
 
 
 class Strict(BaseModel):
-    """Immutable; an unknown key, a number that is not finite and true or false for a number are errors."""
+    """Immutable; an unknown key, a number that is not finite and true or false for a number are errors.
+
+    Sections that scripts construct name ``default=``: type checkers do not see a positional one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

@@ -14,31 +14,36 @@ class ModelConfig(Strict):
     """The model, and how it is held in memory."""
 
     family: str = Field(
-        "auto", description="a built-in family (docs/own_model.md) or package.module:FAMILY; auto = the saved model's"
+        default="auto",
+        description="a built-in family (docs/own_model.md) or package.module:FAMILY; auto = the saved model's",
     )
-    path: NotEmpty | None = Field(None, description="folder or hub id of a saved model; null = the starter's")
-    revision: str | None = Field(None, description="branch, tag or commit of a hub id; null = newest")
-    dtype: Dtype = Field("float32", description="precision of the weights; float16 is trained with loss scaling")
+    path: NotEmpty | None = Field(default=None, description="folder or hub id of a saved model; null = the starter's")
+    revision: str | None = Field(default=None, description="branch, tag or commit of a hub id; null = newest")
+    dtype: Dtype = Field(
+        default="float32", description="precision of the weights; float16 is trained with loss scaling"
+    )
     base_weights: Literal["full", "8bit", "4bit"] = Field(
-        "full",
+        default="full",
         description="precision of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit and 4bit "
         "(NF4) need make quantised",
     )
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
-        "none", description="phases: each network is on the GPU only while it computes; same results"
+        default="none", description="phases: each network is on the GPU only while it computes; same results"
     )
-    threads: int = Field(1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits")
+    threads: int = Field(
+        default=1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits"
+    )
     options: dict[str, object] = Field(
         default_factory=dict, description="options of the family, such as max_tokens of qwen2_5_vl"
     )
 
 
 class LoraParams(Strict):
-    rank: int = Field(8, ge=1, le=65536, description="rank of the two matrices added to each target layer")
-    alpha: int = Field(16, ge=1, description="scale of their product: alpha / rank")
+    rank: int = Field(default=8, ge=1, le=65536, description="rank of the two matrices added to each target layer")
+    alpha: int = Field(default=16, ge=1, description="scale of their product: alpha / rank")
     target_modules: str | list[str] | None = Field(
-        None, description="target layers, as peft names them; null = attention and MLP matrices"
+        default=None, description="target layers, as peft names them; null = attention and MLP matrices"
     )
 
 
@@ -46,31 +51,33 @@ class FlowConfig(Strict):
     """The trained decisions of a flow module: stochastic denoising steps, or draws of noise on its samples."""
 
     likelihood: Literal["sde", "matching"] = Field(
-        "sde",
+        default="sde",
         description="likelihood of a sample. sde: of its stochastic steps; matching: how well the model matches it "
         "with noise (arXiv 2509.25050), for samples of the ODE; needs policy.share_start_noise=false",
     )
     sampler: Literal["sde", "cps"] = Field(
-        "sde",
+        default="sde",
         description="transition: of Flow-GRPO (arXiv 2505.05470), or coefficients-preserving (arXiv 2509.05952)",
     )
-    noise: float = Field(0.7, gt=0, description="noise level a of the transition, for cps at most 1")
+    noise: float = Field(default=0.7, gt=0, description="noise level a of the transition, for cps at most 1")
     window_start: int | None = Field(
-        0, ge=0, description="first stochastic step; null = drawn for every rollout, the same for all its samples"
+        default=0,
+        ge=0,
+        description="first stochastic step; null = drawn for every rollout, the same for all its samples",
     )
     window_steps: int | None = Field(
-        1,
+        default=1,
         ge=1,
         description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance. matching:"
         " steps at whose noise levels noise is drawn",
     )
     train_share: float = Field(
-        1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
+        default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
     )
-    ratio_norm: bool = Field(False, description="GRPO-Guard's normalised ratio (arXiv 2510.22319)")
-    draws: int = Field(1, ge=1, description="matching: draws of noise at each of the window's noise levels")
+    ratio_norm: bool = Field(default=False, description="GRPO-Guard's normalised ratio (arXiv 2510.22319)")
+    draws: int = Field(default=1, ge=1, description="matching: draws of noise at each of the window's noise levels")
     norm_penalty: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         description="matching: weight of the share by which the velocity's norm exceeds that of the model without"
         " adapter (arXiv 2606.27771)",
@@ -99,7 +106,7 @@ class SignalCheckConfig(Strict):
     """
 
     rollouts: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="most rollouts of each module; null = a quarter of grpo.steps, between 6 and 48; 0 = no check; 3 "
         "to 5 never stop a run",
@@ -121,31 +128,34 @@ class PolicyConfig(Strict):
     """The trained modules, and how their samples are computed."""
 
     train: str | list[str] = Field(
-        "all", description="all modules of the model's family, or the names of some: ar, dit (GLM-Image), vl, ..."
+        default="all",
+        description="all modules of the model's family, or the names of some: ar, dit (GLM-Image), vl, ...",
     )
     stages: Literal["alternating", "joint"] = Field(
-        "alternating", description="of two modules: a rollout for each in turn, or one rollout that trains both"
+        default="alternating", description="of two modules: a rollout for each in turn, or one rollout that trains both"
     )
-    lora: LoraParams = Field(LoraParams(), description="LoRA of every module; modules.NAME.lora overrides it")
+    lora: LoraParams = Field(default=LoraParams(), description="LoRA of every module; modules.NAME.lora overrides it")
     flow: FlowConfig = FlowConfig()
     signal_check: SignalCheckConfig = SignalCheckConfig()
     gradient_checkpointing: bool = Field(
-        False, description="recompute activations in the backward pass: less memory, more time"
+        default=False, description="recompute activations in the backward pass: less memory, more time"
     )
-    share_start_noise: bool = Field(True, description="one start noise of the decoder per prompt")
+    share_start_noise: bool = Field(default=True, description="one start noise of the decoder per prompt")
     decode_guidance_scale: float | None = Field(
-        None,
+        default=None,
         ge=1,
         description="guidance in the pictures of a token module's samples; null = sampling.rollout.guidance_scale",
     )
-    denoise_batch: int = Field(64, ge=1, description="images denoised at a time (on a CPU by each core)")
-    decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time (on a CPU by each core)")
+    denoise_batch: int = Field(default=64, ge=1, description="images denoised at a time (on a CPU by each core)")
+    decode_batch: int = Field(
+        default=8, ge=1, description="images decoded by the VAE at a time (on a CPU by each core)"
+    )
     kv_cache: Literal["growing", "static"] = Field(
-        "growing",
+        default="growing",
         description="growing, or static: of full length from the first token on; on a GPU each token is then a CUDA "
         "graph",
     )
-    rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
+    rollout_batch: int = Field(default=64, ge=1, description="rows of tokens sampled at a time")
 
     @model_validator(mode="after")
     def _samples_of_the_ode_differ(self) -> Self:
@@ -161,23 +171,25 @@ class SamplerSettings(Strict):
     """Settings of a sampler. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
 
     temperature: float | None = Field(
-        None, gt=0, description="temperature of the token distribution; null = the model's generation_config"
+        default=None, gt=0, description="temperature of the token distribution; null = the model's generation_config"
     )
     top_p: float | None = Field(
-        None,
+        default=None,
         gt=0,
         le=1,
         description="share of the probability that tokens are drawn from; null = the model's generation_config",
     )
     top_k: int | None = Field(
-        None, ge=0, description="tokens that are drawn from; 0 = all; null = the model's generation_config"
+        default=None, ge=0, description="tokens that are drawn from; 0 = all; null = the model's generation_config"
     )
-    steps: int | None = Field(None, ge=1, description="denoising steps")
-    guidance_scale: float | None = Field(None, ge=1, description="classifier-free guidance, 1 = off")
+    steps: int | None = Field(default=None, ge=1, description="denoising steps")
+    guidance_scale: float | None = Field(default=None, ge=1, description="classifier-free guidance, 1 = off")
 
 
 class SamplerConfig(SamplerSettings):
-    stochastic: bool = Field(False, description="denoise with the noise of policy.flow, as training samples are drawn")
+    stochastic: bool = Field(
+        default=False, description="denoise with the noise of policy.flow, as training samples are drawn"
+    )
 
     def denoising(self) -> tuple[int, float]:
         """Steps and guidance scale of a flow module; raises ValueError where they are not set."""
@@ -207,12 +219,12 @@ class DistributedConfig(Strict):
     """Several processes that train together."""
 
     processes: int = Field(
-        1,
+        default=1,
         ge=1,
         description="processes that train together, each on a GPU where model.device is cuda; torchrun's number "
         "replaces it; at most grpo.prompts_per_step, since each draws whole groups",
     )
-    sharded: bool = Field(False, description="each process keeps a part of every layer (torch's FSDP2)")
+    sharded: bool = Field(default=False, description="each process keeps a part of every layer (torch's FSDP2)")
 
     @model_validator(mode="before")
     @classmethod

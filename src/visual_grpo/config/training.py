@@ -91,7 +91,7 @@ class GRPOConfig(Strict):
     """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
 
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo"] = Field(
-        "grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
+        default="grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
     )
     steps: int = Field(
         ge=1, description="training steps: draw and score samples, then take updates_per_rollout updates"
@@ -99,81 +99,92 @@ class GRPOConfig(Strict):
     prompts_per_step: int = Field(ge=1, description="prompts of a step, a group of samples each")
     group_size: int = Field(ge=2, description="samples of each prompt")
     rollout_prompts: int | None = Field(
-        None, ge=1, description="prompts drawn at a time; servers judge them while the next are drawn; null = all"
+        default=None,
+        ge=1,
+        description="prompts drawn at a time; servers judge them while the next are drawn; null = all",
     )
-    updates_per_rollout: int = Field(1, ge=1, description="optimiser updates on the same samples; 1 = on-policy")
-    micro_batch_size: int | None = Field(None, ge=1, description="rows per backward pass; null = all at once")
+    updates_per_rollout: int = Field(
+        default=1, ge=1, description="optimiser updates on the same samples; 1 = on-policy"
+    )
+    micro_batch_size: int | None = Field(default=None, ge=1, description="rows per backward pass; null = all at once")
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
-        "adamw",
+        default="adamw",
         description="adamw, or adamw_8bit: moments of large matrices in 8 bits (arXiv 2110.02861); needs make "
         "quantised",
     )
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
-        (0.9, 0.99), description="AdamW's betas"
+        default=(0.9, 0.99), description="AdamW's betas"
     )
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
-    warmup_steps: int = Field(0, ge=0, description="optimiser updates of linear warm-up")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's weight decay")
+    warmup_steps: int = Field(default=0, ge=0, description="optimiser updates of linear warm-up")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="learning rate after warm-up; linear and cosine fall to 0"
+        default="constant", description="learning rate after warm-up; linear and cosine fall to 0"
     )
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradients are scaled down to this norm")
     clip_low: float | None = Field(
-        None,
+        default=None,
         gt=0,
         lt=1,
         description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2, dppo none)",
     )
     clip_high: float | None = Field(
-        None, gt=0, description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28, dppo none)"
+        default=None,
+        gt=0,
+        description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28, dppo none)",
     )
     divergence_limit: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="dppo, in place of the clips: KL of a denoising step to the policy that sampled it, nats a latent"
         " element; null = the loss's own",
     )
     kl_weight: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         description="weight of the KL to the model without adapter: k3, nats a token; of a flow module the exact one,"
         " nats a latent element",
     )
     kl_correction: bool = Field(
-        False, description="multiply the KL of tokens by the ratio (TRL's use_bias_correction_kl): no bias off-policy"
+        default=False,
+        description="multiply the KL of tokens by the ratio (TRL's use_bias_correction_kl): no bias off-policy",
     )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
-        None,
+        default=None,
         description="standard deviation that divides advantages: group: of the group's rewards; batch: of all rewards"
         " of the step; batch_centred: of these less their group's mean (GDPO); none: no division; null = "
         "the loss's own (dr_grpo none, else group). Not used with combine=gdpo",
     )
-    advantage_epsilon: float = Field(1e-4, gt=0, description="added to the standard deviation, in units of reward")
-    advantage_clip: float = Field(5.0, gt=0, description="largest absolute advantage")
-    combine: Literal["sum", "gdpo"] = Field("sum", description="gdpo: normalise each reward before the weighted sum")
+    advantage_epsilon: float = Field(
+        default=1e-4, gt=0, description="added to the standard deviation, in units of reward"
+    )
+    advantage_clip: float = Field(default=5.0, gt=0, description="largest absolute advantage")
+    combine: Literal["sum", "gdpo"] = Field(
+        default="sum", description="gdpo: normalise each reward before the weighted sum"
+    )
     max_refills: int = Field(
-        0,
+        default=0,
         ge=0,
         description="DAPO's dynamic sampling, with any loss: how often groups without variance are replaced by those"
         " of new prompts",
     )
     non_finite: Literal["stop", "skip"] = Field(
-        "stop",
+        default="stop",
         description="an update whose loss or gradient is NaN or infinite: stop the run; or skip it, and end the run"
         " after 3 in a row",
     )
     old_log_probs: Literal["auto", "sampler", "replay"] = Field(
-        "auto",
+        default="auto",
         description="denominator of the ratio: the log-probs of the sampler, or of the first update's forward pass"
         " (replay), which makes the first ratio exactly 1; auto: replay in half precision, where the two round apart",
     )
     sampler_correction: float | None = Field(
-        None,
+        default=None,
         gt=0,
         description="with replay: cap of importance weights from the sampler to it (2 is usual); null = none",
     )
     ratio_tolerance: float | None = Field(
-        None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
+        default=None, gt=0, description="largest |log ratio| accepted before the first update; null = the dtype's floor"
     )
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -23,9 +23,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Policy
 from visual_grpo.config import LoraParams
 from visual_grpo.config.command import rerun_command
 from visual_grpo.models.quantized import QuantizedLinear
+
+T = TypeVar("T")
 
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
 
@@ -168,8 +171,8 @@ class PipelineAdapter(DiffusersAdapter):
     prefix = "transformer"
 
 
-class AdapterPolicy:
-    """Parameters and state of ``Policy``."""
+class AdapterPolicy(Policy[T]):
+    """A policy whose trainable parameters are one adapter."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter

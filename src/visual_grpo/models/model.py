@@ -11,12 +11,12 @@ from torch import Tensor
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import Policy, PromptRecord, Sample
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import LoraParams, SamplerConfig
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.models.flow.denoising import Denoiser
 from visual_grpo.models.flow.policy import FlowPolicy
-from visual_grpo.models.lora import Adapter
+from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.module import ModelSettings, Module
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import rows_by_source_count
@@ -121,7 +121,7 @@ class Model:
 
     def policy(
         self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
-    ) -> Policy[Any]:
+    ) -> AdapterPolicy[Any]:
         """Returns the policy of a module that has an adapter.
 
         ``rollout`` is for its training samples; ``evaluation`` for what an earlier, fixed module makes for it

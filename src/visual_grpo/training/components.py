@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from visual_grpo.grpo.distributed.policy import RankZeroScorer
     from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.models.family import Family
+    from visual_grpo.models.lora import AdapterPolicy
     from visual_grpo.models.model import Model
     from visual_grpo.models.run_spec import RunSpec
     from visual_grpo.rewards.combine import RewardSet
@@ -201,8 +202,8 @@ def load_policy(
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
-) -> Any:
-    """Loads one module of a saved model with a fresh adapter, as a ``Policy``, without any Kedro configuration.
+) -> AdapterPolicy[Any]:
+    """Loads one module of a saved model with a fresh adapter, without any Kedro configuration.
 
     Args:
         model: folder or hub id of a model of any family.

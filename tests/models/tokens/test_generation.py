@@ -22,7 +22,7 @@ from visual_grpo.training.components import load_policy
 
 def draw(folder: Path, cache: Any, attention: str = "sdpa", rows: int = 6) -> SampledTokens[Any]:
     """Rows of prompts of different lengths, in batches of different sizes."""
-    policy = load_policy(str(folder), size=SIZE, device="cpu")
+    policy: Any = load_policy(str(folder), size=SIZE, device="cpu")
     stir(policy)
     policy.model.network.set_attn_implementation(attention)
     records = [RECORDS[row % len(RECORDS)] for row in range(rows)]

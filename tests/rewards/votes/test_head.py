@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
-from visual_grpo.rewards.votes.head import bradley_terry, fit_head, logistic
+from visual_grpo.rewards.votes.head import bradley_terry, fit_head
 
 D = 8
 
@@ -49,7 +50,7 @@ def test_ties_weigh_on_both_sides_and_count_in_no_accuracy() -> None:
     assert (head.decided, head.choices) == (100, 150)
     only = fit_head(first, second, np.full(100, 0.5), groups(100))
     assert only.decided == 0
-    assert np.abs(only.weights).max() == 0
+    assert only.weights == pytest.approx(0, abs=1e-12)
 
 
 def test_swapped_sides_are_the_same_fit_and_a_fit_is_repeatable() -> None:
@@ -77,8 +78,15 @@ def test_wins_are_the_expected_wins_but_for_the_ridge(ridge: float) -> None:
     preference = generator.choice([0, 0.5, 1], 200)
     preference[(first == 5) & (ridge == 0.5)] = 1  # One that always wins stays finite.
     scores = bradley_terry(first, second, preference, 6, ridge)
-    expected = logistic(scores[first] - scores[second])
+    expected = expit(scores[first] - scores[second])
     for thing in range(6):
         own = (first == thing).astype(float) - (second == thing)
         assert (own * (preference - expected)).sum() == pytest.approx(ridge * scores[thing], abs=1e-6)
     assert scores.sum() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_choices_of_too_few_prompts_predict_nothing(count: int) -> None:
+    first, second, preference, _ = planted(60, seed=11)
+    head = fit_head(first, second, preference, [f"prompt {number % count}" for number in range(60)])
+    assert (head.accuracy, head.low) == (0.5, 0)

@@ -52,8 +52,8 @@ class FlowTrajectory(Generic[C]):
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
 
 
-class FlowPolicy(AdapterPolicy, Generic[C]):
-    """Samples, replays and trains any `FlowModel`; a ``Policy[FlowTrajectory[C]]``."""
+class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
+    """Samples, replays and trains any `FlowModel`."""
 
     def __init__(
         self,

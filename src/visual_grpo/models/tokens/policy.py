@@ -39,8 +39,8 @@ class SampledGroups(Generic[E]):
     sampled: SampledTokens[E]
 
 
-class TokenPolicy(AdapterPolicy, Generic[E]):
-    """Samples, replays and trains any `TokenModel`; a ``Policy[TokenTrajectory[E]]``."""
+class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
+    """Samples, replays and trains any `TokenModel`."""
 
     def __init__(
         self,

@@ -2,6 +2,10 @@
 
 Libraries read small integer tensors (positions, masks, counts, grids) on the host, and shapes follow from them.
 `HostValues` repeats each operation on CPU copies of them, which share memory where the tensors do.
+
+torch's own counters agree where they count, and do not do the rest. The formulas are those of its FlopCounterMode,
+which counts no bytes read and written, multiplies nothing, and knows modules but no phases. Its MemTracker finds the
+same bytes alive, also by module only. Its FakeTensorMode raises an error where the host reads a tensor.
 """
 
 from __future__ import annotations

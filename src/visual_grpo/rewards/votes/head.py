@@ -17,6 +17,10 @@ import pandas as pd
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binomtest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss, make_scorer
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_predict
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
@@ -83,61 +87,33 @@ def _mean_difference(values: Tensor) -> Tensor:
 
 Values = NDArray[np.float64]
 
-ITERATIONS = 100
-TOLERANCE = 1e-10
-"""Largest component of the gradient at the optimum, in wins."""
 RIDGES = tuple(float(ridge) for ridge in np.geomspace(1000.0, 0.1, 9))
-"""From the strongest: each fit starts from the one before."""
+"""From the strongest, which is taken of equally good ones."""
 FOLDS = 5
 PICTURE_RIDGE = 0.1
 """Ridge of the pictures' own scores: a normal prior of variance 10, which hardly moves a picture with many choices."""
 
 
-def bradley_terry(first: ArrayLike, second: ArrayLike, preference: ArrayLike, items: int, ridge: float) -> Values:
+def bradley_terry(first: ArrayLike, second: ArrayLike, preference: Values, items: int, ridge: float) -> Values:
     """The scores [items], in log odds, with mean 0 over items that are connected by choices.
 
-    ``first`` and ``second``: [n] int, the items of each choice, 0 <= item < items. ``preference``: [n] in 0..1, 1 = the
-    first was preferred, 0.5 = tie. ``ridge``: > 0, of ridge / 2 * |u|^2.
+    ``first`` and ``second``: [n] int, the items of each choice, 0 <= item < items. ``preference``: [n] of 1 (the first
+    was preferred), 0 and 0.5 (tie). ``ridge``: > 0, of ridge / 2 * |u|^2.
     """
     one, other = np.asarray(first, dtype=np.intp), np.asarray(second, dtype=np.intp)
-    return logistic_ridge(np.eye(items)[one] - np.eye(items)[other], preference, ridge)
+    rows, won = _two_rows(np.eye(items)[one] - np.eye(items)[other], preference)
+    return np.asarray(_logistic(ridge).fit(rows, won).coef_[0], dtype=np.float64)
 
 
-def logistic_ridge(differences: Values, preference: ArrayLike, ridge: float, start: Values | None = None) -> Values:
-    """The w [d] that maximises sum_n y_n log s(z_n) + (1 - y_n) log s(-z_n) - ridge / 2 |w|^2 with z = differences @ w.
-
-    That is a Bradley-Terry model whose scores are linear in features, with no constant because swapping the sides must
-    swap the probabilities. Newton's method; steps are halved until they do not make it worse, so that it converges from
-    anywhere (the function is strictly concave: ``ridge`` > 0).
-    """
-    y = np.asarray(preference, dtype=np.float64)
-    w = np.zeros(differences.shape[1]) if start is None else start.copy()
-    value = _objective(differences, y, w, ridge)
-    for _ in range(ITERATIONS):
-        p = logistic(differences @ w)
-        gradient = differences.T @ (y - p) - ridge * w
-        if np.abs(gradient).max(initial=0.0) < TOLERANCE:
-            break
-        curvature = (differences * (p * (1 - p))[:, None]).T @ differences + ridge * np.eye(len(w))
-        step = np.linalg.solve(curvature, gradient)
-        size = 1.0
-        while (after := _objective(differences, y, w + size * step, ridge)) < value and size > 1e-8:
-            size /= 2
-        if after <= value:  # No further within rounding.
-            break
-        w, value = w + size * step, after
-    return w
+def _logistic(ridge: float) -> LogisticRegression:
+    """Of the rows of `_two_rows`. It has no constant: swapping the sides must swap the probabilities."""
+    return LogisticRegression(C=0.5 / ridge, fit_intercept=False, solver="newton-cholesky", tol=1e-10)
 
 
-def logistic(z: Values) -> Values:
-    """1 / (1 + exp(-z)), without overflow."""
-    return np.asarray(0.5 * (1 + np.tanh(z / 2)), dtype=np.float64)
-
-
-def _objective(differences: Values, y: Values, w: Values, ridge: float) -> float:
-    z = differences @ w
-    # log s(z) = -log(1 + exp(-z)), and log s(-z) = log s(z) - z.
-    return float((-np.logaddexp(0.0, -z) - (1 - y) * z).sum() - ridge / 2 * w @ w)
+def _two_rows(differences: Values, preference: Values) -> tuple[Values, NDArray[np.bool_]]:
+    """[2n, d] and [2n]: both orders of each choice, or a win of each side of a tie, which have half its weight each."""
+    swapped = np.where(preference[:, None] == 0.5, differences, -differences)
+    return np.concatenate([differences, swapped]), np.concatenate([preference >= 0.5, preference < 0.5])
 
 
 @dataclass(frozen=True)
@@ -180,19 +156,15 @@ def fit_head(first: Values, second: Values, preference: Values, groups: Sequence
     ``preference``: as of `bradley_terry`. ``groups``: [n]; choices of one group (a prompt) are held out together.
     """
     pictures = np.concatenate([first, second])
-    mean, spread = pictures.mean(0), pictures.std(0)
-    # What hardly differs (rounding) would be blown up to noise.
-    scale = np.where(spread > 1e-9 * (1 + np.abs(mean)), spread, 1.0)
-    differences = (first - second) / scale
-    folds = _folds(groups)
-    ridge = _best_ridge(differences, preference, folds)
+    scaler = StandardScaler().fit(pictures)
+    ridge, weights, predicted = _cross_validated((first - second) / scaler.scale_, preference, _folds(groups))
     decided = preference != 0.5
-    signs = np.sign(_held_out(differences, preference, folds)[decided]) * np.sign(preference[decided] - 0.5)
+    signs = np.sign(predicted[decided]) * np.sign(preference[decided] - 0.5)
     right = (signs + 1) / 2  # 0.5 for a prediction of a tie
     head = Head(
-        weights=logistic_ridge(differences, preference, ridge),
-        mean=mean,
-        scale=scale,
+        weights=weights,
+        mean=scaler.mean_,
+        scale=scaler.scale_,
         ridge=ridge,
         accuracy=float(right.mean()) if len(right) else 0.5,
         low=_low(right),
@@ -211,47 +183,40 @@ def _low(right: Values) -> float:
     return float(interval.low)
 
 
-def _folds(groups: Sequence[str]) -> Values:
+def _folds(groups: Sequence[str]) -> NDArray[np.intp]:
     """[n], 0 <= fold < FOLDS: groups in the order of their hashes, dealt out in turn."""
     order = sorted(set(groups), key=lambda group: hashlib.sha256(group.encode()).digest())
     fold = {group: number % FOLDS for number, group in enumerate(order)}
-    return np.array([fold[group] for group in groups], dtype=np.float64)
+    return np.array([fold[group] for group in groups], dtype=np.intp)
 
 
-def _held_out(differences: Values, preference: Values, folds: Values) -> Values:
-    """[n] predictions of each fold by a fit, and a ridge chosen, on the others alone (nested cross-validation)."""
-    predicted = np.zeros(len(preference))
-    for fold in np.unique(folds):
-        inside = folds != fold
-        if not inside.any():
-            continue
-        ridge = _best_ridge(differences[inside], preference[inside], folds[inside])
-        predicted[~inside] = differences[~inside] @ logistic_ridge(differences[inside], preference[inside], ridge)
-    return predicted
+def _cross_validated(differences: Values, preference: Values, folds: NDArray[np.intp]) -> tuple[float, Values, Values]:
+    """The ridge of the greatest held-out likelihood, its weights [d], and held-out predictions [n] in log odds.
 
-
-def _best_ridge(differences: Values, preference: Values, folds: Values) -> float:
-    """Returns the ridge with the greatest cross-validated likelihood, the strongest of equal ones."""
-    likelihood = np.zeros(len(RIDGES))
-    for fold in np.unique(folds):
-        inside = folds != fold
-        weights = np.zeros(differences.shape[1])
-        for number, ridge in enumerate(RIDGES):
-            if inside.any():
-                weights = logistic_ridge(differences[inside], preference[inside], ridge, weights)
-            z = differences[~inside] @ weights
-            likelihood[number] -= float((np.logaddexp(0.0, -z) + (1 - preference[~inside]) * z).sum())
-    return RIDGES[int(likelihood.argmax())]
+    A prediction is by a fit, and a ridge chosen, on the other folds alone (nested cross-validation); 0 with fewer than
+    three folds, which cannot be held out twice.
+    """
+    rows, won = _two_rows(differences, preference)
+    if len(set(folds)) < 3:
+        return RIDGES[0], _logistic(RIDGES[0]).fit(rows, won).coef_[0], np.zeros(len(preference))
+    groups, holding_out = np.tile(folds, 2), LeaveOneGroupOut()
+    loss = make_scorer(log_loss, greater_is_better=False, response_method="predict_proba", normalize=False)
+    ridges = {"C": [_logistic(ridge).C for ridge in RIDGES]}
+    search = GridSearchCV(_logistic(RIDGES[0]), ridges, scoring=loss, cv=holding_out, error_score="raise")
+    predicted = cross_val_predict(
+        search, rows, won, groups=groups, cv=holding_out, params={"groups": groups}, method="decision_function"
+    )
+    search.fit(rows, won, groups=groups)
+    return RIDGES[search.best_index_], search.best_estimator_.coef_[0], predicted[: len(preference)]
 
 
 def family_scores(choices: Sequence[Choice]) -> pd.DataFrame:
     """Columns family, picture, choices and score (log odds within the family), the best of each family first."""
-    frames = [
-        _of_family(family, [c for c in choices if c.of.family == family and c.preference is not None])
-        for family in dict.fromkeys(choice.of.family for choice in choices)
-    ]
+    compared = [choice for choice in choices if choice.preference is not None]
+    families = dict.fromkeys(choice.of.family for choice in compared)
+    frames = [_of_family(family, [choice for choice in compared if choice.of.family == family]) for family in families]
     columns = ["family", "picture", "choices", "score"]
-    return pd.concat([pd.DataFrame(columns=columns), *(frame for frame in frames if len(frame))], ignore_index=True)
+    return pd.concat([pd.DataFrame(columns=columns), *frames], ignore_index=True)
 
 
 def _of_family(family: str, choices: Sequence[Choice]) -> pd.DataFrame:

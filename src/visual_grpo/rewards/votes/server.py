@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 import uvicorn
 from fastapi import APIRouter, Body, FastAPI, HTTPException, Request, Response
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.rewards.votes.choices import Ballot, RefusedError

@@ -32,9 +32,7 @@ ArPolicy = TokenPolicy[Prompts]
 
 
 def policy_with(folder: Path, **changes: Any) -> ArPolicy:
-    policy: ArPolicy = load_policy(
-        str(folder), size=SIZE, policy=PolicyConfig(**changes), kl_reference=True, device="cpu"
-    )
+    policy: Any = load_policy(str(folder), size=SIZE, policy=PolicyConfig(**changes), kl_reference=True, device="cpu")
     stir(policy)
     return policy
 
@@ -121,7 +119,7 @@ class HostReads(TorchDispatchMode):
 def test_no_token_waits_for_the_device(pipeline_folder: Path, records: list[PromptRecord]) -> None:
     reads = []
     for size in ((64, 64), (128, 160)):
-        policy = load_policy(str(pipeline_folder), size=size, device="cpu")
+        policy: Any = load_policy(str(pipeline_folder), size=size, device="cpu")
         with HostReads() as counted:
             sampled = sample_tokens(policy.model, records, range(len(records)), TokenSampler(), batch=8)
         reads.append((sampled.trajectory.tokens.shape[1], counted.count))

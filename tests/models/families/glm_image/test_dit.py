@@ -44,7 +44,7 @@ def model_with(folder: Path, **changes: Any) -> GlmImage:
 
 
 def policy_with(folder: Path, sampler: SamplerConfig = ROLLOUT, **changes: Any) -> DitPolicy:
-    policy: DitPolicy = load_policy(
+    policy: Any = load_policy(
         str(folder),
         module="dit",
         size=SIZE,
@@ -152,7 +152,7 @@ def test_a_drawn_window_and_a_share_are_the_same_for_all_rows_and_vary_between_r
 def test_the_reference_is_the_base_model_and_its_kl_is_closed_form(pipeline_folder: Path) -> None:
     policy = policy_with(pipeline_folder)
     got = rollout(policy)
-    plain = load_policy(str(pipeline_folder), module="dit", size=SIZE, rollout=ROLLOUT, device="cpu")
+    plain: Any = load_policy(str(pipeline_folder), module="dit", size=SIZE, rollout=ROLLOUT, device="cpu")
     rows = torch.arange(6)
     for column, chunk in enumerate(policy.replay(got.trajectory, rows)):
         mean, std = plain.denoiser.step(
@@ -244,7 +244,8 @@ def test_the_guidance_of_token_samples_may_be_another(pipeline_folder: Path) -> 
         given: dict[str, Any] = {"size": SIZE, "policy": config, "rollout": rollout, "device": "cpu"}
         tokens = load_policy(str(pipeline_folder), module="ar", **given)
         images.append(tokens.rollout(RECORDS[:1], 2, torch.Generator().manual_seed(0)).samples)
-        assert load_policy(str(pipeline_folder), module="dit", **given).guidance_scale == guidance
+        decoder: Any = load_policy(str(pipeline_folder), module="dit", **given)
+        assert decoder.guidance_scale == guidance
     guided, unguided, expected = (torch.stack(list(own)) for own in images)
     assert torch.equal(unguided, expected)
     assert not torch.equal(guided, unguided)

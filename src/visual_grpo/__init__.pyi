@@ -1,0 +1,32 @@
+"""The names that `__init__.py` loads when they are first used, and type checkers read."""
+
+from .common.errors import UserError as UserError
+from .common.types import Needs as Needs
+from .common.types import PromptRecord as PromptRecord
+from .common.types import RewardOutput as RewardOutput
+from .common.types import Rollout as Rollout
+from .common.types import StepMetrics as StepMetrics
+from .common.types import TextSample as TextSample
+from .config import FlowConfig as FlowConfig
+from .config import GRPOConfig as GRPOConfig
+from .config import LoraParams as LoraParams
+from .config import PolicyConfig as PolicyConfig
+from .config import SamplerConfig as SamplerConfig
+from .evaluation.paired import paired_difference as paired_difference
+from .grpo.losses import clipped_surrogate as clipped_surrogate
+from .grpo.losses import gdpo_advantages as gdpo_advantages
+from .grpo.losses import group_advantages as group_advantages
+from .grpo.losses import importance_ratio as importance_ratio
+from .grpo.losses import k3_kl as k3_kl
+from .grpo.trainer import GRPOTrainer as GRPOTrainer
+from .models.family import Family as Family
+from .models.flow.interface import FlowModel as FlowModel
+from .models.flow.interface import Schedule as Schedule
+from .models.flow.policy import FlowPolicy as FlowPolicy
+from .models.model import Model as Model
+from .models.module import ModelSettings as ModelSettings
+from .models.module import Module as Module
+from .models.tokens.policy import TokenPolicy as TokenPolicy
+from .rewards.combine import RewardSet as RewardSet
+from .training.components import load_model as load_model
+from .training.components import load_policy as load_policy
