@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, parameters_to_judge, read_facts
 from visual_grpo.config.command import Command, rerun_command
@@ -24,6 +25,8 @@ from visual_grpo.tracking.tracker import check_packages
 
 SAME = "same"
 """`resuming.SAME`, a value of the parameter ``resume``; that module imports torch."""
+DISTRIBUTED = {"baseline", "adapters", "trained"}
+"""Datasets that several processes make together."""
 
 
 class ParameterHooks:
@@ -55,6 +58,10 @@ class ParameterHooks:
 
         makes = pipeline.all_outputs()
         present = _with_adapters(catalog.load("parameters"), makes, self._runtime)
+        if present.distributed.processes > 1 and makes & DISTRIBUTED and not is_rank():
+            from visual_grpo.grpo.distributed.launch import run_under_own_torchrun
+
+            run_under_own_torchrun(present.distributed.processes)
         parameters = check_before_run(
             present, makes, lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
