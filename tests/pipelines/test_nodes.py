@@ -94,5 +94,5 @@ def test_tags_are_those_that_the_hooks_read(everything: Pipeline) -> None:
     tags = {tag for node in everything.nodes for tag in node.tags}
     judged = {tag.removeprefix("judges.") for tag in tags if tag.startswith("judges.")}
     others = {tag for tag in tags if not tag.startswith("judges.")}
-    assert others == {"tracked", "apart", "model", "training", "rewards"}
+    assert others == {"tracked", "apart", "distributed", "model", "training", "rewards"}
     assert all(isinstance(attrgetter(name)(parameters()), str) for name in judged)

@@ -18,6 +18,13 @@ TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Sent by ``kill`` and batch systems, and by a terminal that is closed."""
 _ONE_STOP = 5.0
 """Seconds in which the same signal counts once."""
+OWN_TORCHRUN = "distributed.processes"
+"""The run id of a torchrun that the command has become by itself."""
+
+
+def is_rank() -> bool:
+    """Returns whether torchrun has started this process, as one of several ranks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 class Stopped(KeyboardInterrupt):

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from visual_grpo.common.processes import OWN_TORCHRUN, is_rank
 from visual_grpo.config import flatten
 
 _OPTIONS = {
@@ -38,8 +39,8 @@ def use_source(source: str | None) -> None:
 
 
 def under_torchrun() -> bool:
-    """Returns whether torchrun has started this process, as one of several ranks."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """Returns whether the user has started this command with torchrun."""
+    return is_rank() and os.environ["TORCHELASTIC_RUN_ID"] != OWN_TORCHRUN
 
 
 def program() -> list[str]:

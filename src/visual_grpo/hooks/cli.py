@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo.common.errors import nearest_hint
-from visual_grpo.config.command import under_torchrun
+from visual_grpo.common.processes import is_rank
 
 _NEXT = re.compile(r",(?=\s*[^\s,=]+\s*=)")
 """A comma that separates two parameters: another NAME= follows."""
@@ -80,7 +80,7 @@ def _on_all_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def followed(*args: Any, **kwargs: Any) -> Any:
-        if not under_torchrun():
+        if not is_rank():
             return command(*args, **kwargs)
         from visual_grpo.grpo.distributed.launch import run_under_torchrun
 

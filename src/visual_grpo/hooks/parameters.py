@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.config.command import Command, rerun_command
@@ -59,6 +60,10 @@ class ParameterHooks:
 
         makes = pipeline.all_outputs()
         present = _with_adapters(catalog.load("parameters"), pipeline, self._runtime)
+        if present.distributed.processes > 1 and "distributed" in tags_of(pipeline) and not is_rank():
+            from visual_grpo.grpo.distributed.launch import run_under_own_torchrun
+
+            run_under_own_torchrun(present.distributed.processes)
         parameters = check_before_run(
             present, makes, tags_of(pipeline), lambda: catalog.load("records"), Command.from_run_params(run_params)
         )

@@ -4,6 +4,7 @@
 |---|---|
 | ``tracked`` | the command has an MLflow run |
 | ``apart`` | no other pipeline reads what it makes: it may run beside another command of the same output folder |
+| ``distributed`` | ``distributed.processes`` take part |
 | ``model`` | before the first node, the model is there, or the starter can make it |
 | ``training`` | so, and the settings of a training fit each other and the model |
 | ``rewards`` | so is what the rewards need, and the records fit them |

@@ -26,7 +26,7 @@ def create_pipeline() -> Pipeline:
         ],
         namespace="baseline",
         prefix_datasets_with_namespace=False,
-        tags=["tracked", "training", "rewards", "judges.named_adapter"],
+        tags=["tracked", "distributed", "training", "rewards", "judges.named_adapter"],
     )
 
 

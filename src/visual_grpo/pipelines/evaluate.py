@@ -48,7 +48,7 @@ def create_pipeline() -> Pipeline:
         ],
         namespace="evaluate",
         prefix_datasets_with_namespace=False,
-        tags=["tracked", "training", "rewards", "judges.adapter"],
+        tags=["tracked", "distributed", "training", "rewards", "judges.adapter"],
     )
 
 

@@ -52,7 +52,7 @@ def create_pipeline() -> Pipeline:
         ],
         namespace="train",
         prefix_datasets_with_namespace=False,
-        tags=["tracked", "training", "rewards"],
+        tags=["tracked", "distributed", "training", "rewards"],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,7 @@ from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
-from visual_grpo.config.command import rerun_command, under_torchrun
+from visual_grpo.config.command import rerun_command
 from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
@@ -103,9 +104,9 @@ def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
 
 
 def require_gpus(config: Parameters) -> None:
-    """Raises UserError where this machine has fewer GPUs than processes; torchrun's processes check their own."""
-    count, device = config.distributed.processes, resolve_device(config.model.device)
-    if device.type == "cuda" and count > max(1, torch.cuda.device_count()) and not under_torchrun():
+    """Raises UserError where this machine has fewer GPUs than processes."""
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", config.distributed.processes))
+    if resolve_device(config.model.device).type == "cuda" and count > max(1, torch.cuda.device_count()):
         raise UserError(
             f"distributed.processes is {count}, but this machine has {counted(torch.cuda.device_count(), 'GPU')}: each"
             " process needs one."

@@ -1,34 +1,38 @@
-"""Starts the other ranks of a command on this machine, or takes those that torchrun has started on several."""
+"""Runs a command again under torchrun as several ranks, of which the others follow rank 0."""
 
 from __future__ import annotations
 
-import multiprocessing.connection
+import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import metadata
-from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import _prctl_pr_set_pdeathsig as end_with_parent  # type: ignore[attr-defined]
-from torch.multiprocessing.spawn import ProcessContext, ProcessException, ProcessExitedException, start_processes
 
 from visual_grpo.common.device import in_thread, resolve_device, share_cores
 from visual_grpo.common.digests import content_digest, tree_digest
 from visual_grpo.common.errors import LostRankError, UserError
-from visual_grpo.common.quiet_libraries import silence_libraries
+from visual_grpo.common.processes import OWN_TORCHRUN, TERMINATING
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import ranks, sharding
 
-_RANK_0_DECIDES = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPS = (signal.SIGINT, *TERMINATING)
+_UNLIMITED = timedelta(days=365)
+_GRACE = 10.0
+"""Seconds in which rank 0 reports an error that other ranks have too, before torchrun ends all."""
 _KEEPALIVE = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 12_000}
 """A connection to another host is lost after 12 silent seconds; gloo itself would wait for `ranks.TIMEOUT`."""
 
@@ -36,40 +40,72 @@ _jobs: Any = None
 """The process group on which the other ranks wait for their next job."""
 
 
-@contextmanager
-def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
-    """Makes the other ranks run ``job(config, **arguments)`` during the block, which rank 0 runs.
+def run_under_own_torchrun(processes: int) -> NoReturn:
+    """Runs this ``kedro run`` again as that many ranks on this machine; only rank 0's output is shown.
 
     Raises:
-        UserError: hosts differ, or an error of any rank.
-        LostRankError: a rank has ended; says how, as far as that is known.
+        SystemExit: all have ended; the code is rank 0's, or 128 + the number of the signal that stopped this process.
+        LostRankError: another rank failed, or one was killed; says which and how.
+        UserError: this is a session in Python, which is not a command.
     """
-    if config.distributed.processes == 1:
-        yield
-        return
-    with nullcontext() if dist.is_initialized() else _started(config.distributed.processes):
+    called = Path(sys.argv[0])
+    if "kedro" not in (called.name, called.parent.name):
+        raise UserError(
+            f"distributed.processes is {processes}, which needs the command kedro run. Expected 1 in Python."
+        )
+    logging.disable()  # Torchrun's own account of a failure is long.
+    with TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=OWN_TORCHRUN,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, processes), Std.ALL)),
+            signals_to_handle=",".join(one.name for one in _STOPS if signal.getsignal(one) != signal.SIG_IGN),  # nohup.
+            shutdown_timeout=int(_UNLIMITED.total_seconds()),  # Rank 0 finishes its step.
+        )
         try:
-            _announce((job, config, arguments))
-            _begin(config, arguments)
-            yield
-        finally:
-            sharding.end()
-            share_cores(1)
+            elastic_launch(config, sys.executable)(*sys.orig_argv[1:])
+        except SignalException as stop:
+            sys.exit(128 + stop.sigval)
+        except ChildFailedError as failed:
+            _report(failed, Path(logs))
+    sys.exit()
+
+
+def _report(failed: ChildFailedError, logs: Path) -> NoReturn:
+    """Says how the first rank that failed has ended, unless it is rank 0, which has said so itself."""
+    rank, failure = failed.get_first_failure()
+    if rank == 0 and failure.exitcode > 0:
+        sys.exit(failure.exitcode)
+    for file in logs.glob(f"*/*/{rank}/stderr.log"):
+        sys.stderr.write(file.read_text(encoding="utf-8", errors="replace"))
+    how = f"ended with exit code {failure.exitcode}."
+    if failure.exitcode < 0:
+        how = (
+            f"terminated with signal {failure.signal_name()}. The usual cause is too little memory: each process has"
+            " the model (distributed.processes)."
+        )
+    raise LostRankError(f"Process {rank + 1} of this command (pid {failure.pid}) {how}")
 
 
 def run_under_torchrun(command: Callable[[], object]) -> None:
     """Called on all ranks of a torchrun: rank 0 runs ``command``, the others its jobs."""
+    end_with_parent(signal.SIGKILL)
     one_host = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
     if one_host:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    _join()
+    in_thread(_join, "joining").result()  # Signals reach the main thread.
     if not one_host:
         _notice_lost_hosts()
     try:
         if ranks.rank():
             _follow_rank_0()
         else:
-            end_with_parent(signal.SIGTERM)
             command()
             _announce(None)
     except BaseException:  # torchrun ends the others, and may start all again.
@@ -81,59 +117,30 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
 
 
 @contextmanager
-def _started(count: int) -> Iterator[None]:
-    """Runs the other ranks as processes of this machine during the block."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False, timeout=ranks.TIMEOUT)
-    # A terminal sends Ctrl-C to all: without the delay a new process would end before it can ignore it.
-    resource_tracker.ensure_running()  # Its start would end the delay.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _RANK_0_DECIDES)
-    try:
-        others = start_processes(_run_started, (count, store.port), nprocs=count - 1, join=False, daemon=True)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    try:
-        joined = in_thread(lambda: _join(store=store, rank=0, world_size=count), "joining")
-        while not joined.done():
-            if multiprocessing.connection.wait(others.sentinels, timeout=0.05):
-                raise LostRankError("A process did not start.")
-        joined.result()
+def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
+    """Makes the other ranks run ``job(config, **arguments)`` during the block, which rank 0 runs.
+
+    Raises:
+        UserError: hosts differ, or an error of any rank.
+        LostRankError: a rank has ended.
+    """
+    if ranks.count() == 1:
         yield
-    except LostRankError as error:
-        raise LostRankError(_cause(others) or str(error)) from error
-    finally:
-        for process in others.processes:
-            process.kill()
-            process.join()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def _cause(others: ProcessContext) -> str | None:
-    """Says which process was the first to fail, and how; waits a moment for its end."""
+        return
     try:
-        for _ in range(30):
-            others.join(0.1, grace_period=0)
-    except ProcessException as end:
-        how = end.msg[end.msg.index("terminated") :].strip()
-        hint = ". The usual cause is too little memory: each process has the model (distributed.processes)."
-        killed = isinstance(end, ProcessExitedException)
-        return f"Process {end.error_index + 2} of this command (pid {end.error_pid}) {how}{hint if killed else ''}"
-    return None
+        _announce((job, config, arguments))
+        _begin(config, arguments)
+        yield
+    finally:
+        sharding.end()
+        share_cores(1)
 
 
-def _run_started(index: int, count: int, port: int) -> None:
-    silence_libraries()
-    _join(store=TCPStore("127.0.0.1", port, count, timeout=ranks.TIMEOUT), rank=index + 1, world_size=count)
-    _follow_rank_0()
-
-
-def _join(**rendezvous: Any) -> None:
-    """Joins the process group by the store, rank and count given, or by those of torchrun."""
+def _join() -> None:
     global _jobs
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=ranks.TIMEOUT, **rendezvous)
-    _jobs = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+    dist.init_process_group(backend, timeout=ranks.TIMEOUT)
+    _jobs = dist.new_group(backend="gloo", timeout=_UNLIMITED)
 
 
 def _announce(job: Any) -> Any:
@@ -145,8 +152,7 @@ def _announce(job: Any) -> Any:
 
 def _follow_rank_0() -> None:
     """Runs one job after the other until rank 0 ends."""
-    end_with_parent(signal.SIGKILL)
-    for number in _RANK_0_DECIDES:
+    for number in _STOPS:  # Rank 0 decides.
         signal.signal(number, signal.SIG_IGN)
     try:
         while (announced := _announce(None)) is not None:
@@ -154,19 +160,22 @@ def _follow_rank_0() -> None:
             job(_begin(config, arguments), **arguments)
             sharding.end()
     except LostRankError as error:
-        # Otherwise rank 0 looks for the process that failed first.
-        sys.exit(f"Error: {error}" if dist.is_torchelastic_launched() else 0)
+        sys.exit(f"Error: {error}")
+    except Exception:
+        with suppress(LostRankError, TimeoutError):
+            in_thread(lambda: _announce(None), "end of rank 0").result(_GRACE)
+        raise
 
 
 def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
     """Prepares this rank for a job; returns the configuration with its own GPU."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.count()))
+    here = int(os.environ["LOCAL_WORLD_SIZE"])
     share_cores(here, sharded=config.distributed.sharded)
     if here < ranks.count():
         _require_same_hosts([path for name in ("model", "adapters", "start") if (path := arguments.get(name))])
     device = resolve_device(config.model.device)
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", ranks.rank())))
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if config.distributed.sharded:
         sharding.begin(device)
