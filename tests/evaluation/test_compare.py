@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.evaluation.compare import check_conditions, compare, compare_controls, join
 
 SETTINGS = {"bootstrap_samples": 200, "seed": 0}
@@ -158,8 +158,9 @@ def test_controls_are_the_bases_alone_and_compared_with_the_trained_samples() ->
     ],
 )
 def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
-    with pytest.raises(UserError, match=f"differ in their {complaint}.*kedro run --pipeline=baseline"):
+    with pytest.raises(UserError, match=f"differ in their {complaint}.*") as caught:
         join(scores([0, 1, 2, 3]), change(scores([0, 1, 2, 3])))
+    assert caught.value.remedy == Remedy("baseline")
 
 
 def extents(each: int, most: int | None) -> dict[str, Any]:
@@ -200,9 +201,9 @@ def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
         return
     with pytest.raises(UserError) as caught:
         check_conditions(made, now)
-    first, *listed, remedy = str(caught.value).splitlines()
+    first, *listed, _ = str(caught.value).splitlines()
     assert (first, listed) == ("the baseline does not pair with this run:", differences)
-    assert "kedro run --pipeline=baseline" in remedy
+    assert caught.value.remedy == Remedy("baseline")
 
 
 def extent(frame: pd.DataFrame, each: int, most: int | None) -> pd.DataFrame:

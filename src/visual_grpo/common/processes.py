@@ -20,6 +20,11 @@ _ONE_STOP = 5.0
 """Seconds in which the same signal counts once."""
 
 
+def under_torchrun() -> bool:
+    """Returns whether torchrun has started this process, as one of several ranks."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 class Stopped(KeyboardInterrupt):
     """A signal ended the command."""
 

@@ -11,7 +11,6 @@ from kedro.io import AbstractDataset, DatasetError
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import heal, replace_folder
-from visual_grpo.config.command import rerun_command
 from visual_grpo.data.manifest import RecordTable
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class _PathDataset(AbstractDataset[Any, Any]):
 
     def _require(self, made_by: str) -> Path:
         if not self._exists():
-            raise DataError(f"{self._path} does not exist yet. Make it with: {rerun_command(made_by)}")
+            raise DataError(f"{self._path} does not exist yet.", remedy=made_by)
         return self._path
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.types import weighted_total
-from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
 
 EVAL_SAMPLER = "eval"
@@ -163,11 +162,14 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
             for side, extra in (("baseline", before - after), ("trained results", after - before))
             if extra
         ]
-        raise UserError(f"baseline and trained results differ in their {what}: {'; '.join(only)}. {draw_again()}")
+        raise UserError(
+            f"baseline and trained results differ in their {what}: {'; '.join(only)}. Draw the baseline again.",
+            remedy="baseline",
+        )
 
 
 def check_conditions(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
-    """Raises UserError if the baseline was made under other conditions; names each difference and the remedy.
+    """Raises UserError if the baseline was made under other conditions; names each difference.
 
     A baseline with more samples or more controls than are asked for pairs too.
 
@@ -178,7 +180,10 @@ def check_conditions(baseline: Mapping[str, Any], present: Mapping[str, Any], ad
     different = list(_differences(_as_asked(baseline, present), present))
     if different:
         listed = "\n".join(f"  {line}" for line in different)
-        raise UserError(f"the baseline does not pair with this run:\n{listed}\n{draw_again(adapter)}")
+        raise UserError(
+            f"the baseline does not pair with this run:\n{listed}\nDraw the baseline again.",
+            remedy=Remedy("baseline", {} if adapter is None else {"adapter": adapter}),
+        )
 
 
 def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None:
@@ -188,19 +193,14 @@ def check_adapter(training: Mapping[str, Any], *, model: str, data: str) -> None
     """
     if training["model_digest"] != model:
         raise UserError(
-            f"the adapter was trained on another base model than the current one. Train again: {rerun_command('train')}"
+            "the adapter was trained on another base model than the current one. Train again.", remedy="train"
         )
     if training.get("data", data) != data:
         raise UserError(
             "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
-            " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out:"
-            f" {Command.current().for_pipeline('compare').with_parameters({'compare.second': 'ADAPTER'})}"
+            " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out.",
+            remedy=Remedy("compare", {"compare.second": "ADAPTER"}),
         )
-
-
-def draw_again(adapter: str | None = None) -> str:
-    command = Command.current().for_pipeline("baseline")
-    return f"Draw the baseline again: {command if adapter is None else command.with_parameters({'adapter': adapter})}"
 
 
 def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:

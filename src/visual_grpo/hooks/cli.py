@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo.common.errors import nearest_hint
-from visual_grpo.config.command import under_torchrun
+from visual_grpo.common.processes import under_torchrun
 
 _NEXT = re.compile(r",(?=\s*[^\s,=]+\s*=)")
 """A comma that separates two parameters: another NAME= follows."""

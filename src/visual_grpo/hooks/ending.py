@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo.common import console
-from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.evaluation import verdict
+from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.tracking.tracker import Tracker
 
 SHOWN = {
@@ -100,8 +99,7 @@ def _next(run_params: dict[str, Any], made: set[str], catalog: CatalogProtocol, 
         for name, step in LAST_OUTPUTS.items()
         if step < following and not (judges and name == "adapters") and not _is_on_disk(catalog, name)
     ]
-    names = ",".join([*lacking, FLOW[following]])
-    return str(replace(command, options=(f"--pipelines={names}",)) if lacking else command.for_pipeline(names))
+    return str(command.for_pipeline(",".join([*lacking, FLOW[following]])))
 
 
 def _is_on_disk(catalog: CatalogProtocol, name: str) -> bool:

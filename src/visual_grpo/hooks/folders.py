@@ -14,8 +14,8 @@ from kedro.pipeline import Pipeline
 from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.command import Command
 from visual_grpo.config.pipelines import FLOW
+from visual_grpo.operations.command import Command
 
 STARTER = "base_model"
 PREPARED = {"records", "data_report"}
@@ -34,7 +34,7 @@ class InputHooks:
         if missing == [STARTER] and pipeline.all_outputs() <= PREPARED and not config.data_is_drawn:
             catalog[STARTER] = {}  # Unused where the data are the user's own (see `prepare_records`).
         elif missing:
-            raise UserError(_missing_message(missing, catalog))
+            raise _missing_error(missing, catalog)
 
 
 APART = {"generated", "scores", "comparison", "reward_report", "negative_labels", "reproduction", "votes"}
@@ -81,11 +81,10 @@ def _path(catalog: CatalogProtocol, name: str) -> Path | None:
     return Path(described["filepath"]) if "filepath" in described else None
 
 
-def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
+def _missing_error(missing: list[str], catalog: CatalogProtocol) -> UserError:
     makers = {output: name for name in pipelines if name != "__default__" for output in pipelines[name].all_outputs()}
     named = sorted({makers[name] for name in missing if name in makers}, key=[*FLOW, *pipelines].index)
     lines = [
         f"  {name} ({_path(catalog, name)}), made by {makers.get(name, 'nothing in this project')}" for name in missing
     ]
-    commands = [str(Command.current().for_pipeline(name)) for name in named]
-    return "\n".join(["Inputs of this pipeline are missing:", *lines, "Run first:", *commands])
+    return UserError("\n".join(["Inputs of this pipeline are missing:", *lines]), remedy=",".join(named) or None)

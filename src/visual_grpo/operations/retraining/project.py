@@ -25,6 +25,7 @@ from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import CODE, FILE
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.operations.command import render
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
 from visual_grpo.training.cache_key import NOT_READ, cache_key
 
@@ -126,6 +127,8 @@ def read_project(folder: Path, environment: str | None) -> Project:
             return Project(config, name)
     except ClickException as error:  # There is no such environment.
         raise UserError(error.message) from error
+    except UserError:
+        raise
     except EXPECTED as error:
         raise UserError(str(expected_error(error))) from error
 
@@ -150,7 +153,7 @@ def main() -> int:
         if project.write() and arguments.check:
             raise UserError(f"{project.values} was out of date, and is written now: give the command once more.")
     except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {render(error)}\n")
         return 1
     return 0
 
