@@ -9,7 +9,7 @@ import pytest
 
 from tests.evaluation.defaults import conditions_of, parameters
 from tests.evaluation.painter import brightness
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.config import Parameters
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
@@ -196,6 +196,6 @@ def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
         return
     with pytest.raises(UserError) as caught:
         require_pair(made, now)
-    first, *listed, remedy = str(caught.value).splitlines()
+    first, *listed, _ = str(caught.value).splitlines()
     assert (first, listed) == ("the baseline does not pair with this run:", differences)
-    assert "kedro run --pipeline=baseline" in remedy
+    assert caught.value.remedy == Remedy("baseline")

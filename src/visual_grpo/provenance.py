@@ -20,11 +20,10 @@ import torch
 
 from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.digests import option_files
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import BESIDE_FLOW, Parameters, RewardConfig, flatten, merged
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
-from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.presets import pinned
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
@@ -256,9 +255,10 @@ def require_pair(baseline: Mapping[str, Any], present: Mapping[str, Any], adapte
             f"  {name}: {before.get(name, 'not set')} in the baseline, {now.get(name, 'not set')} now"
             for name in different
         )
-        command = Command.current().for_pipeline("baseline")
-        again = command if adapter is None else command.with_parameters({"adapter": adapter})
-        raise UserError(f"the baseline does not pair with this run:\n{listed}\nDraw the baseline again: {again}")
+        raise UserError(
+            f"the baseline does not pair with this run:\n{listed}\nDraw the baseline again.",
+            remedy=Remedy("baseline", {} if adapter is None else {"adapter": adapter}),
+        )
 
 
 def _value(conditions: Mapping[str, Any], name: str) -> Any:
@@ -290,13 +290,13 @@ def require_trained_on(training: Record, base_model: Mapping[str, Any], data: st
     """
     if training["model_digest"] != base_model["digest"]:
         raise UserError(
-            f"the adapter was trained on another base model than the current one. Train again: {rerun_command('train')}"
+            "the adapter was trained on another base model than the current one. Train again.", remedy="train"
         )
     if training.get("data", data) != data:
         raise UserError(
             "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
-            " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out:"
-            f" {Command.current().for_pipeline('compare').with_parameters({'compare.second': 'ADAPTER'})}"
+            " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out.",
+            remedy=Remedy("compare", {"compare.second": "ADAPTER"}),
         )
 
 

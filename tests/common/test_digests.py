@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from visual_grpo.common.digests import content_digest, option_files, record_content, recorded_content, tree_digest
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config.adapter_folder import check_base
 from visual_grpo.training.components import check_unchanged
 
@@ -66,8 +66,9 @@ def test_a_model_that_changed_after_the_starter_is_refused(model: Path) -> None:
     check_unchanged(report)
     check_unchanged({"model": "owner/name", "digest": "x", "content": None})
     (model / LOADED[1]).write_text("fine-tuned meanwhile")
-    with pytest.raises(UserError, match=r"is not what it was when the starter pipeline ran.*--pipeline=starter"):
+    with pytest.raises(UserError, match="is not what it was when the starter pipeline ran") as refused:
         check_unchanged(report)
+    assert refused.value.remedy == Remedy("starter")
 
 
 def test_the_starters_model_is_held_to_what_its_maker_noted(model: Path) -> None:

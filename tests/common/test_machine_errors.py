@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import copy
 import errno
 import os
+import pickle
 from pathlib import Path
 
 import pandas as pd
@@ -10,9 +12,9 @@ import torch
 from kedro.config import OmegaConfigLoader
 from kedro_datasets.json import JSONDataset
 
-from visual_grpo.common.errors import CombinedError, Problems, UserError, counted, nearest_hint
+from visual_grpo.common.errors import CombinedError, Problems, Remedy, UserError, counted, nearest_hint
 from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
-from visual_grpo.data.datasets import RecordsDataset
+from visual_grpo.data.datasets import DataError, RecordsDataset
 from visual_grpo.grpo.metrics import Clock
 from visual_grpo.models.loading import loading
 from visual_grpo.operations.session import expected_error
@@ -154,13 +156,18 @@ def test_the_closest_name_is_suggested(wrong: str, hint: str) -> None:
     assert nearest_hint(wrong, ["grpo.seed", "grpo.steps"]) == hint
 
 
-def test_problems_are_told_together_and_not_nested():
+def test_problems_are_told_together_and_not_nested_also_on_another_rank():
     problems = Problems()
-    for error in (UserError("one"), CombinedError(["two", "three"]), UserError("one")):
+    two, three = UserError("two", remedy="train"), DataError("three", remedy=Remedy(make="ui"))
+    for error in (UserError("one"), CombinedError([two, three]), UserError("one")):
         with problems.collect():
             raise error
-    with pytest.raises(UserError) as refused:
-        problems.raise_if_any("Run: this")
-    assert str(refused.value) == "3 things are wrong:\n1. one\n2. two\n3. three\nRun: this"
-    assert str(CombinedError(["alone"])) == "alone"
-    Problems().raise_if_any("nothing is wrong")
+    with pytest.raises(CombinedError) as refused:
+        problems.raise_if_any()
+    refused.value.add_note("of rank 1")
+    for error in (refused.value, pickle.loads(pickle.dumps(refused.value)), copy.deepcopy(refused.value)):
+        assert str(error) == "3 things are wrong:\n1. one\n2. two\n3. three"
+        assert [each.remedy for each in error.errors] == [None, Remedy("train"), Remedy(make="ui")]
+        assert error.__notes__ == ["of rank 1"]
+    assert str(CombinedError([UserError("alone")])) == "alone"
+    Problems().raise_if_any()

@@ -12,10 +12,8 @@ from datasets import Dataset, DatasetDict, Image
 
 from tests.data.folders import FOLDERS
 from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import read_image, read_mask
-from visual_grpo.config import command
-from visual_grpo.config.command import Command
 from visual_grpo.data.record import Note, Record, Rejected
 from visual_grpo.data.sources import LAYOUTS, find_records
 
@@ -341,8 +339,7 @@ class TestDetection:
         assert len(refusal(tmp_path).splitlines()) == 1 + len(LAYOUTS)
         assert len(refusal(tmp_path, layout="captions").splitlines()) == 2
 
-    def test_a_path_that_does_not_exist_names_the_command_that_draws(self, tmp_path, monkeypatch):
-        running = Command(None, ("--pipeline=data_preparation",), {"data.path": "none", "seed": 3})
-        monkeypatch.setattr(command, "_current", [running])
-        drawing = Command(None, ("--pipeline=starter",), {"seed": 3})
-        assert refusal(tmp_path / "none").splitlines()[-1] == str(drawing)
+    def test_a_path_that_does_not_exist_names_the_pipeline_that_draws(self, tmp_path):
+        with pytest.raises(UserError, match="Or draw the default dataset") as error:
+            find_records(data_config(tmp_path / "none"))
+        assert error.value.remedy == Remedy("starter", {"data.path": None})

@@ -9,7 +9,6 @@ import pytest
 
 from tests.data.making import data_config, embedded, jsonl, parquet, picture, prepare
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.command import Command
 from visual_grpo.operations.preflight.data import OF_A_RECORD, look_at_folder
 
 
@@ -72,7 +71,8 @@ class TestRecordsFile:
 
     def test_the_check_before_the_run_says_it(self, data):
         jsonl(data / "records.jsonl", [{"prompt": "a", "target_image": "../private/secret.png"}])
-        [message] = look_at_folder(data_config(data), OF_A_RECORD, Command.current()).problems
+        [problem] = look_at_folder(data_config(data), OF_A_RECORD).problems
+        message = str(problem)
         assert "No record can be used. 1 record rejected:" in message
         assert "set data.allow_outside=true if you trust these records" in message
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.evaluation.compare import compare, compare_controls, join
 
 SETTINGS = {"bootstrap_samples": 200, "seed": 0}
@@ -158,8 +158,9 @@ def test_controls_are_the_bases_alone_and_compared_with_the_trained_samples() ->
     ],
 )
 def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
-    with pytest.raises(UserError, match=f"differ in their {complaint}.*kedro run --pipeline=baseline"):
+    with pytest.raises(UserError, match=f"differ in their {complaint}.*") as caught:
         join(scores([0, 1, 2, 3]), change(scores([0, 1, 2, 3])))
+    assert caught.value.remedy == Remedy("baseline")
 
 
 def extents(each: int, most: int | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import GAIN, SMALL, Project
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.evaluation.verdict import lines, show, summarise
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.evaluate import show_scores
@@ -73,29 +73,32 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
 
 
 @pytest.mark.parametrize(
-    ("trained", "changes", "said"),
+    ("trained", "changes", "said", "remedy"),
     [
         (
             {},
             {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}},
             r"controls\.eval top_p=0\.5\.steps: not set",
+            Remedy("baseline"),
         ),
         (
             {},
             {"sampling": {"eval": {"steps": 3}}},
-            r"(?s)sampling\.eval\.steps: 10 in the baseline, 3 now.*=baseline",
+            r"sampling\.eval\.steps: 10 in the baseline, 3 now",
+            Remedy("baseline"),
         ),
-        ({"digest": "another digest"}, {}, r"another base model.*--pipeline=train"),
-        ({"data": "other data"}, {}, r"trained on other data .*--pipeline=compare"),
+        ({"digest": "another digest"}, {}, "another base model", Remedy("train")),
+        ({"data": "other data"}, {}, "trained on other data", Remedy("compare", {"compare.second": "ADAPTER"})),
     ],
 )
 def test_what_does_not_pair_is_refused(
-    painted: Project, trained: dict[str, str], changes: dict[str, Any], said: str
+    painted: Project, trained: dict[str, str], changes: dict[str, Any], said: str, remedy: Remedy
 ) -> None:
     painted.run(register_pipelines()["baseline"])
     painted.train(**trained)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=said) as refused:
         painted.run(register_pipelines()["evaluate"], **changes)
+    assert refused.value.remedy == remedy
     assert len(painted.policies) == 1
     assert not (painted.folder / "07_model_output/trained").exists()
 

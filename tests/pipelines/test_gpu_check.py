@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.operations.plan.configurations import parameters_of
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config import Parameters
 from visual_grpo.operations.gpu_check import Stopwatch, caught, known_card, measure, single_module
 from visual_grpo.operations.plan.dry_run import planned_model
@@ -77,8 +77,9 @@ def test_a_model_without_weights_gets_random_ones_of_its_size(pipeline_folder, t
 
 
 def test_without_a_gpu_it_says_what_needs_none():
-    with pytest.raises(UserError, match="kedro run --pipeline=plan"):
+    with pytest.raises(UserError, match="planned without any") as error:
         check(small(None))
+    assert error.value.remedy == Remedy("plan")
 
 
 def case(**changes: Any) -> dict[str, Any]:

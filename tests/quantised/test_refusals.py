@@ -38,9 +38,9 @@ def test_a_missing_library_is_told_before_a_model_is_loaded(
 ) -> None:
     model = {"path": str(pipeline_folder), **changes.pop("model", {})}
     config = few_bits(tmp_path, "dit", model.pop("base_weights", "full"), model=model, **changes)
-    with pytest.raises(UserError, match=f"{setting} is {value}, which needs the library bitsandbytes.*make quantised"):
+    with pytest.raises(UserError, match=f"{setting} is {value}, which needs the library bitsandbytes.*quantised.lock"):
         check(config, scores=False)
-    with pytest.raises(UserError, match="make quantised"):
+    with pytest.raises(UserError, match=r"quantised\.lock"):
         trainer_of(config, pipeline_folder)
 
 

@@ -187,7 +187,7 @@ def test_the_alias_moves_last(project: Project, versions: list[Registered], monk
 
 
 def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Registered]) -> None:
-    with pytest.raises(UserError, match=r"has no models:/shapes@champion\. `make ui` lists"):
+    with pytest.raises(UserError, match=r"has no models:/shapes@champion\. Its page lists"):
         REGISTRY.rollback()
     REGISTRY.promote(1)
     with pytest.raises(UserError, match=r"version 1, which replaced no other"):
@@ -204,7 +204,7 @@ def test_a_version_that_cannot_be_found_is_explained(project: Project, trained: 
     for named, said in (
         (f"models:/{NAME}@best", r"has no models:/shapes@best\."),
         (f"models:/{NAME}/4", r"has no models:/shapes/4\."),
-        ("models:/words@champion", r"has no models:/words@champion\. `make ui` lists"),
+        ("models:/words@champion", r"has no models:/words@champion\. Its page lists"),
         ("models:/shapes/latest", r"Expected models:/NAME@ALIAS or models:/NAME/VERSION"),
     ):
         with pytest.raises(UserError, match=said):

@@ -151,7 +151,7 @@ def test_pictures_show_two_training_prompts_where_there_are_no_more(pipeline_fol
 
 
 def test_another_model_than_the_starters_is_refused(pipeline_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.path is other/model.*--pipeline=starter"):
+    with pytest.raises(UserError, match=r"model\.path is other/model.*Run it again"):
         components.build_model(parameters(tmp_path, model={"path": "other/model"}), str(pipeline_folder))
 
 

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
+
+_BITSANDBYTES = Remedy(make="quantised")
 
 
 def device_kind(name: str) -> str:
@@ -39,8 +41,9 @@ def require_bitsandbytes(setting: str, value: str) -> None:
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
-            f"{setting} is {value}, which needs the library bitsandbytes; it is not installed. Install it with"
-            f" `make quantised`, or leave {setting} out."
+            f"{setting} is {value}, which needs the library bitsandbytes; it is not installed. Install it"
+            f" (quantised.lock), or leave {setting} out.",
+            remedy=_BITSANDBYTES,
         )
 
 
@@ -55,8 +58,9 @@ def bitsandbytes(setting: str, value: str, device: torch.device) -> Any:
             torch.ops.bitsandbytes.quantize_4bit(numbers, 64, "nf4", torch.uint8)
     except (ImportError, RuntimeError, OSError) as error:
         raise UserError(
-            f"{setting} is {value}, but bitsandbytes does not work on {device}: {error}\nInstall it again with"
-            f" `make quantised`, look at `python -m bitsandbytes`, or leave {setting} out."
+            f"{setting} is {value}, but bitsandbytes does not work on {device}: {error}\nInstall it again"
+            f" (quantised.lock), look at `python -m bitsandbytes`, or leave {setting} out.",
+            remedy=_BITSANDBYTES,
         ) from error
     return library
 

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What to run to correct an error; the command line prints it with the user's own environment and parameters."""
+
+    pipeline: str | None = None
+    """Its name, or several with commas; None = the pipelines of the running command."""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted names and values to add; None leaves out what the user gave."""
+    environment: str | None = None
+    """Another environment than the user's."""
+    make: str | None = None
+    """A target of the Makefile instead of a pipeline."""
 
 
 class UserError(Exception):
     """Something outside the code is wrong: a parameter, a file, a record.
 
     The message says what was expected, what was received, where, and what to do. ``kedro run`` shows it
-    without a traceback and exits with code 1.
+    without a traceback, followed by the command of ``remedy`` (a text is a pipeline), and exits with code 1.
     """
+
+    def __init__(self, message: str, remedy: str | Remedy | None = None) -> None:
+        super().__init__(message)
+        self.remedy = Remedy(remedy) if isinstance(remedy, str) else remedy
 
 
 class LostRankError(UserError):
@@ -21,22 +41,29 @@ class LostRankError(UserError):
 
 
 class CombinedError(UserError):
-    """All problems in one message; a single problem is told alone."""
+    """All problems in one message; each keeps its remedy."""
 
-    def __init__(self, texts: Sequence[str], remedy: str = "") -> None:
-        self.texts = list(texts)
-        lines = self.texts
-        if len(lines) > 1:
-            numbered = (f"{number}. {text}" for number, text in enumerate(lines, 1))
-            lines = [f"{len(lines)} things are wrong:", *numbered]
-        super().__init__("\n".join([*lines, *filter(None, [remedy])]))
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__(numbered([str(error) for error in errors]))
+        self.errors = list(errors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.errors,), self.__dict__
+
+
+def numbered(problems: Sequence[str]) -> str:
+    """Lists problems in one text; a single problem stands alone."""
+    if len(problems) == 1:
+        return problems[0]
+    lines = (f"{number}. {problem}" for number, problem in enumerate(problems, 1))
+    return "\n".join([f"{len(problems)} things are wrong:", *lines])
 
 
 class Problems:
     """Collects user errors, so that all are reported at once."""
 
     def __init__(self) -> None:
-        self.texts: list[str] = []
+        self.errors: list[UserError] = []
 
     @contextmanager
     def collect(self) -> Iterator[None]:
@@ -44,15 +71,15 @@ class Problems:
         try:
             yield
         except CombinedError as error:
-            self.texts += error.texts
+            self.errors += error.errors
         except UserError as error:
-            self.texts.append(str(error))
+            self.errors.append(error)
 
-    def raise_if_any(self, remedy: str = "") -> None:
-        """Raises one UserError with every collected problem; ``remedy`` is its last line."""
-        if self.texts:
+    def raise_if_any(self) -> None:
+        """Raises one UserError with every collected problem."""
+        if self.errors:
             # Two checks may find the same.
-            raise CombinedError(list(dict.fromkeys(self.texts)), remedy)
+            raise CombinedError(list({str(error): error for error in self.errors}.values()))
 
 
 def nearest_hint(wrong: str, candidates: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from visual_grpo.common.errors import chain
 LESS_MEMORY = (
     "Less memory: smaller policy.rollout_batch, policy.denoise_batch, policy.decode_batch (rollout),"
     " grpo.micro_batch_size (update), evaluation.batch_size, data.height and data.width;"
-    " policy.gradient_checkpointing=true; model.dtype=bfloat16. `kedro run --pipeline=plan` says which batches fit."
+    " policy.gradient_checkpointing=true; model.dtype=bfloat16. The pipeline plan says which batches fit."
 )
 
 _NO_MEMORY = (

@@ -27,6 +27,11 @@ def is_rank() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def under_torchrun() -> bool:
+    """Returns whether the user has started this command with torchrun."""
+    return is_rank() and os.environ["TORCHELASTIC_RUN_ID"] != OWN_TORCHRUN
+
+
 class Stopped(KeyboardInterrupt):
     """A signal ended the command."""
 

@@ -11,7 +11,6 @@ from kedro.io import AbstractDataset, DatasetError
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import heal, replace_folder
-from visual_grpo.config.command import rerun_command
 from visual_grpo.data.manifest import RecordTable
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class _PathDataset(AbstractDataset[Any, Any]):
 
     def _require(self) -> Path:
         if not self._exists():
-            raise DataError(f"{self._path} does not exist yet. Make it with: {rerun_command(self.metadata['made_by'])}")
+            raise DataError(f"{self._path} does not exist yet.", remedy=self.metadata["made_by"])
         return self._path
 
 

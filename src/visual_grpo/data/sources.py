@@ -10,10 +10,9 @@ from typing import NamedTuple
 from zipfile import BadZipFile, ZipFile
 
 from visual_grpo.common.digests import file_digest
-from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import fresh_folder
 from visual_grpo.config import DataConfig
-from visual_grpo.config.command import Command
 from visual_grpo.data import folders, tabular
 from visual_grpo.data.record import Item, Limits, Note, is_image_name, is_system_file
 
@@ -91,7 +90,8 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
         return RecordSource("table", path, Limits.from_config(data, path), data)
     path = Path(data.path)
     if not path.exists():
-        raise UserError(f"{parameter}: there is no {path}.{_suggestions(path, parameter)}")
+        draws = Remedy("starter", {"data.path": None}) if parameter == "data.path" else None
+        raise UserError(f"{parameter}: there is no {path}.{_suggestions(path, parameter)}", remedy=draws)
     if path.suffix.lower() == ".zip" and path.is_file():
         path = _unzipped(path)
     limits = Limits.from_config(data, path)
@@ -153,7 +153,7 @@ def _suggestions(path: Path, parameter: str) -> str:
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
         text += f" For a dataset of the Hugging Face hub: --params={parameter}={tabular.HUB}{path}."
     if parameter == "data.path":
-        text += f" To draw the default dataset:\n{Command.current().without('data.path').for_pipeline('starter')}"
+        text += " Or draw the default dataset."
     return text
 
 

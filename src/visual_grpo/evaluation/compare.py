@@ -11,7 +11,6 @@ import pandas as pd
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import weighted_total
-from visual_grpo.config.command import rerun_command
 from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
 
 EVAL_SAMPLER = "eval"
@@ -162,8 +161,8 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
             if extra
         ]
         raise UserError(
-            f"baseline and trained results differ in their {what}: {'; '.join(only)}. Draw the baseline again:"
-            f" {rerun_command('baseline')}"
+            f"baseline and trained results differ in their {what}: {'; '.join(only)}. Draw the baseline again.",
+            remedy="baseline",
         )
 
 

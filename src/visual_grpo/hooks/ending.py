@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo.common import console
-from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.evaluation import verdict
 from visual_grpo.hooks.folders import about, path_of
+from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.tracking.tracker import Tracker
 
 REPORT = "evaluation.html"
@@ -81,7 +80,7 @@ def _next(
         and not _is_on_disk(catalog, name)
     }
     names = ",".join([*filter(lacking.__contains__, FLOW), FLOW[following]])
-    return str(replace(command, options=(f"--pipelines={names}",)) if lacking else command.for_pipeline(names))
+    return str(command.for_pipeline(names))
 
 
 def _is_on_disk(catalog: CatalogProtocol, name: str) -> bool:

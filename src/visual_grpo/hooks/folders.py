@@ -14,8 +14,8 @@ from kedro.pipeline import Pipeline
 from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.command import Command
 from visual_grpo.config.pipelines import FLOW
+from visual_grpo.operations.command import Command
 
 
 class InputHooks:
@@ -32,7 +32,7 @@ class InputHooks:
             # Unused where the data are the user's own (see `prepare_records`).
             catalog["base_model"] = MemoryDataset({}, metadata=dict(about(catalog, "base_model")))
         elif missing:
-            raise UserError(_missing_message(missing, catalog))
+            raise _missing_error(missing, catalog)
 
 
 class OutputHooks:
@@ -85,9 +85,8 @@ def tags_of(pipeline: Pipeline) -> set[str]:
     return set().union(*(node.tags for node in pipeline.nodes))
 
 
-def _missing_message(missing: list[str], catalog: CatalogProtocol) -> str:
+def _missing_error(missing: list[str], catalog: CatalogProtocol) -> UserError:
     makers = {name: about(catalog, name).get("made_by", "nothing in this project") for name in missing}
     lines = [f"  {name} ({path_of(catalog, name)}), made by {maker}" for name, maker in makers.items()]
     named = sorted({*makers.values()} & {*pipelines}, key=[*FLOW, *pipelines].index)
-    commands = [str(Command.current().for_pipeline(name)) for name in named]
-    return "\n".join(["Inputs of this pipeline are missing:", *lines, "Run first:", *commands])
+    return UserError("\n".join(["Inputs of this pipeline are missing:", *lines]), remedy=",".join(named) or None)

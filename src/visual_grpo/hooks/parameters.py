@@ -17,11 +17,11 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
-from visual_grpo.config.command import Command, rerun_command
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import with_output_folders
 from visual_grpo.config.schema import validate
 from visual_grpo.hooks.folders import tags_of
+from visual_grpo.operations.command import Command
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_of
 from visual_grpo.tracking.tracker import check_packages
 
@@ -92,8 +92,9 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
         return validate(parameters_to_judge(present.model_dump(mode="json"), trained, runtime))
     if present.adapter != LATEST:
         raise UserError(
-            f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. To judge"
-            f" it without training: {rerun_command('evaluate')}"
+            f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. Evaluate"
+            " it without training.",
+            remedy="evaluate",
         )
     if present.train.start != CHAMPION:
         return present
@@ -123,7 +124,8 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     if pipeline.all_outputs() & {"records", "base_model"}:
         raise UserError(
             "resume=same asks whether model and data are those of the checkpoint, but this command makes them. Train"
-            f" alone: {Command.current().for_pipeline('train')}"
+            " alone.",
+            remedy="train",
         )
     base_model, records = catalog.load("base_model"), catalog.load("records")
     start = start_of(parameters)

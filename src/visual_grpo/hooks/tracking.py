@@ -21,6 +21,7 @@ from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.hooks.folders import tags_of
+from visual_grpo.operations.command import render
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.tracking.mlflow_api import use_project
@@ -92,7 +93,8 @@ class TrackingHooks:
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
         tracker = Tracker.active()
-        message = str(user_error(error) or f"{type(error).__name__}: {error}")
+        known = user_error(error)
+        message = f"{type(error).__name__}: {error}" if known is None else render(known)
         tracker.tags({"evaluate.error" if tracker.evaluates else "error": message})
         tracker.end("FAILED")
 

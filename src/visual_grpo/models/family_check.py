@@ -125,9 +125,10 @@ def check_before_training(
         )
         raise UserError(
             f"The family {family.name} draws other latents than its pipeline {type(pipeline).__name__}, so that it"
-            f" would train another model than the one that users run:\n{told}\nAll checks: kedro run"
-            " --pipeline=check_model with the same parameters. A family without a pipeline to be compared with sets"
-            " Family.plain_guidance to None."
+            f" would train another model than the one that users run:\n{told}\nA family without a"
+            " pipeline to be compared with sets Family.plain_guidance to None. All checks are those of the pipeline"
+            " check_model.",
+            remedy="check_model",
         )
 
 

@@ -25,7 +25,6 @@ from torch.nn import functional as F
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Policy
 from visual_grpo.config import LoraParams
-from visual_grpo.config.command import rerun_command
 from visual_grpo.models.quantized import QuantizedLinear
 
 T = TypeVar("T")
@@ -194,13 +193,11 @@ class AdapterPolicy(Policy[T]):
 def _loading(folder: Path, file: str) -> Iterator[None]:
     """Raises UserError where the adapter in ``folder`` has no ``file``, or cannot be loaded."""
     if not (folder / file).is_file():
-        raise UserError(f"{folder} holds no adapter (no {file}). Train one: {rerun_command('train')}")
+        raise UserError(f"{folder} holds no adapter (no {file}). Train one.", remedy="train")
     try:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, or of another model.
-        raise UserError(
-            f"The adapter in {folder} cannot be loaded: {error}\nMake it again: {rerun_command('train')}"
-        ) from error
+        raise UserError(f"The adapter in {folder} cannot be loaded: {error}\nTrain again.", remedy="train") from error
 
 
 def _start(prefix: str | None) -> str:

@@ -23,6 +23,7 @@ from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.manifest import RecordTable
+from visual_grpo.operations.command import render
 from visual_grpo.operations.reproduction.worktree import RECORDS, checked_out
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.adapter_lookup import DIGEST, SCHEME, find_adapters, find_version, training_run
@@ -209,7 +210,7 @@ def main() -> int:
         subject = find_subject(arguments.name, latest)
         checked = lines(subject, folder)
     except UserError as error:
-        sys.exit(f"Error: {error}")
+        sys.exit(f"Error: {render(error)}")
     rows = [[line.what, line.value, line.state, line.why] for line in checked]
     console.table(f"Lineage of {subject.title}", ["", "", "state", "by"], rows)
     differing = [line.what for line in checked if line.state == DIFFERS]

@@ -12,7 +12,6 @@ from typing import Any
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
-from visual_grpo.config.command import Command
 from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.gate import decide, subgroups_of
@@ -29,6 +28,7 @@ from visual_grpo.operations.candidates import (
     shared_scorer,
     unseen,
 )
+from visual_grpo.operations.command import Command
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
 

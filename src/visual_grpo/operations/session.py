@@ -6,6 +6,7 @@ Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from visual_grpo.common import console, files
 from visual_grpo.common.errors import UserError, nearest_hint, sanitize, user_error
 from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
 from visual_grpo.common.processes import signal_of, terminate_as_interrupt
-from visual_grpo.config.command import use_source
+from visual_grpo.operations.command import Command, render
 from visual_grpo.tracking.tracker import Tracker
 
 EXPECTED = (UserError, DatasetError, MissingConfigException, OmegaConfBaseException, YAMLError)
@@ -32,7 +33,6 @@ class Session(KedroSession):
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
         """Creates a `KedroSession`; raises click.ClickException for an environment that is not there."""
-        use_source(kwargs.get("conf_source"))
         session = super().create(*args, **kwargs)
         environment, configuration = session.store.get("env"), Path(session._conf_source)
         if environment and configuration.is_dir() and not (configuration / environment).is_dir():
@@ -41,6 +41,8 @@ class Session(KedroSession):
                 f"There is no environment {environment!r} in {configuration}.{nearest_hint(environment, known)}"
                 f" There are: {', '.join(known)}"
             )
+        # Until Kedro tells the hooks which pipelines run.
+        replace(Command.from_run_params(session.store), source=kwargs.get("conf_source")).set_current()
         return session
 
     def run(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class Session(KedroSession):
             expected = expected_error(error)
             if expected is None:
                 raise
-            raise click.ClickException(sanitize(str(expected).strip())) from error
+            raise click.ClickException(sanitize(render(expected).strip())) from error
         finally:
             files.release()
 
@@ -80,7 +82,7 @@ def expected_error(error: BaseException) -> BaseException | None:
     """
     fault = machine_fault(error)
     if fault and is_out_of_memory(error):
-        return UserError(fault)
+        return UserError(fault, remedy="plan")
     if found := user_error(error):
         return found
     if fault:

@@ -20,10 +20,10 @@ from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
-from visual_grpo.config.command import Command, is_stage_of_dvc
 from visual_grpo.data.manifest import SEALED, RecordTable, read_seen, write_seen
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
+from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.model_card import CARD, model_card

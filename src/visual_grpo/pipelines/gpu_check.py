@@ -13,7 +13,6 @@ from visual_grpo.common import console
 from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.command import rerun_command
 from visual_grpo.operations.gpu_check import caught, known_card, measure, single_module
 from visual_grpo.operations.plan.report import make_plan
 from visual_grpo.training import components
@@ -39,7 +38,8 @@ def check(parameters: Parameters) -> dict[str, Any]:
     if device_kind(device_name) != "cuda" or not torch.cuda.is_available():
         raise UserError(
             f"model.device is {device_name}, which is no GPU of this machine; expected one to check. What a training"
-            f" needs is planned without any: {rerun_command('plan')}"
+            " needs is planned without any.",
+            remedy="plan",
         )
     device = resolve_device(device_name)
     facts, model = torch.cuda.get_device_properties(device), parameters.model.path or parameters.starter.model

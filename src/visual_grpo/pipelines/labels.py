@@ -14,13 +14,12 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from torch import Generator, Tensor
 
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.common.geometry import Box, Pixel, Point, edge, multimask, ring
 from visual_grpo.common.images import read_image, read_mask, to_pil, to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
-from visual_grpo.config.command import Command
 from visual_grpo.data.manifest import OPEN, RecordTable
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
 from visual_grpo.evaluation.samples import image_seed
@@ -66,8 +65,8 @@ def label_records(
     with the segmenter of the reward ``negative_points``."""
     if data.task != "segmentation":
         raise UserError(
-            f"The labels are of masks, so data.task must be segmentation, got {data.task}."
-            f" Try: {Command.current().with_environment('negative_points')}"
+            f"The labels are of masks, so data.task must be segmentation, got {data.task}.",
+            remedy=Remedy("labels", environment="negative_points"),
         )
     reward = rewards.get("negative_points")
     options: Any = reward.options.get("segmenter", DEFAULT) if reward else DEFAULT

@@ -10,7 +10,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters
-from visual_grpo.config.command import rerun_command
+from visual_grpo.operations.command import Command
 from visual_grpo.operations.plan.report import answer, make_plan, show_tables
 
 
@@ -32,7 +32,8 @@ def plan_training(parameters: Parameters) -> dict[str, Any]:
     if plan["fits"]:
         for line in answer(plan):
             console.note(line)
-        console.note(f"On a machine with the card, compare the plan with it: {rerun_command('gpu_check')}")
+        check = Command.current().for_pipeline("gpu_check")
+        console.note(f"On a machine with the card, compare the plan with it: {check}")
     if parameters.plan.tables:
         show_tables(plan)
     return plan

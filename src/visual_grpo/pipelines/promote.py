@@ -12,7 +12,6 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
-from visual_grpo.config.command import Command
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.operations.candidates import (
     gate_settings,
@@ -86,8 +85,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     # After a crash, the candidate may be champion already.
     if adapter_digest(adapters) != digest or now not in (judged_against and judged_against["digest"], digest):
         raise UserError(
-            "promote: candidate or champion is not the one that was judged. Judge it again:"
-            f" {Command.current().for_pipeline('promote')}"
+            "promote: candidate or champion is not the one that was judged. Judge it again.", remedy="promote"
         )
     # First, for it may fail: once the alias has moved, the gate is not repeated.
     registry.keep_report(judgement["candidate"]["run_id"], promotion)

@@ -38,7 +38,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     try:
         adapters, start = find_adapters(parameters.run, latest), None
     except UserError as error:
-        raise UserError(f"run: {str(error).removeprefix('adapter: ')}") from error
+        raise UserError(f"run: {str(error).removeprefix('adapter: ')}", error.remedy) from error
     facts = read_facts(adapters)
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]

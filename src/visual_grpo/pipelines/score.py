@@ -93,7 +93,8 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
     except UserError as error:
         raise UserError(
             f"{error}\nThe pictures are scored by the rewards of this configuration. Choose rewards that fit them, for"
-            " example: --params=score.path=FOLDER,reward=null,rewards.jpeg_size.weight=1"
+            " example: --params=score.path=FOLDER,reward=null,rewards.jpeg_size.weight=1",
+            error.remedy,
         ) from error
     frames = []
     with console.progress("Scoring", len(judged)) as bar:

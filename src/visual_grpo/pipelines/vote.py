@@ -33,7 +33,6 @@ from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
-from visual_grpo.config.command import rerun_command
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
@@ -238,9 +237,7 @@ def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
     folders = [Path(parameters.output) / "07_model_output" / name for name in ("baseline", "trained")]
     for folder, maker in zip(folders, ("baseline", "evaluate"), strict=True):
         if not (folder / SCORES).is_file():
-            raise UserError(
-                f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}: {rerun_command(maker)}"
-            )
+            raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}.", remedy=maker)
     require_pair(*(read_scores(folder).attrs["facts"] for folder in folders))
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
@@ -279,7 +276,8 @@ def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"vote.source must be draw, ab, or a folder that generate wrote; {folder / LISTED} cannot be read"
-            f" ({error!r}). Make one: {rerun_command('generate')}"
+            f" ({error!r}). Make one.",
+            remedy="generate",
         ) from error
     couples = [[(prompt, *two) for two in zip(n[::2], n[1::2], strict=False)] for prompt, n in prompts.items()]
     couples_in_turn = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]

@@ -148,7 +148,7 @@ def _naming(name: str) -> Iterator[None]:
         raise
     except UserError as error:
         named = str(error).startswith((f"reward {name!r}", f"{name}: "))
-        raise (error if named else UserError(f"reward {name!r}: {error}")) from error.__cause__
+        raise (error if named else UserError(f"reward {name!r}: {error}", error.remedy)) from error.__cause__
 
 
 @contextmanager

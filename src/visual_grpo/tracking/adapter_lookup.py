@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, LATEST, NONE, adapter_digest, read_facts
-from visual_grpo.config.command import rerun_command
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import TRAINING_DIGEST
 
@@ -95,7 +94,7 @@ def model_of(config: Parameters, adapters: Path | None) -> str:
     """Returns the base model that ``adapters`` were trained on, else the one of the parameters."""
     model = (None if adapters is None else read_facts(adapters)["model"]) or config.model.path or config.starter.model
     if config.model.path is None and not Path(model).is_dir():
-        raise UserError(f"The base model {model} does not exist yet. Make it with: {rerun_command('starter')}")
+        raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     return str(model)
 
 
@@ -128,7 +127,10 @@ def find_version(uri: str) -> Registered:
         else:
             version = mlflow_api.get(client.get_model_version_by_alias, name, alias)
     if version is None:
-        raise UserError(f"MLflow ({mlflow_api.shown()}) has no {uri}. `make ui` lists all models and their versions.")
+        raise UserError(
+            f"MLflow ({mlflow_api.shown()}) has no {uri}. Its page lists all models and their versions.",
+            remedy=Remedy(make="ui"),
+        )
     return Registered.of(version)
 
 
@@ -177,8 +179,9 @@ def _adapters_in_mlflow(named: str, uri: str) -> Path:
         raise UserError(f"adapter: {len(matches)} MLflow runs are named {named!r}; name one by its id: {ids}")
     names = [run.info.run_name for run in runs if run.info.run_name and TRAINING_DIGEST in run.data.tags]
     raise UserError(
-        f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, names)} `make ui` lists all runs"
-        f" in {mlflow_api.shown()}. A registered adapter is named models:/NAME@ALIAS."
+        f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, names)} A registered adapter is"
+        f" named models:/NAME@ALIAS. The page of MLflow ({mlflow_api.shown()}) lists all runs.",
+        remedy=Remedy(make="ui"),
     )
 
 

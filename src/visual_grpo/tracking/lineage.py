@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.command import program, under_torchrun
+from visual_grpo.common.processes import under_torchrun
 
 DECISIVE = ("src", "conf", "dvc.yaml", "pyproject.toml", "requirements.lock", "quantised.lock", ":(glob)*.py")
 """Paths that results depend on. Changes elsewhere, such as a report written after the commit, do not count as dirty."""
@@ -26,7 +26,8 @@ def command() -> str:
     called = Path(sys.argv[0])
     if "kedro" not in (called.name, called.parent.name):
         return shlex.join(["python", *sys.orig_argv[1:]])
-    return shlex.join([*(program() if under_torchrun() else [".venv/bin/kedro"]), *sys.argv[1:]])
+    program = ["torchrun", "OPTIONS", "-m", "kedro"] if under_torchrun() else [".venv/bin/kedro"]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def tags(project: Path) -> dict[str, str]:

@@ -14,7 +14,6 @@ from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
-from visual_grpo.config.command import rerun_command
 from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
@@ -62,7 +61,8 @@ def check_unchanged(base_model: Mapping[str, Any]) -> None:
         raise UserError(
             f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"
             " removed. What was drawn and trained before belongs to the other model. Put the files back, or (if the"
-            f" starter made it) delete the folder; then run: {rerun_command('starter')}"
+            " starter made it) delete the folder; then run the starter.",
+            remedy="starter",
         )
 
 
@@ -77,8 +77,7 @@ def build_model(
     """
     if config.model.path not in (None, model):
         raise UserError(
-            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again:"
-            f" {rerun_command('starter')}"
+            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again.", remedy="starter"
         )
     torch.set_num_threads(config.model.threads)
     spec = make_run_spec(config, model)

@@ -10,9 +10,9 @@ import torch
 
 from tests.training.test_run import parameters
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import command
 from visual_grpo.config.policy import DistributedConfig
 from visual_grpo.grpo.distributed import launch, ranks
+from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check
 from visual_grpo.training.components import require_gpus
 
@@ -51,7 +51,7 @@ def test_torchruns_number_of_processes_counts(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_line_that_goes_on_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
-    shown = str(command.Command(None, ("--pipeline=train",), {"seed": 3}))
+    shown = str(Command(None, ("--pipeline=train",), {"seed": 3}))
     assert shown == "torchrun OPTIONS -m kedro run --pipeline=train --params=seed=3"
 
 

@@ -155,7 +155,7 @@ def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):
         ({"plan": {"gpu": "GTX 1"}}, "plan.gpu is 'GTX 1'"),
         ({"distributed": {"processes": 9}}, "distributed.processes is 9, but a step has 8 prompts"),
         ({"model": {"path": "zai-org/GLM-Imag", "family": "glm_image"}}, "mean .zai-org/GLM-Image.*hf download"),
-        ({"starter": {"model": "no/such"}}, "no/such has no configuration files.*pipeline=starter"),
+        ({"starter": {"model": "no/such"}}, "no/such has no configuration files.*or make the starter's"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(given, said):

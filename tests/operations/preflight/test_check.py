@@ -11,10 +11,10 @@ import pytest
 from tests.data.folders import FOLDERS, photo
 from tests.data.making import jsonl
 from tests.evaluation.defaults import parameters
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.config.command import Command
+from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import _check_only_where, check, check_before_run
 from visual_grpo.operations.preflight.data import Findings
 
@@ -125,7 +125,14 @@ def test_prompts_alone_are_told_what_each_reward_needs(tmp_path):
     assert '\nrewards:\n  my_reward: {function: "my_rewards:my_reward"}\n' in message
 
 
+OTHER_MODEL = Remedy(environment="negative_points")
 NO_STEPS = {"steps": None, "guidance_scale": None}
+
+
+def as_task(task: str) -> Remedy:
+    return Remedy(parameters={"data.task": task})
+
+
 QUERIES: dict[str, Any] = {
     "data": {"task": "segmentation"},
     "starter": {"world": "scenes"},
@@ -136,29 +143,24 @@ QUERIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "said", "run"),
+    ("kind", "given", "said", "remedy"),
     [
-        ("edits", {}, "have a source_image, so they are edits, and data.task is t2i. Run:", ",data.task=i2i"),
-        ("prompts", {"data": {"task": "i2i"}}, "have no source_image, so they are prompts, and", ",data.task=t2i"),
-        (
-            "masks",
-            {},
-            "are queries about an image with a mask, and data.task is t2i. Run:",
-            "run --env=negative_points",
-        ),
+        ("edits", {}, "have a source_image, so they are edits, and data.task is t2i.", as_task("i2i")),
+        ("prompts", {"data": {"task": "i2i"}}, "have no source_image, so they are prompts, and", as_task("t2i")),
+        ("masks", {}, "are queries about an image with a mask, and data.task is t2i.", OTHER_MODEL),
         # Their targets could be masks.
         ("edits", {"model": {"path": "a/b", "family": "sd3"}}, "so they are edits, and data.task is t2i.", None),
         ("prompts", QUERIES, "so they are prompts, and data.task is segmentation. The model does segm", None),
     ],
 )
-def test_records_of_another_task_are_told_with_the_command_for_it(tmp_path, kind, given, said, run):
+def test_records_of_another_task_are_told_with_the_command_for_it(tmp_path, kind, given, said, remedy):
     make = masks if kind == "masks" else FOLDERS[kind]
     make(tmp_path / "records")
-    message = refusal(tmp_path / "records", **given)
-    assert said in message
-    assert (f" does {'t2i' if kind == 'edits' else 'segmentation'} only." in message) == (run is None)
-    assert run is None or run in message.split("Run:\n")[1]
-    assert run is not None or "Run:" not in message
+    with pytest.raises(CombinedError, match=said) as refused:
+        settle(tmp_path / "records", **given)
+    only = f" does {'t2i' if kind == 'edits' else 'segmentation'} only."
+    assert (only in str(refused.value)) == (remedy is None)
+    assert refused.value.errors[0].remedy == remedy
 
 
 def masks(folder: Path) -> None:

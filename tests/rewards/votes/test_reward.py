@@ -125,7 +125,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     damaged.write_text('{"format": 1, "head": {}}')
     missing = str(tmp_path / "none")
     for reward, message in (
-        (VotesReward(choices=missing), r"no file of choices .*--pipeline=vote"),
+        (VotesReward(choices=missing), r"no file of choices .*Choose first"),
         (VotesReward(head=missing), "no head"),
         (VotesReward(head=str(damaged)), r"cannot be read .*Delete it"),
     ):

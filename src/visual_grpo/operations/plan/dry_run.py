@@ -24,7 +24,6 @@ from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import ModelConfig, Parameters, RewardConfig, SamplerConfig
-from visual_grpo.config.command import rerun_command
 from visual_grpo.grpo.distributed.sharding import layers_of
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.model import Model
@@ -98,9 +97,9 @@ def configuration_folder(path: str) -> tuple[str, str]:
     if folder.is_dir():
         return str(folder), f"the configuration files in {folder}"
     raise UserError(
-        f"{path} has no configuration files on this machine.{nearest_hint(path, released)} Name a folder, make the"
-        f" starter's model ({rerun_command('starter')}), or download them without the weights:\n"
-        f"  hf download {path} --exclude '*.safetensors' '*.bin'"
+        f"{path} has no configuration files on this machine.{nearest_hint(path, released)} Name a folder, download them"
+        f" without the weights:\n  hf download {path} --exclude '*.safetensors' '*.bin'\nor make the starter's model.",
+        remedy="starter",
     )
 
 

@@ -10,10 +10,10 @@ from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.config.command import Command
 from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.schema import validate
 from visual_grpo.models.loading import saved_class
+from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
@@ -67,7 +67,7 @@ def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
 
 def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems, scores: bool) -> None:
     """Notes every reward that cannot be made; for each module there must be one to optimise."""
-    before = len(problems.texts)
+    before = len(problems.errors)
     for name, reward in config.rewards.items():
         with problems.collect():
             made = build_reward(name, reward)
@@ -75,7 +75,7 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
                 made.check_machine()
     with problems.collect():
         _check_only_where(config, modules)
-    if config.reward == "auto" or len(problems.texts) > before:
+    if config.reward == "auto" or len(problems.errors) > before:
         return
     for module in modules:
         with problems.collect():
@@ -106,16 +106,16 @@ def check_before_run(
         outputs: datasets that the run makes.
         tags: of its nodes (`visual_grpo.pipelines`): what they need decides what is looked at.
         prepared: the prepared records, for a run that does not prepare them itself.
-        command: of the run, to print what to run instead.
+        command: of the run, to print it with each reward that may be chosen.
 
     Raises:
         UserError: what does not fit, all of it in one message.
     """
     problems, findings, scores = Problems(), None, "rewards" in tags
     with problems.collect():
-        findings = _look(config, outputs, scores, prepared, command)
+        findings = _look(config, outputs, scores, prepared)
     if findings is not None:
-        problems.texts += findings.problems
+        problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
                 preset = findings.require_preset(config.data.path, command)
@@ -134,11 +134,7 @@ def check_before_run(
 
 
 def _look(
-    config: Parameters,
-    outputs: set[str],
-    scores: bool,
-    prepared: Callable[[], Iterable[PromptRecord]],
-    command: Command,
+    config: Parameters, outputs: set[str], scores: bool, prepared: Callable[[], Iterable[PromptRecord]]
 ) -> Findings | None:
     """Looks at the user's own data; what the starter draws is known."""
     if config.data_is_drawn or not ("records" in outputs or scores):
@@ -148,7 +144,7 @@ def _look(
     tasks = OF_A_RECORD
     with suppress(UserError):  # `check` tells it.
         tasks = components.family_of(config).tasks
-    return look_at_folder(config.data, tasks, command)
+    return look_at_folder(config.data, tasks)
 
 
 def _check_records(config: Parameters, findings: Findings) -> None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import Remedy, UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.config.command import Command
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import image_digest
@@ -20,6 +19,7 @@ from visual_grpo.data.manifest import OPEN, SPLITS, assign_split
 from visual_grpo.data.preparation import also_rejected, no_records_left, with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
+from visual_grpo.operations.command import Command
 from visual_grpo.rewards.ocr import asked_text
 
 _SHOWN = 3
@@ -69,7 +69,7 @@ class Findings:
     no_text: list[str] = field(default_factory=list)
     """Ids of records that ask for no text in the image."""
     sample: list[PromptRecord] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[UserError] = field(default_factory=list)
 
     def add(self, record: PromptRecord) -> None:
         self.records += 1
@@ -123,10 +123,10 @@ def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -
     return findings
 
 
-def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) -> Findings:
+def look_at_folder(data: DataConfig, tasks: Sequence[Task]) -> Findings:
     """Looks at the records at ``data.path``, as the data preparation will read them.
 
-    ``command`` is printed with another task of the model's ``tasks`` where the records are of that.
+    Where the records are of another task of the model's ``tasks``, the problem's remedy is the command with that.
 
     Raises:
         UserError: there is nothing at the path, or no layout fits.
@@ -143,12 +143,12 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task], command: Command) ->
             rejected += [item] * (len(rejected) < MOST)
             rejections += 1
     if data.strict and rejected:
-        findings.problems.append(f"{rejected[0]} (data.strict stops at the first rejected record)")
+        findings.problems.append(UserError(f"{rejected[0]} (data.strict stops at the first rejected record)"))
     if not first:
-        problem = _of_another_task(source, data, tasks, command) or no_records_left(rejected, rejections)
+        problem = _of_another_task(source, data, tasks) or UserError(no_records_left(rejected, rejections))
         findings.problems.append(problem)
     elif len(first) <= MOST and source.layout not in EMBEDDING and (empty := _split_feasibility(first, data)):
-        findings.problems.append(empty + also_rejected(rejected, rejections))
+        findings.problems.append(UserError(empty + also_rejected(rejected, rejections)))
     return findings
 
 
@@ -179,8 +179,8 @@ def _survey(source: RecordSource, task: Task) -> Iterator[Record | Rejected]:
             yield rejected.at(item.place, item.id)
 
 
-def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Task], command: Command) -> str:
-    """Names the task that the first records are of, and the command for it; "" if they are of none."""
+def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Task]) -> UserError | None:
+    """Names the task that the first records are of; None if they are of none."""
     kinds: dict[Task, str] = {
         "t2i": "have no source_image, so they are prompts",
         "i2i": "have a source_image, so they are edits",
@@ -190,11 +190,11 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
         if task != data.task and any(isinstance(item, Record) for item in islice(_survey(source, task), MOST)):
             text = f"The records in {data.path} {kind}, and data.task is {data.task}."
             if task == "segmentation":  # Another model, with other settings, answers queries.
-                return f"{text} Run:\n{command.with_environment('negative_points')}"
+                return UserError(text, remedy=Remedy(environment="negative_points"))
             if task not in tasks:
-                return f"{text} The model does {' and '.join(tasks)} only."
-            return f"{text} Run:\n{command.with_parameters({'data.task': task})}"
-    return ""
+                return UserError(f"{text} The model does {' and '.join(tasks)} only.")
+            return UserError(text, remedy=Remedy(parameters={"data.task": task}))
+    return None
 
 
 def _split_feasibility(records: Sequence[Record], data: DataConfig) -> str:

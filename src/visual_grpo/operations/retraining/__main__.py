@@ -16,6 +16,7 @@ from visual_grpo.common import console, quiet_libraries
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, signal_of, terminate_as_interrupt
+from visual_grpo.operations.command import render
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify
 from visual_grpo.operations.retraining.project import Project, read_project
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
         with terminate_as_interrupt():
             return _retrain(read_project(Path.cwd(), environment))
     except UserError as error:
-        console.note(f"Error: {error}")
+        console.note(f"Error: {render(error)}")
         return Code.FAILED
     except KeyboardInterrupt as stop:
         console.note("Stopped.")
@@ -67,7 +68,7 @@ def _run(retraining: Retraining) -> dict[str, Any]:
     except KeyboardInterrupt as stop:
         return retraining.summary(128 + signal_of(stop), "stopped by a signal; the next call goes on")
     except (UserError, ProgramError) as error:
-        return retraining.summary(Code.FAILED, str(error))
+        return retraining.summary(Code.FAILED, render(error))
     except Exception as error:
         traceback.print_exc()
         return retraining.summary(Code.FAILED, f"{type(error).__name__}: {error}")

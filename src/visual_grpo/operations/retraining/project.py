@@ -23,6 +23,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.operations.command import render
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
@@ -117,6 +118,8 @@ def read_project(folder: Path, environment: str | None) -> Project:
             return Project(config, name)
     except ClickException as error:  # There is no such environment.
         raise UserError(error.message) from error
+    except UserError:
+        raise
     except EXPECTED as error:
         raise UserError(str(expected_error(error))) from error
 
@@ -141,7 +144,7 @@ def main() -> int:
         if project.write() and arguments.check:
             raise UserError(f"{project.values} was out of date, and is written now: give the command once more.")
     except UserError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {render(error)}\n")
         return 1
     return 0
 

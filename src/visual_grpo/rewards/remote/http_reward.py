@@ -180,7 +180,7 @@ class HttpReward(ServerReward):
 
     def check_machine(self) -> None:
         """Asks whether the worker is there, has loaded its weights, and which. Raises UserError."""
-        remedy = "Start the worker there (docs/reward_workers.md: make worker NAME=...), or set the option url"
+        remedy = "Start the worker there (docs/reward_workers.md), or set the option url"
         health = self.get(HEALTH, remedy)
         status = health.get("status") if isinstance(health, dict) else None
         if status != "ok":

@@ -77,7 +77,7 @@ class VotesReward:
             return
         file = Path(self.choices)
         if not file.is_file():
-            raise UserError(f"votes: there is no file of choices {file}. Choose with: kedro run --pipeline=vote")
+            raise UserError(f"votes: there is no file of choices {file}. Choose first.", remedy="vote")
         check_enough(read_choices(file).standing, self.least, file)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
@@ -95,7 +95,7 @@ class VotesReward:
             self._has_warned = True
             log.warning(
                 "Reward votes: %d of %d pictures are unlike all that were voted on (further from their average than any"
-                " of them): their scores are guesses. Vote on such pictures too (kedro run --pipeline=vote). The part"
+                " of them): their scores are guesses. Vote on such pictures too (the pipeline vote). The part"
                 " far is their share.",
                 *(int(far.sum()), len(far)),
             )
@@ -121,8 +121,9 @@ class VotesReward:
         if fitted.head.accuracy < self.least_accuracy:
             raise UserError(
                 f"votes: of {counted(fitted.head.decided, 'choice')} that were held out only {fitted.head.accuracy:.0%}"
-                f" are predicted, less than least_accuracy {self.least_accuracy:.0%} (guessing: 50%). Choose more with:"
-                " kedro run --pipeline=vote; or give other features"
+                f" are predicted, less than least_accuracy {self.least_accuracy:.0%} (guessing: 50%). Choose"
+                " more, or give other features.",
+                remedy="vote",
             )
         return fitted
 
@@ -160,8 +161,8 @@ def check_enough(choices: Sequence[Choice], least: int, file: Path) -> None:
     if (number := decided(choices)) < least:
         there = f"{file} holds {counted(len(choices), 'choice')}" if choices else f"{file} holds no choices"
         raise UserError(
-            f"votes: {there}, {number} of them decided and for training; at least {least} are needed."
-            " Choose more with: kedro run --pipeline=vote"
+            f"votes: {there}, {number} of them decided and for training; at least {least} are needed. Choose more.",
+            remedy="vote",
         )
 
 
@@ -223,7 +224,7 @@ def read_head(file: Path) -> FittedHead:
         if len({(vector.ndim, len(vector)) for vector in vectors.values()}) != 1:
             raise ValueError("its vectors differ in length")
     except FileNotFoundError:
-        raise UserError(f"votes: there is no head {file}. Fit one with: kedro run --pipeline=vote") from None
+        raise UserError(f"votes: there is no head {file}. Fit one.", remedy="vote") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise UserError(f"votes: the head {file} cannot be read ({error}). Delete it; it is fitted again") from error
     return FittedHead(head, tree["features"], tree["digest"])

@@ -193,7 +193,7 @@ def test_both_adapters_load_together_into_the_plain_pipeline(pipeline_folder: Pa
         image.generate(RECORDS, [1, 2, 3], sampler), restored.generate(RECORDS, [1, 2, 3], sampler), strict=True
     ):
         assert torch.equal(ours, again)
-    with pytest.raises(UserError, match=r"holds no adapter.*--pipeline=train"):
+    with pytest.raises(UserError, match=r"holds no adapter.*Train one"):
         model_with(pipeline_folder, train=["dit"], adapters=tmp_path / "dit")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,15 @@ from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
 from tests.evaluation.test_verdict import entry as an_entry
+from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.config import flatten
-from visual_grpo.config.command import Command, use_source
+from visual_grpo.data.datasets import DataError
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.hooks.cli import parsed, run
 from visual_grpo.hooks.ending import EndingHooks
+from visual_grpo.operations import command as command_module
+from visual_grpo.operations.command import Command, render
+from visual_grpo.pipeline_registry import register_pipelines
 
 command_of = Command.from_run_params
 
@@ -45,18 +51,17 @@ def test_options_and_parameters_of_the_run_are_kept() -> None:
     assert words[0].rpartition("/")[2] == "kedro"
 
 
-def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_own() -> None:
+def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for environment in (None, "local"):
         assert shlex.split(str(command_of({"env": environment})))[1:] == ["run"]
-    assert "--env=negative_points" in str(command_of({"env": "local"}).with_environment("negative_points"))
     command = command_of({"runtime_params": {"seed": 3, "resume": "auto"}, "pipeline_names": ["train", "evaluate"]})
     assert str(command.for_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
     assert str(command.for_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
-    use_source("other/conf")
-    try:
-        assert "run --conf-source=other/conf" in str(command_of({}))
-    finally:
-        use_source(None)
+    assert str(command.for_pipeline("starter,train")).endswith("--pipelines=starter,train --params=seed=3")
+    monkeypatch.setattr(command_module, "_current", [Command(None, (), {}, "other/conf")])
+    assert "run --conf-source=other/conf" in str(command_of({}))
 
 
 def test_the_command_that_goes_on_has_all_that_was_given() -> None:
@@ -71,6 +76,68 @@ def test_the_command_that_goes_on_has_all_that_was_given() -> None:
         assert flatten(tree) == flatten(parsed(params.removeprefix("--params="))) | {key: value}
     named = command.resuming("elsewhere/step-000004", Path("data/x/checkpoints"))
     assert "resume=data/x/checkpoints" in str(named)
+
+
+KEPT = "--params=data.path=photos,seed=3"
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (UserError("It is wrong."), "It is wrong."),
+        (ValueError("a bug"), "a bug"),
+        (UserError("No model.", remedy="starter"), f"No model.\nRun: kedro run --env=small --pipeline=starter {KEPT}"),
+        (
+            DataError("No adapter.\n", remedy="train"),
+            f"No adapter.\nRun: kedro run --env=small --pipeline=train {KEPT},resume=auto",
+        ),
+        (
+            UserError("Two.", remedy="starter,baseline"),
+            f"Two.\nRun: kedro run --env=small --pipelines=starter,baseline {KEPT}",
+        ),
+        (
+            UserError("Edits.", remedy=Remedy(parameters={"data.task": "i2i", "data.path": None})),
+            "Edits.\nRun: kedro run --env=small --pipelines=train,evaluate --params=seed=3,resume=auto,data.task=i2i",
+        ),
+        (
+            UserError("Masks.", remedy=Remedy("labels", environment="negative_points")),
+            f"Masks.\nRun: kedro run --env=negative_points --pipeline=labels {KEPT}",
+        ),
+        (UserError("Not there.", remedy=Remedy(make="quantised")), "Not there.\nRun: make quantised"),
+        (
+            CombinedError([UserError("One.", remedy="plan"), UserError("Two."), UserError("3.", Remedy(make="ui"))]),
+            f"3 things are wrong:\n1. One.\nRun: kedro run --env=small --pipeline=plan {KEPT}\n2. Two."
+            "\n3. 3.\nRun: make ui",
+        ),
+    ],
+)
+def test_an_error_is_printed_with_what_to_run(error: Exception, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"data.path": "photos", "seed": 3, "resume": "auto"}
+    monkeypatch.setattr(command_module, "_current", [Command("small", ("--pipelines=train,evaluate",), given)])
+    monkeypatch.setattr(command_module, "_kedro", lambda: "kedro")
+    assert render(error) == printed
+    assert "Run:" not in str(error)
+
+
+def test_remedies_exist_and_libraries_print_no_commands() -> None:
+    root = Path(__file__).parents[2]
+    targets = set(re.findall(r"^([\w-]+):", (root / "Makefile").read_text(), re.MULTILINE))
+    pipelines = register_pipelines().keys() - {"__default__"}
+    used: set[Any] = set()
+    for file in sorted((root / "src/visual_grpo").rglob("*.py")):
+        top = file.relative_to(root / "src/visual_grpo").parts[0]
+        for call in (each for each in ast.walk(ast.parse(file.read_text())) if isinstance(each, ast.Call)):
+            name = getattr(call.func, "id", "")
+            given = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+            if name == "Remedy":
+                used |= {each.value for each in call.args if isinstance(each, ast.Constant)}
+                assert given.get("make", "ui") in targets, f"{file}:{call.lineno}"
+            used |= {given["remedy"]} if "remedy" in given else set()
+            if name.endswith("Error") and top not in ("hooks", "operations", "pipelines"):
+                texts = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant)]
+                assert not re.search(r"kedro run|make (?=ui|setup|quantised)", " ".join(map(str, texts)))
+    assert len(used) > 5
+    assert used <= pipelines
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line of a run, to print it with further parameters: what is printed runs when it is pasted."""
+"""The command line of a run, and what to run after an error: what is printed runs when it is pasted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from visual_grpo.common.processes import OWN_TORCHRUN, is_rank
+from visual_grpo.common.errors import CombinedError, Remedy, UserError, numbered
+from visual_grpo.common.processes import under_torchrun
 from visual_grpo.config import flatten
 
 _OPTIONS = {
@@ -30,22 +31,6 @@ _OPTIONS = {
 _DEFAULT = "local"
 """The environment of a run that names none."""
 _current: list[Command] = []
-_source: list[str | None] = [None]
-
-
-def use_source(source: str | None) -> None:
-    """Sets the folder of the configuration of this process's commands; None = the project's."""
-    _source[:] = [source]
-
-
-def under_torchrun() -> bool:
-    """Returns whether the user has started this command with torchrun."""
-    return is_rank() and os.environ["TORCHELASTIC_RUN_ID"] != OWN_TORCHRUN
-
-
-def program() -> list[str]:
-    """Returns the words that start this process's commands, before ``run``."""
-    return ["torchrun", "OPTIONS", "-m", "kedro"] if under_torchrun() else [_kedro()]
 
 
 @dataclass(frozen=True)
@@ -69,11 +54,11 @@ class Command:
 
     @classmethod
     def from_run_params(cls, run_params: Mapping[str, Any]) -> Command:
-        """Builds the command from what Kedro passes to ``before_pipeline_run``."""
+        """Builds the command from what Kedro passes to ``before_pipeline_run``; its source is the current one's."""
         values = {option: run_params.get(key) for key, option in _OPTIONS.items()}
         options = tuple(f"--{option}={','.join(names)}" for option, names in values.items() if names)
         environment = None if run_params.get("env") == _DEFAULT else run_params.get("env")
-        return cls(environment, options, flatten(run_params.get("runtime_params") or {}), _source[-1])
+        return cls(environment, options, flatten(run_params.get("runtime_params") or {}), cls.current().source)
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> Command:
         return replace(self, parameters={**self.parameters, **parameters})
@@ -81,13 +66,17 @@ class Command:
     def without(self, name: str) -> Command:
         return replace(self, parameters={key: value for key, value in self.parameters.items() if key != name})
 
-    def with_environment(self, environment: str) -> Command:
-        return replace(self, environment=environment)
-
     def for_pipeline(self, name: str) -> Command:
-        """Returns the command for one pipeline; ``resume`` is kept for train only."""
+        """Returns the command for a pipeline, or several with commas; ``resume`` is kept for train only."""
         command = self if name == "train" else self.without("resume")
-        return replace(command, options=(f"--pipeline={name}",))
+        return replace(command, options=(f"--pipeline{'s' * (',' in name)}={name}",))
+
+    def applying(self, remedy: Remedy) -> Command:
+        """Returns the command of ``remedy``, with the environment and parameters of this one."""
+        command = self if remedy.pipeline is None else self.for_pipeline(remedy.pipeline)
+        for name, value in remedy.parameters.items():
+            command = command.without(name) if value is None else command.with_parameters({name: value})
+        return replace(command, environment=remedy.environment or command.environment)
 
     def resuming(self, resume: str, folder: Path) -> Command:
         """Returns the command that resumes this training, whose checkpoints are in ``folder``."""
@@ -95,7 +84,7 @@ class Command:
         return self.for_pipeline("train").with_parameters({"resume": checkpoint})
 
     def __str__(self) -> str:
-        words = [*program(), "run"]
+        words = [*(["torchrun", "OPTIONS", "-m", "kedro"] if under_torchrun() else [_kedro()]), "run"]
         if self.source is not None:
             words.append(f"--conf-source={self.source}")
         if self.environment is not None:
@@ -111,9 +100,15 @@ def is_stage_of_dvc() -> bool:
     return "DVC_STAGE" in os.environ
 
 
-def rerun_command(pipeline: str) -> str:
-    """Returns the line that runs ``pipeline`` with the environment and parameters of the current command."""
-    return str(Command.current().for_pipeline(pipeline))
+def render(error: BaseException) -> str:
+    """Returns the message of an error and, on its own line, the command that corrects it; for the command line."""
+    if isinstance(error, CombinedError):
+        return numbered([render(each) for each in error.errors])
+    remedy = error.remedy if isinstance(error, UserError) else None
+    if remedy is None:
+        return str(error)
+    command = f"make {remedy.make}" if remedy.make else Command.current().applying(remedy)
+    return f"{str(error).rstrip()}\nRun: {command}"
 
 
 def _quoted(value: Any) -> str:
