@@ -190,12 +190,12 @@ def code_notes(training: Record, codes: Mapping[str, str]) -> list[str]:
 # What two results that are compared sample by sample must share.
 
 
-def conditions(config: Parameters, spec: RunSpec, base_model: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """Returns everything but the adapters that samples and scores depend on, as it is resolved for the family.
+def conditions(spec: RunSpec, base_model: Mapping[str, Any], data: str) -> dict[str, Any]:
+    """Returns everything but the adapters that samples and scores depend on, as it is resolved for the model.
 
     Weights of rewards are left out: a total can be computed again from the scores.
     """
-    tree = config.public()
+    config, tree = spec.config, spec.config.public()
     samplers = {"sampling": spec.samplers, "controls": spec.controls}
     commits = reward_commits(config.rewards)
     return {
@@ -315,7 +315,9 @@ _NO_RESULTS = ("operations", "tracking")
 
 def runtime(config: Parameters) -> dict[str, str]:
     """Returns the entries of `RUNTIME`: a digest of this package's files, and libraries and processor in words."""
-    return {SOURCES: source_digest(), NUMERICS: _numerics(config)}
+    # bitsandbytes only where the model or the optimiser is computed with it: others need not have it.
+    few_bits = (config.model.base_weights, config.grpo.optimizer) != ("full", "adamw")
+    return {SOURCES: source_digest(), NUMERICS: _numerics(config.model.device, few_bits)}
 
 
 def source_digest() -> str:
@@ -328,10 +330,8 @@ def source_digest() -> str:
     return digest.hexdigest()
 
 
-def _numerics(config: Parameters) -> str:
-    device = resolve_device(config.model.device)
-    # bitsandbytes only where the model or the optimiser is computed with it: others need not have it.
-    few_bits = (config.model.base_weights, config.grpo.optimizer) != ("full", "adamw")
+def _numerics(device_name: str, few_bits: bool) -> str:
+    device = resolve_device(device_name)
     versions = [f"{name} {_version(name)}" for name in (*LIBRARIES, *["bitsandbytes"] * few_bits)]
     processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     if device.type == "cuda":
@@ -349,6 +349,6 @@ def _version(library: str) -> str:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def base_model_is_known(config: Parameters, base_model: Mapping[str, Any]) -> bool:
+def base_model_is_known(revision: str | None, base_model: Mapping[str, Any]) -> bool:
     """Returns False for a model on the hub whose revision names no commit: its files may be others by now."""
-    return base_model["content"] is not None or _COMMIT.fullmatch(config.model.revision or "") is not None
+    return base_model["content"] is not None or _COMMIT.fullmatch(revision or "") is not None

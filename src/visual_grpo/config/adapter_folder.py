@@ -24,7 +24,7 @@ START_RUN = "start.run"
 AGAIN = "Train again, or use the adapters of the MLflow run."
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
-LATEST, NONE = "latest", "none"
+LATEST, NONE, BASE = "latest", "none", "base"
 
 
 def read_facts(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from visual_grpo.config.presets import with_output_folders
 from visual_grpo.config.schema import validate
 from visual_grpo.hooks.folders import tags_of
 from visual_grpo.operations.command import Command
-from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_of
+from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
 
+RUN_SPEC = "params:run_spec"
+"""The parameters, resolved for the model (`models.run_spec`)."""
 JUDGES = "judges."
 """Before the name of a parameter in a tag of `visual_grpo.pipelines`."""
 SAME = "same"
@@ -64,12 +67,14 @@ class ParameterHooks:
             from visual_grpo.grpo.distributed.launch import run_under_own_torchrun
 
             run_under_own_torchrun(present.distributed.processes)
-        parameters = check_before_run(
+        parameters, spec = check_before_run(
             present, makes, tags_of(pipeline), lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
         if parameters.resume == SAME and "adapters" in makes:
             parameters = _same_or_fresh(parameters, pipeline, catalog)
         put_parameters(parameters, catalog)
+        if spec is not None:
+            catalog[RUN_SPEC] = replace(spec, config=parameters)
         if parameters.reward != present.reward:
             weights = ", ".join(f"{name} (weight {reward.weight:g})" for name, reward in parameters.rewards.items())
             console.note(f"Reward, chosen by what the records have: {parameters.reward}, that is {weights}")
@@ -128,7 +133,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             remedy="train",
         )
     base_model, records = catalog.load("base_model"), catalog.load("records")
-    start = start_of(parameters)
+    start = adapters_or_base(parameters.train.start, Path(parameters.adapters_folder))
     digest = None if start is None else adapter_digest(start)
     entries = provenance.inputs(parameters, base_model, records.digest, digest) | provenance.runtime(parameters)
     why = resuming.why_another(parameters, entries)

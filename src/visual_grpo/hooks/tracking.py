@@ -63,9 +63,9 @@ class TrackingHooks:
         origin, earlier = None, None
         modules: Sequence[str] = ()
         if trains:
-            from visual_grpo.training import components, resuming
+            from visual_grpo.training import resuming
 
-            modules = components.make_run_spec(config).modules
+            modules = catalog.load("params:run_spec").modules
             origin = resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
             earlier = None if origin is None else origin.mlflow_run_id
         elif judges_only:

@@ -1,16 +1,17 @@
-"""Parameters resolved for a model family, and refusals of what it does not support."""
+"""A command's parameters resolved for its model, and refusals of what the model's family does not support."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.config import Parameters, PolicyConfig, SamplerConfig, SamplingConfig
-from visual_grpo.models.family import Family
+from visual_grpo.config import ControlConfig, FlowConfig, Parameters, PolicyConfig, SamplerConfig, SamplingConfig
+from visual_grpo.config.data import DEFAULT_FAMILIES
+from visual_grpo.models.family import AUTO, Family, find_family
 
 _KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
 """Kind of module -> the settings of a sampler that only it has."""
@@ -19,8 +20,11 @@ _GENERATES = {"tokens": "tokens", "flow": "denoising steps"}
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """A configuration resolved for its model family."""
+    """The parameters of a command, resolved once for its model."""
 
+    config: Parameters
+    model: str
+    """Folder or hub id of the base model."""
     family: Family
     modules: tuple[str, ...]
     """Trained modules, in the order in which they generate."""
@@ -36,8 +40,14 @@ class RunSpec:
     """``model.options`` as the family's own class."""
 
 
-def make_run_spec(family: Family, config: Parameters) -> RunSpec:
-    """Raises UserError, with what the family supports, for parameters that it does not."""
+def resolve(config: Parameters, model: str | None = None, *, family: Family | None = None) -> RunSpec:
+    """Raises UserError, with what the model's family supports, for parameters that it does not.
+
+    Args:
+        model: folder or hub id; None = ``model.path``, or what the starter makes.
+        family: of the model; None = the one that ``model.family`` names.
+    """
+    family = family or family_of(config, model)
     if config.data.task not in family.tasks:
         raise UserError(
             f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
@@ -49,14 +59,25 @@ def make_run_spec(family: Family, config: Parameters) -> RunSpec:
         raise UserError(problem)
     rollout = _rollout_sampler(family, config.sampling)
     return RunSpec(
+        config=config,
+        model=model or config.model.path or config.starter.model,
         family=family,
         modules=modules,
         joint=config.policy.stages == "joint",
         rollout=rollout,
-        samplers=_judged_samplers(family, config, rollout),
-        controls=_control_samplers(family, config),
+        samplers=_judged_samplers(family, rollout, config.sampling, config.policy.flow),
+        controls=_control_samplers(family, config.sampling.eval, config.evaluation.controls),
         options=options_of(family, config.model.options),
     )
+
+
+def family_of(config: Parameters, model: str | None = None) -> Family:
+    """Returns the family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
+    path = model if model is not None else config.model.path
+    name = config.model.family
+    if path is None and name == AUTO:
+        name = DEFAULT_FAMILIES[config.starter.world]
+    return find_family(name, path)
 
 
 def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
@@ -97,25 +118,29 @@ def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
     return sampling.rollout.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
 
 
-def _judged_samplers(family: Family, config: Parameters, rollout: SamplerConfig) -> dict[str, SamplerConfig]:
+def _judged_samplers(
+    family: Family, rollout: SamplerConfig, sampling: SamplingConfig, flow: FlowConfig
+) -> dict[str, SamplerConfig]:
     """``rollout`` samples tokens as in training, ``sde`` denoises as in training, ``eval`` is the plain pipeline."""
     samplers = {}
     if "tokens" in family.kinds():
         samplers["rollout"] = rollout
-    if "flow" in family.kinds() and config.policy.flow.likelihood == "sde" and _window_fits(config):
+    if "flow" in family.kinds() and flow.likelihood == "sde" and _window_fits(flow, rollout.steps or 0):
         samplers["sde"] = rollout.model_copy(update={"stochastic": True})
-    return samplers | {"eval": config.sampling.eval}
+    return samplers | {"eval": sampling.eval}
 
 
-def _control_samplers(family: Family, config: Parameters) -> dict[str, SamplerConfig]:
+def _control_samplers(
+    family: Family, sampler: SamplerConfig, controls: Sequence[ControlConfig]
+) -> dict[str, SamplerConfig]:
     """The eval sampler with the changes of each of ``evaluation.controls``.
 
     None that equals the eval sampler itself, and none of what the family does not have: conf/base has controls for
     tokens and for denoising.
     """
-    sampler, samplers = config.sampling.eval, {}
+    samplers = {}
     lacking = {key for kind, keys in _KEYS.items() if kind not in family.kinds() for key in keys}
-    for control in config.evaluation.controls:
+    for control in controls:
         changes = {key: value for key, value in control.changes().items() if getattr(sampler, key) != value}
         if changes and not lacking & control.changes().keys():
             name = " ".join(["eval", *(f"{key}={value:g}" for key, value in changes.items())])
@@ -197,7 +222,7 @@ def _flow_problems(trained: list[str], config: Parameters) -> Iterator[str]:
             f"sampling.rollout.steps is {steps}: the last denoising step has no variance and cannot be trained, so a"
             " rollout needs at least 2."
         )
-    if trained and not _window_fits(config):
+    if trained and not _window_fits(flow, steps):
         yield (
             f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
             f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"
@@ -205,8 +230,7 @@ def _flow_problems(trained: list[str], config: Parameters) -> Iterator[str]:
         )
 
 
-def _window_fits(config: Parameters) -> bool:
-    flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
+def _window_fits(flow: FlowConfig, steps: int) -> bool:
     return (flow.window_start or 0) + (flow.window_steps or 1) <= steps - 1
 
 

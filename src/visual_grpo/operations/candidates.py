@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import Parameters
+from visual_grpo.config import EvaluationConfig, Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.config.presets import pinned
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
@@ -45,11 +46,11 @@ class ComparedModel:
 BASE = ComparedModel("the base model", None, {})
 
 
-def find_model(named: str, parameters: Parameters) -> ComparedModel:
+def find_model(named: str, latest: Path) -> ComparedModel:
     """Returns the adapters that a parameter names, or the base model."""
     if named == NONE:
         return BASE
-    return model_in(named, find_adapters(named, Path(parameters.adapters_folder)))
+    return model_in(named, find_adapters(named, latest))
 
 
 def model_in(name: str, folder: Path) -> ComparedModel:
@@ -79,32 +80,30 @@ def unseen(
     return new
 
 
-def shared_scorer(parameters: Parameters, facts: dict[str, Any], records: Sequence[PromptRecord]) -> RewardSet:
-    """Builds the scorer of all models, with the weights of the modules that the training of ``facts`` trained."""
-    spec = components.make_run_spec(_sampled_alike(parameters, facts), facts["model"])
-    scorer = components.build_scorer(parameters, spec.modules)
+def shared_scorer(spec: RunSpec, records: Sequence[PromptRecord]) -> RewardSet:
+    """Builds the scorer of all models, with the weights of the modules that are trained."""
+    scorer = components.build_scorer(spec)
     scorer.check_machine()
     scorer.check_records(records)
     return scorer
 
 
 def draw_model(
-    parameters: Parameters,
+    spec: RunSpec,
     model: ComparedModel,
-    facts: dict[str, Any],
+    facts: Mapping[str, Any],
     records: Sequence[PromptRecord],
     scorer: RewardSet,
     folder: Path,
     *,
     split: str = "held_out",
 ) -> pd.DataFrame:
-    """Generates and scores the model's samples of the records; ``facts`` name the base model and trained modules."""
-    config = _sampled_alike(parameters, facts)
-    settings, sampler = parameters.evaluation, parameters.sampling.eval
+    """Generates and scores the model's samples of the records; ``facts`` are of a training on its base model."""
+    settings, sampler = spec.config.evaluation, spec.config.sampling.eval
     asked = requests(records, settings.images_per_prompt, settings.seed, split)
     with console.progress(folder.name.replace("_", " "), len(asked)) as bar:
         return generate_and_score(
-            components.build_model(config, facts["model"], model.folder),
+            components.build_model(spec, model.folder),
             scorer,
             asked,
             {EVAL_SAMPLER: sampler},
@@ -115,11 +114,11 @@ def draw_model(
         )
 
 
-def gate_settings(parameters: Parameters) -> str:
+def gate_settings(promotion: PromotionConfig, evaluation: EvaluationConfig) -> str:
     """Returns a digest (64 hex digits) of the parameters that decide a gate."""
-    promotion = parameters.promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
-    drawn = parameters.evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
-    return hashlib.sha256(json.dumps([promotion, drawn], sort_keys=True).encode()).hexdigest()
+    rule = promotion.model_dump(mode="json", exclude={"candidate", "model", "alias", "base_copy_mb"})
+    drawn = evaluation.model_dump(mode="json", include={"seed", "images_per_prompt"})
+    return hashlib.sha256(json.dumps([rule, drawn], sort_keys=True).encode()).hexdigest()
 
 
 def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> list[str]:
@@ -145,13 +144,14 @@ def _differences(before: provenance.Record, now: provenance.Record) -> list[str]
     return provenance.described(provenance.differences(before, now, ("rewards.*.max_failed_share",)))
 
 
-def _sampled_alike(parameters: Parameters, facts: dict[str, Any]) -> Parameters:
-    """Returns ``parameters`` with the modules and LoRA of a model's training; all else is shared."""
+def sampled_alike(parameters: Parameters, facts: Mapping[str, Any]) -> RunSpec:
+    """Resolves ``parameters`` with the base model, modules and LoRA of a training; all else is shared."""
     training = Parameters.model_validate(facts["parameters"]) if "parameters" in facts else parameters
     trained = {"train": training.policy.train, "stages": training.policy.stages, "lora": training.policy.lora}
-    return parameters.model_copy(
+    config = parameters.model_copy(
         update={
             "policy": parameters.policy.model_copy(update=trained),
             "model": training.model.model_copy(update={"device": parameters.model.device}),
         }
     )
+    return resolve(config, facts["model"])

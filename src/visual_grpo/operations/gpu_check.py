@@ -30,9 +30,9 @@ def measure(config: Parameters) -> dict[str, Any]:
     torch.set_num_threads(config.model.threads)
     torch.manual_seed(config.seed)
     planned = planned_model(config, measured=True)
-    trainer = planned_trainer(config, planned.spec, planned.model)
+    trainer = planned_trainer(planned)
     loading, metrics = time.perf_counter() - started, []
-    with records_for(config, config.grpo.prompts_per_step) as records:
+    with records_for(config.data, config.plan.prompt_words, config.grpo.prompts_per_step) as records:
         steps = trainer.fit(records)
         for _ in range(config.grpo.steps):
             watch = Stopwatch(device)
@@ -108,11 +108,11 @@ def known_card(device: torch.device) -> str | None:
     return None
 
 
-def caught(work: Callable[[Parameters], dict[str, Any]], config: Parameters) -> dict[str, Any]:
+def caught(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Returns the result of ``work``, or its error as text, and frees what it held on the GPU."""
     try:
         with hidden_progress_bars():
-            return work(config)
+            return work()
     except UserError as error:
         return {"error": str(error)}
     except Exception as error:  # Whatever it is, the other modules are checked.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.data.manifest import SEALED, RecordTable
 from visual_grpo.evaluation import compare, report
@@ -22,9 +22,9 @@ from visual_grpo.operations.candidates import (
     ComparedModel,
     draw_model,
     find_model,
-    gate_settings,
     model_in,
     reward_differences,
+    sampled_alike,
     shared_scorer,
     unseen,
 )
@@ -35,11 +35,11 @@ from visual_grpo.tracking.registry import Registry
 HELD_OUT, CHAMPION, BASE_MODEL = "held_out", "champion", "base model"
 
 
-def find_candidate(parameters: Parameters) -> ComparedModel:
+def find_candidate(named: str, latest: Path) -> ComparedModel:
     """Returns the adapters that ask to become champion."""
-    if parameters.promotion.candidate == NONE:
+    if named == NONE:
         raise UserError("promotion.candidate is none, the base model: name an adapter")
-    return find_model(parameters.promotion.candidate, parameters)
+    return find_model(named, latest)
 
 
 def find_references(candidate: ComparedModel, champion: Registered | None) -> dict[str, ComparedModel]:
@@ -60,10 +60,10 @@ def find_references(candidate: ComparedModel, champion: Registered | None) -> di
 
 
 def refusal(
-    parameters: Parameters, registry: Registry, candidate: ComparedModel, references: Mapping[str, ComparedModel]
+    settings: PromotionConfig, registry: Registry, candidate: ComparedModel, references: Mapping[str, ComparedModel]
 ) -> str | None:
     """Says why the candidate is not even drawn, and the command that overrides it; None if it is to be judged."""
-    again, settings = Command.current().for_pipeline("promote"), parameters.promotion
+    again = Command.current().for_pipeline("promote")
     undone = registry.rolled_back(adapter_digest(candidate.adapters))
     if undone is not None and not settings.rolled_back:  # Somebody had a reason, which the gate does not know.
         return (
@@ -80,10 +80,12 @@ def refusal(
     return None
 
 
-def check_number_of_gates(parameters: Parameters, registry: Registry, digest: str) -> None:
-    """Raises UserError beyond ``gates_per_year``, among which the error of a year is divided."""
-    limit = parameters.promotion.gates_per_year
-    asked = registry.gates_in_last_year(excluding=(digest, gate_settings(parameters)))
+def check_number_of_gates(limit: int, registry: Registry, excluding: tuple[str, str]) -> None:
+    """Raises UserError beyond ``gates_per_year``, among which the error of a year is divided.
+
+    ``excluding`` are the digests of the candidate and of `gate_settings`.
+    """
+    asked = registry.gates_in_last_year(excluding=excluding)
     if asked >= limit:
         raise UserError(
             f"promotion.gates_per_year is {limit}, and {counted(asked, 'adapter')} asked to become {registry.name}@"
@@ -91,9 +93,9 @@ def check_number_of_gates(parameters: Parameters, registry: Registry, digest: st
         )
 
 
-def earlier_stages(parameters: Parameters, digest: str, kept: Path) -> dict[str, Any]:
+def earlier_stages(output: str, digest: str, kept: Path) -> dict[str, Any]:
     """Returns the decision that made the candidate champion and keeps its report; empty if it is gone."""
-    folder = Path(parameters.output) / "08_reporting"
+    folder = Path(output) / "08_reporting"
     file = folder / "judgement.json"
     judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     if judgement is None or judgement["candidate"]["digest"] != digest:
@@ -119,14 +121,15 @@ def judge_stages(
         for split in (HELD_OUT, SEALED)
         if split == HELD_OUT or len(records.split(split))
     }
-    scorer = shared_scorer(parameters, candidate.facts, list(itertools.chain(*judged.values())))
+    scorer = shared_scorer(sampled_alike(parameters, candidate.facts), list(itertools.chain(*judged.values())))
     stages: dict[str, Any] = {}
     for split, chosen in judged.items():
         groups = subgroups_of(chosen, settings.subgroups)
         scores = {}
         for name, model in models.items():
             facts, samples = model.facts or candidate.facts, _samples_folder(folder, split, name)
-            scores[name] = draw_model(parameters, model, facts, chosen, scorer, samples, split=split)
+            spec = sampled_alike(parameters, facts)
+            scores[name] = draw_model(spec, model, facts, chosen, scorer, samples, split=split)
         decision = decide(scores.pop("candidate"), scores, settings, groups)
         stages[split] = decision.as_json()
         if not decision.promoted:

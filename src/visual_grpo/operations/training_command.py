@@ -51,9 +51,8 @@ class TrainingCommand:
         judge: RewardSet,
         tracker: Tracker,
         logs: Sequence[ExtraLog],
-        modules: tuple[str, ...],
     ) -> None:
-        self.run, self.judge, self.tracker, self.modules = run, judge, tracker, modules
+        self.run, self.judge, self.tracker = run, judge, tracker
         self.logs: list[Tracker | ExtraLog] = [tracker, *logs]
 
     def execute(self) -> Progress:
@@ -88,7 +87,7 @@ class TrainingCommand:
 
     def _on_step(self, metrics: StepMetrics, row: dict[str, float]) -> None:
         for log in self.logs:
-            log.metrics(tracked(row, self.modules, list(self.run.config.rewards)), metrics.step)
+            log.metrics(tracked(row, self.run.spec.modules, list(self.run.config.rewards)), metrics.step)
         if self.run.is_picture_due(metrics.step):
             self._show_samples(metrics.step)
         names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
@@ -151,16 +150,12 @@ def training_provenance(
 def complete_adapters(
     folder: Path,
     run: TrainingRun,
-    loading: Mapping[str, str],
     run_name: str | None,
     records: RecordTable,
     start: Path | None,
     changes: str,
 ) -> None:
-    """Writes the adapters with their facts, seen and held-out prompts, uncommitted changes of the code and model card.
-
-    ``loading`` has for each trained module the line that loads it without this package.
-    """
+    """Writes the adapters with their facts, seen and held-out prompts, uncommitted changes of the code, model card."""
     run.write_adapters(folder)
     if changes:
         (folder / CHANGES).write_text(changes, encoding="utf-8")
@@ -169,7 +164,9 @@ def complete_adapters(
     earlier = frozenset() if start is None else read_seen(start)
     write_seen((record.prompt for record in records.split("train", "eval")), folder, earlier)
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
-    facts = read_facts(folder) | {RUN_NAME: run_name, "finished": finished, "loading": dict(loading)}
+    # The line that loads each adapter without this package.
+    loading = {module: run.spec.family.modules[module].adapter.plain for module in run.spec.modules}
+    facts = read_facts(folder) | {RUN_NAME: run_name, "finished": finished, "loading": loading}
     (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
     (folder / CARD).write_text(model_card(facts, list(loading)), encoding="utf-8")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.digests import tree_digest
 from visual_grpo.common.files import heal, new_folder
-from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import generate_samples
 
@@ -22,7 +21,7 @@ from visual_grpo.training.evaluation_samples import generate_samples
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(draw_baseline, ["parameters", "base_model", "records"], "baseline", name="draw_baseline"),
+            Node(draw_baseline, ["params:run_spec", "base_model", "records"], "baseline", name="draw_baseline"),
         ],
         namespace="baseline",
         prefix_datasets_with_namespace=False,
@@ -34,37 +33,41 @@ STAMP = "made_with.json"
 """File in the baseline's folder: what it depends on, and the digest of its other files."""
 
 
-def draw_baseline(parameters: Parameters, base_model: dict[str, Any], records: RecordTable) -> Path:
+def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTable) -> Path:
     """Draws and scores the policy without an adapter, also at each control's settings.
 
     An existing baseline is kept if the same one would be drawn.
     """
-    components.check_unchanged(base_model)
+    components.check_unchanged(base_model, spec)
     now = {
-        "parameters": parameters.public(),
-        **provenance.inputs(parameters, base_model, records.digest),
-        **provenance.runtime(parameters),
+        "parameters": spec.config.public(),
+        **provenance.inputs(spec.config, base_model, records.digest),
+        **provenance.runtime(spec.config),
     }
-    present = Path(parameters.output) / "07_model_output/baseline"
+    present = Path(spec.config.output) / "07_model_output/baseline"
     heal(present)
-    why = _redraw_reason(present, now, parameters, base_model)
+    known = provenance.base_model_is_known(spec.config.model.revision, base_model)
+    why = _redraw_reason(present, now, spec.config.evaluation.redraw, known)
     if why is None:
         console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
         return present
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
     folder = new_folder(present)
-    generate_samples(folder, parameters, base_model, records, adapters=None, title="baseline")
+    generate_samples(folder, spec, base_model, records, adapters=None, title="baseline")
     stamp = {"provenance": now, "digest": _digest(folder)}
     (folder / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
     return folder
 
 
-def _redraw_reason(
-    folder: Path, now: Mapping[str, Any], config: Parameters, base_model: Mapping[str, Any]
-) -> str | None:
-    """Says why the baseline in ``folder`` is not kept; None if it is what would be drawn, byte for byte."""
-    if config.evaluation.redraw:
+def _redraw_reason(folder: Path, now: provenance.Record, redraw: bool, known: bool) -> str | None:
+    """Says why the baseline in ``folder`` is not kept; None if it is what would be drawn, byte for byte.
+
+    Args:
+        redraw: ``evaluation.redraw``.
+        known: the files of the base model are known.
+    """
+    if redraw:
         return "evaluation.redraw is true"
     if not folder.is_dir():
         return "there is none"
@@ -73,7 +76,7 @@ def _redraw_reason(
         before, digest = stamp["provenance"], stamp["digest"]
     except (OSError, ValueError, KeyError, TypeError):
         return f"{folder} does not say what it was made with"
-    if not provenance.base_model_is_known(config, base_model):
+    if not known:
         return "model.path is on the hub and model.revision names no commit, so that its files may be others now"
     if different := provenance.differences(before, now, provenance.UNREAD["baseline"]):
         return f"other {', '.join(provenance.described(different))}"

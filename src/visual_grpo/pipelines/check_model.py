@@ -12,19 +12,19 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.config import Parameters
 from visual_grpo.models.family_check import Finding, check_family
-from visual_grpo.training import components
+from visual_grpo.models.run_spec import RunSpec
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(check, "parameters", "model_check", name="check_model"),
+            Node(check, "params:run_spec", "model_check", name="check_model"),
             Node(require_equal, "model_check", None, name="require_equal"),
         ],
         namespace="check_model",
         prefix_datasets_with_namespace=False,
+        tags=["model"],
     )
 
 
@@ -34,11 +34,10 @@ _GUIDANCE = 4.0
 """Where the eval sampler has none."""
 
 
-def check(parameters: Parameters) -> dict[str, Any]:
+def check(spec: RunSpec) -> dict[str, Any]:
     """Runs the checks at a size that is not square and prints them as a table; returns JSON."""
-    model, data = parameters.model.path or parameters.starter.model, parameters.data
+    parameters, model, data = spec.config, spec.model, spec.config.data
     torch.set_num_threads(parameters.model.threads)
-    spec = components.make_run_spec(parameters, model)
     height, width = (min(side, _LARGEST) // _CELL * _CELL for side in (data.height, data.width))
     size = (height, max(width // 2 // _CELL * _CELL, _CELL))
     scale = parameters.sampling.eval.guidance_scale or 0

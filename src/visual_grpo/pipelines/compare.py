@@ -17,7 +17,14 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.evaluation.verdict import summarise
-from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
+from visual_grpo.operations.candidates import (
+    ComparedModel,
+    draw_model,
+    find_model,
+    sampled_alike,
+    shared_scorer,
+    unseen,
+)
 
 
 def create_pipeline() -> Pipeline:
@@ -37,17 +44,21 @@ _UNCOMPARED = (*provenance.UNREAD["train"], "evaluation", "model.device", "model
 
 def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     """Draws both models and reports the differences, with the parameters of the second's training."""
-    first, second = (find_model(named, parameters) for named in (parameters.compare.first, parameters.compare.second))
+    latest, asked = Path(parameters.adapters_folder), parameters.compare
+    first, second = (find_model(named, latest) for named in (asked.first, asked.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
     folder = new_folder(Path(parameters.output) / "08_reporting/comparison")
     before, after = folder / "first", folder / "second"
-    scorer = shared_scorer(parameters, second.facts or first.facts, shared)
+    scorer = shared_scorer(sampled_alike(parameters, second.facts or first.facts), shared)
     scores = {
-        folder: draw_model(parameters, side, side.facts or other.facts, shared, scorer, folder)
-        for folder, side, other in ((before, first, second), (after, second, first))
+        folder: draw_model(sampled_alike(parameters, facts), side, facts, shared, scorer, folder)
+        for folder, side, facts in (
+            (before, first, first.facts or second.facts),
+            (after, second, second.facts or first.facts),
+        )
     }
     entries = compare.compare(
         scores[before], scores[after], bootstrap_samples=settings.bootstrap_samples, seed=settings.seed

@@ -10,13 +10,14 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.files import new_folder
-from visual_grpo.config import EvaluationConfig, Parameters
+from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import modules_of, read_facts
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, result, summarise
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import generate_samples
@@ -25,10 +26,10 @@ from visual_grpo.training.evaluation_samples import generate_samples
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(choose_adapters, ["parameters", "adapters"], "judged_adapters", name="choose_adapters"),
+            Node(choose_adapters, ["params:adapter", "adapters"], "judged_adapters", name="choose_adapters"),
             Node(
                 draw_trained,
-                ["parameters", "base_model", "records", "baseline", "judged_adapters"],
+                ["params:run_spec", "base_model", "records", "baseline", "judged_adapters"],
                 "trained",
                 name="draw_trained",
             ),
@@ -52,29 +53,28 @@ def create_pipeline() -> Pipeline:
     )
 
 
-def choose_adapters(parameters: Parameters, adapters: Path) -> Path:
+def choose_adapters(named: str, adapters: Path) -> Path:
     """Returns the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
-    folder = find_adapters(parameters.adapter, adapters)
+    folder = find_adapters(named, adapters)
     report.read_history(folder)  # The report needs it, hours from now.
     return folder
 
 
 def draw_trained(
-    parameters: Parameters,
+    spec: RunSpec,
     base_model: dict[str, Any],
     records: RecordTable,
     baseline: Path,
     adapters: Path,
 ) -> Path:
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
-    components.check_unchanged(base_model)
-    spec = components.make_run_spec(parameters, base_model["model"])
-    present = provenance.conditions(parameters, spec, base_model, records.digest)
+    components.check_unchanged(base_model, spec)
+    present = provenance.conditions(spec, base_model, records.digest)
     training = read_facts(adapters)
     provenance.require_pair(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
     provenance.require_trained_on(training, base_model, records.digest)
-    folder = new_folder(Path(parameters.output) / "07_model_output/trained")
-    generate_samples(folder, parameters, base_model, records, adapters=adapters, title="evaluate")
+    folder = new_folder(Path(spec.config.output) / "07_model_output/trained")
+    generate_samples(folder, spec, base_model, records, adapters=adapters, title="evaluate")
     return folder
 
 

@@ -13,19 +13,21 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
-from visual_grpo.config import Parameters
+from visual_grpo.config import DataConfig
+from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
+from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(draw_prompts, ["parameters"], "generated", name="draw_prompts"),
+            Node(draw_prompts, ["params:run_spec"], "generated", name="draw_prompts"),
         ],
         namespace="generate",
         prefix_datasets_with_namespace=False,
@@ -38,14 +40,12 @@ LISTED = "metadata.jsonl"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 
 
-def draw_prompts(parameters: Parameters) -> Path:
+def draw_prompts(spec: RunSpec) -> Path:
     """Writes a picture of each sample, a list of them, and a contact sheet."""
-    settings = parameters.generate
-    with _prompts(parameters) as records:
-        adapters = adapters_of(parameters)
-        model_path = model_of(parameters, adapters)
-        scorer = components.build_scorer(parameters, components.make_run_spec(parameters, model_path).modules)
-        model = components.build_model(parameters, model_path, adapters)
+    parameters, settings = spec.config, spec.config.generate
+    with _prompts(settings, parameters.data) as records:
+        adapters = adapters_or_base(parameters.adapter, Path(parameters.adapters_folder))
+        scorer, model = components.build_scorer(spec), components.build_model(spec, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
         drawn: list[tuple[Request, Sample]] = []
@@ -61,8 +61,7 @@ def draw_prompts(parameters: Parameters) -> Path:
 
 
 @contextmanager
-def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
-    settings = parameters.generate
+def _prompts(settings: GenerateConfig, data: DataConfig) -> Iterator[Sequence[PromptRecord]]:
     if (settings.prompt is None) == (settings.prompts is None):
         raise UserError(
             "generate needs either one prompt or a file of prompts:\n"
@@ -73,7 +72,7 @@ def _prompts(parameters: Parameters) -> Iterator[Sequence[PromptRecord]]:
         yield [PromptRecord(id="prompt", prompt=str(settings.prompt))]
         return
 
-    with ad_hoc_records(settings.prompts, parameters.data, "generate.prompts") as records:
+    with ad_hoc_records(settings.prompts, data, "generate.prompts") as records:
         yield records
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -12,29 +13,29 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo.common import console
 from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import Parameters
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.gpu_check import caught, known_card, measure, single_module
 from visual_grpo.operations.plan.report import make_plan
-from visual_grpo.training import components
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(check, "parameters", "gpu_check", name="check_gpu"),
+            Node(check, "params:run_spec", "gpu_check", name="check_gpu"),
             Node(require_complete, "gpu_check", None, name="require_whole_check"),
         ],
         namespace="gpu_check",
         prefix_datasets_with_namespace=False,
+        tags=["model"],
     )
 
 
-def check(parameters: Parameters) -> dict[str, Any]:
+def check(spec: RunSpec) -> dict[str, Any]:
     """Measures steps of each trained module and prints them beside the plan; returns both as JSON.
 
     Raises UserError where the device is no GPU.
     """
-    device_name = parameters.model.device
+    parameters, device_name = spec.config, spec.config.model.device
     if device_kind(device_name) != "cuda" or not torch.cuda.is_available():
         raise UserError(
             f"model.device is {device_name}, which is no GPU of this machine; expected one to check. What a training"
@@ -42,18 +43,19 @@ def check(parameters: Parameters) -> dict[str, Any]:
             remedy="plan",
         )
     device = resolve_device(device_name)
-    facts, model = torch.cuda.get_device_properties(device), parameters.model.path or parameters.starter.model
+    facts = torch.cuda.get_device_properties(device)
     plan_settings = parameters.plan.model_copy(update={"gpu": known_card(device)})
-    modules, cases = components.make_run_spec(parameters, model).modules, []
-    with console.progress("Steps on the GPU", total=len(modules)) as bar:
-        for module in modules:
+    cases = []
+    with console.progress("Steps on the GPU", total=len(spec.modules)) as bar:
+        for module in spec.modules:
             case = single_module(parameters.model_copy(update={"plan": plan_settings}), module)
-            cases.append({"module": module, **caught(measure, case), "plan": caught(make_plan, case)})
+            measured, plan = caught(partial(measure, case)), caught(partial(make_plan, case))
+            cases.append({"module": module, **measured, "plan": plan})
             bar.advance(done=module)
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "peft")]
     report = {
         "gpu": f"{facts.name}, {facts.total_memory / 1e9:.1f} GB, CUDA {torch.version.cuda}, {', '.join(versions)}",
-        "model": model,
+        "model": spec.model,
         "cases": cases,
     }
     show(report)

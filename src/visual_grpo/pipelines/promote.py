@@ -47,7 +47,8 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
     """
     registry = Registry.of(parameters)
-    candidate, champion = find_candidate(parameters), registry.champion()
+    settings, latest = parameters.promotion, Path(parameters.adapters_folder)
+    candidate, champion = find_candidate(settings.candidate, latest), registry.champion()
     digest = adapter_digest(candidate.adapters)
     if changed := judge_differences(candidate, parameters):
         raise UserError(
@@ -64,12 +65,13 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
     folder = new_folder(Path(parameters.output) / "08_reporting/promotion")
     if champion is not None and champion.digest == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
-        stages = earlier_stages(parameters, digest, folder)
+        stages = earlier_stages(parameters.output, digest, folder)
         return folder, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
     references = find_references(candidate, champion)
-    if reason := refusal(parameters, registry, candidate, references):
+    if reason := refusal(settings, registry, candidate, references):
         return folder, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
-    check_number_of_gates(parameters, registry, digest)
+    excluding = digest, gate_settings(settings, parameters.evaluation)
+    check_number_of_gates(settings.gates_per_year, registry, excluding)
     stages = judge_stages(parameters, records, candidate, references, folder)
     write_report(parameters, candidate, stages, folder, next(iter(references)))
     last = list(stages.values())[-1]  # It is reached only if the others hold.
@@ -79,7 +81,8 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
 def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
     registry = Registry.of(parameters)
-    adapters, digest = find_candidate(parameters).adapters, judgement["candidate"]["digest"]
+    settings, digest = parameters.promotion, judgement["candidate"]["digest"]
+    adapters = find_candidate(settings.candidate, Path(parameters.adapters_folder)).adapters
     champion, judged_against = registry.champion(), judgement["champion"]
     now = None if champion is None else champion.digest
     # After a crash, the candidate may be champion already.
@@ -98,7 +101,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
         registry.promote(version)
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
     if not judgement["already"] or not registry.is_judged(digest):
-        registry.note_gate(digest, gate_settings(parameters))
+        registry.note_gate(digest, gate_settings(settings, parameters.evaluation))
     for line in sentences:
         console.note(line)
     if version is not None:

@@ -18,12 +18,13 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import PromptRecord, Sample, Scores
-from visual_grpo.config import GRPOConfig, Parameters
+from visual_grpo.config import GRPOConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.evaluation.samples import distinct_prompts, generate_batches, requests
 from visual_grpo.grpo.losses import zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
@@ -31,7 +32,7 @@ from visual_grpo.training import components
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(report_rewards, ["parameters", "base_model", "records"], "reward_report", name="report_rewards"),
+            Node(report_rewards, ["params:run_spec", "base_model", "records"], "reward_report", name="report_rewards"),
         ],
         namespace="reward_report",
         prefix_datasets_with_namespace=False,
@@ -59,11 +60,10 @@ _COLUMNS = {
 }
 
 
-def report_rewards(parameters: Parameters, base_model: dict[str, Any], records: RecordTable) -> Path:
+def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTable) -> Path:
     """Writes tables of the rewards and of the samples, and a picture of what each reward prefers."""
-    components.check_unchanged(base_model)
-    spec = components.make_run_spec(parameters, base_model["model"])
-    scorer = components.build_scorer(parameters, spec.modules)
+    components.check_unchanged(base_model, spec)
+    scorer, parameters = components.build_scorer(spec), spec.config
     settings = parameters.reward_report
     prompts = distinct_prompts(records.split("train"), settings.prompts)
     if len(prompts) < 2:
@@ -71,7 +71,7 @@ def report_rewards(parameters: Parameters, base_model: dict[str, Any], records: 
             "reward_report needs at least two training prompts; lower data.eval_share or data.held_out_share"
         )
     scorer.check_records(prompts)
-    model = components.build_model(parameters, base_model["model"])
+    model = components.build_model(spec)
     asked = requests(prompts, settings.samples, parameters.evaluation.seed)
     samples: list[Sample] = []
     with console.progress("Drawing", len(asked)) as bar:

@@ -31,27 +31,28 @@ from visual_grpo.common.files import new_folder, write_atomically
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.adapter_folder import adapter_digest, read_facts
+from visual_grpo.config.pipelines import VoteConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed, read_scores
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.provenance import require_pair
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.rewards.votes.server import served
-from visual_grpo.tracking.adapter_lookup import adapters_of, model_of
+from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(collect_votes, ["parameters", "records"], "votes", name="collect_votes"),
+            Node(collect_votes, ["params:run_spec", "records"], "votes", name="collect_votes"),
         ],
         namespace="vote",
         prefix_datasets_with_namespace=False,
@@ -69,8 +70,9 @@ LISTED = "metadata.jsonl"
 """File that ``generate`` writes beside its pictures."""
 
 
-def collect_votes(parameters: Parameters, records: RecordTable) -> Path:
+def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
+    parameters = spec.config
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
     final = Path(parameters.output) / "08_reporting/votes"
     if final.resolve() in file.resolve().parents:
@@ -79,8 +81,8 @@ def collect_votes(parameters: Parameters, records: RecordTable) -> Path:
         )
     for line in read_choices(file).damaged:
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
-    ballot = Ballot(find_pairs(parameters, records, file), file, parameters.vote.seed)
-    _vote(parameters, ballot)
+    ballot = Ballot(find_pairs(spec, records, file), file, parameters.vote.seed)
+    _vote(parameters.vote, ballot)
     folder = new_folder(final)
     if parameters.vote.source == AB:
         _report_blind(ballot.standing(), folder)
@@ -92,9 +94,8 @@ def collect_votes(parameters: Parameters, records: RecordTable) -> Path:
     return folder
 
 
-def _vote(parameters: Parameters, ballot: Ballot) -> None:
+def _vote(settings: VoteConfig, ballot: Ballot) -> None:
     """Serves the page until all is judged, the page's button or Ctrl-C."""
-    settings = parameters.vote
     left = len(ballot.pending(settings.voter))
     if not left:
         judged = counted(len(ballot.pairs), "pair")
@@ -149,36 +150,37 @@ def _table(choices: Sequence[Choice]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=_COLUMNS)
 
 
-def find_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+def find_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
     """Returns as many pairs as ``vote`` asks for, one of each prompt before the second of any.
 
     Args:
         file: of the choices; pictures are kept beside it.
     """
-    if parameters.vote.source == DRAW:
-        return _drawn_pairs(parameters, records, file)
-    if parameters.vote.source == AB:
-        return _blind_pairs(parameters, records, file)
-    return _folder_pairs(parameters, file)
+    settings = spec.config.vote
+    if settings.source == DRAW:
+        return _drawn_pairs(spec, records, file)
+    if settings.source == AB:
+        return _blind_pairs(settings, Path(spec.config.output), records, file)
+    return _folder_pairs(settings, file)
 
 
-def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
     """Draws two samples of a training prompt for each pair that was not drawn before."""
-    named = parameters.model_copy(update={"adapter": parameters.vote.adapter})
-    adapters = adapters_of(named)
-    model_path = model_of(named, adapters)
+    parameters = spec.config
+    adapters = adapters_or_base(parameters.vote.adapter, Path(parameters.adapters_folder))
+    if adapters is not None:
+        spec = resolve(parameters, read_facts(adapters)["model"])
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
     what = {
-        "model": [model_path, content_digest(model_path)],
+        "model": [spec.model, content_digest(spec.model)],
         "adapters": None if adapters is None else adapter_digest(adapters),
         "sampler": sampler.model_dump(mode="json"),
         "size": [parameters.data.height, parameters.data.width],
     }
-    asked, drawn = _asked(parameters, records, what), _drawn_before(file)
+    asked, drawn = _asked(parameters.vote, records, what), _drawn_before(file)
     missing = {pair: requests for pair, requests in asked.items() if pair not in drawn}
     if missing:
-        scorer = components.build_scorer(parameters, components.make_run_spec(parameters, model_path).modules)
-        model = components.build_model(parameters, model_path, adapters)
+        scorer, model = components.build_scorer(spec), components.build_model(spec, adapters)
         pending, names = list(itertools.chain(*missing.values())), iter(missing)
         size = 2 * max(1, parameters.evaluation.batch_size // 2)
         with console.progress("Drawing pairs", len(missing)) as bar:
@@ -203,15 +205,15 @@ def _drawn_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
     return [drawn[pair] for pair in asked]
 
 
-def _asked(parameters: Parameters, records: RecordTable, what: Mapping[str, Any]) -> dict[str, tuple[Request, Request]]:
+def _asked(settings: VoteConfig, records: RecordTable, what: Mapping[str, Any]) -> dict[str, tuple[Request, Request]]:
     """Maps the id of each pair to its two requests."""
-    seed = parameters.vote.seed
+    seed = settings.seed
     prompts = distinct_prompts(records.split("train"), None)
     if not prompts:
         raise UserError("vote needs training prompts to draw; lower data.eval_share or data.held_out_share")
     prompts.sort(key=lambda record: hashlib.sha256(f"{seed}\0{record.id}".encode()).digest())
     asked = {}
-    for number in range(parameters.vote.pairs):
+    for number in range(settings.pairs):
         record, turn = prompts[number % len(prompts)], number // len(prompts)
         seeds = [image_seed(seed, record.id, 2 * turn + side) for side in (0, 1)]
         key = {**what, "record": record.id, "prompt": record.prompt, "seeds": seeds}
@@ -232,9 +234,9 @@ def _drawn_before(file: Path) -> dict[str, Pair]:
     return pairs
 
 
-def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> list[Pair]:
+def _blind_pairs(settings: VoteConfig, output: Path, records: RecordTable, file: Path) -> list[Pair]:
     """Pairs samples of held-out prompts with the same seed, the base model's first."""
-    folders = [Path(parameters.output) / "07_model_output" / name for name in ("baseline", "trained")]
+    folders = [output / "07_model_output" / name for name in ("baseline", "trained")]
     for folder, maker in zip(folders, ("baseline", "evaluate"), strict=True):
         if not (folder / SCORES).is_file():
             raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}.", remedy=maker)
@@ -244,9 +246,9 @@ def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
     if not rows:
         raise UserError("vote.source=ab: there are no samples of held-out prompts; raise data.held_out_share")
     families = {record.id: _family(record) for record in records.split("held_out")}
-    rows.sort(key=lambda row: (row["index"], _hash(parameters.vote.seed, row["id"])))
+    rows.sort(key=lambda row: (row["index"], _hash(settings.seed, row["id"])))
     pairs = []
-    for row in rows[: parameters.vote.pairs]:
+    for row in rows[: settings.pairs]:
         first, second = (keep(read_image(folder / row[f"file_{folder.name}"]), file) for folder in folders)
         sources = row.get("source")  # An array, or None.
         pairs.append(
@@ -265,9 +267,9 @@ def _blind_pairs(parameters: Parameters, records: RecordTable, file: Path) -> li
     return pairs
 
 
-def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
+def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     """Pairs pictures of one prompt: the first with the second, the third with the fourth, and so on."""
-    folder = Path(parameters.vote.source)
+    folder = Path(settings.source)
     prompts: dict[str, list[str]] = {}
     try:
         for text in (folder / LISTED).read_text(encoding="utf-8").splitlines():
@@ -284,12 +286,12 @@ def _folder_pairs(parameters: Parameters, file: Path) -> list[Pair]:
     if not couples_in_turn:
         raise UserError(f"vote.source: {folder} has no prompt with two pictures; draw more of each: generate.samples=2")
     pairs = []
-    for prompt, *names in couples_in_turn[: parameters.vote.pairs]:
+    for prompt, *names in couples_in_turn[: settings.pairs]:
         first, second = (keep(read_image(folder / name), file) for name in names)
         pairs.append(
             Pair(
                 pair=_hash("folder", prompt, first, second),
-                source=parameters.vote.source,
+                source=settings.source,
                 prompt=prompt,
                 record=_hash(prompt),
                 family=prompt,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
-from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import FACTS, LATEST, NONE, adapter_digest, read_facts
+from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import TRAINING_DIGEST
 
@@ -80,22 +79,9 @@ def find_adapters(named: str, latest: Path) -> Path:
     return _adapters_in_mlflow(named, mlflow_api.tracking_uri())
 
 
-def adapters_of(config: Parameters) -> Path | None:
-    """Returns the folder that the parameter ``adapter`` names, as `find_adapters` does; None for the base model."""
-    return None if config.adapter == NONE else find_adapters(config.adapter, Path(config.adapters_folder))
-
-
-def start_of(config: Parameters) -> Path | None:
-    """The folder of the adapters that ``train.start`` names; None for fresh ones."""
-    return None if config.train.start == "base" else find_adapters(config.train.start, Path(config.adapters_folder))
-
-
-def model_of(config: Parameters, adapters: Path | None) -> str:
-    """Returns the base model that ``adapters`` were trained on, else the one of the parameters."""
-    model = (None if adapters is None else read_facts(adapters)["model"]) or config.model.path or config.starter.model
-    if config.model.path is None and not Path(model).is_dir():
-        raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
-    return str(model)
+def adapters_or_base(named: str, latest: Path) -> Path | None:
+    """Returns what `find_adapters` does; None for the base model, which is named none, or base in ``train.start``."""
+    return None if named in (NONE, BASE) else find_adapters(named, latest)
 
 
 def find_start(named: str, digest: str, latest: Path, run: str | None = None) -> Path:

@@ -35,7 +35,7 @@ from visual_grpo.common.digests import content_digest, may_be_hub_id
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import Parameters, SamplerConfig
+from visual_grpo.config import Parameters, RewardConfig, SamplerConfig, Task
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.config.presets import pinned
 from visual_grpo.evaluation.samples import generate_batches, requests
@@ -46,6 +46,7 @@ from visual_grpo.training import components
 
 if TYPE_CHECKING:
     from visual_grpo.models.model import Model
+from visual_grpo.models.run_spec import resolve
 
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {"temperature": "double", "top_p": "double", "top_k": "long", "steps": "long", "guidance_scale": "double"}
@@ -72,10 +73,10 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             folder,
             loader_module=__name__,
             data_path=str(inside),
-            signature=_signature(config),
+            signature=_signature(config.data.task, config.sampling.eval.model_dump()),
             input_example=[_EXAMPLE] if config.data.task == "t2i" else [{"prompt": _EXAMPLE}],
             # MLflow would load the model to find them, which takes ten times as long.
-            pip_requirements=_requirements(config),
+            pip_requirements=_requirements(config.model.base_weights),
             model_config={"device": "auto", "base": str(base.resolve()) if base.is_dir() else model},
             metadata=dict(about),
         )
@@ -92,9 +93,8 @@ def _check_base(adapters: Path, model: str) -> None:
     check_base(adapters, model, content_digest(model))
 
 
-def _signature(config: Parameters) -> ModelSignature:
+def _signature(task: Task, sampler: Mapping[str, Any]) -> ModelSignature:
     """Describes requests and answers, which depend on the training's task."""
-    task, sampler = config.data.task, config.sampling.eval.model_dump()
     if task == "t2i":
         inputs = Schema([ColSpec("string")])  # Without a name, so that a list of prompts is taken.
     else:
@@ -107,11 +107,11 @@ def _signature(config: Parameters) -> ModelSignature:
     return ModelSignature(inputs=inputs, outputs=outputs, params=ParamSchema(params))
 
 
-def _requirements(config: Parameters) -> list[str]:
+def _requirements(base_weights: str) -> list[str]:
     """Returns the installed versions of the needed libraries; not this package, which no index has."""
     needed = [Requirement(text) for text in metadata.requires("visual-grpo") or []]
     names = [package.name for package in needed if package.marker is None or package.marker.evaluate({"extra": ""})]
-    names += [] if config.model.base_weights == "full" else ["bitsandbytes"]
+    names += [] if base_weights == "full" else ["bitsandbytes"]
     return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in names]
 
 
@@ -123,7 +123,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
     tree = pinned(read_facts(folder / ADAPTERS)["parameters"])
     placed = {**tree["model"], "path": model, "device": model_config["device"]}
     config = Parameters.model_validate({**tree, "model": placed})
-    return ServedModel(config, components.build_model(config, model, folder / ADAPTERS))
+    return ServedModel(config, components.build_model(resolve(config, model), folder / ADAPTERS))
 
 
 class ServedModel:
@@ -132,7 +132,7 @@ class ServedModel:
     def __init__(self, config: Parameters, model: Model) -> None:
         self._config, self._model = config, model
         self._segments = config.data.task == "segmentation"
-        self._judge = _negative_points(config) if self._segments else None
+        self._judge = _negative_points(config.rewards) if self._segments else None
         self._one_at_a_time = threading.Lock()
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -197,9 +197,9 @@ class ServedModel:
         return {"answer": sample.text, "mask": _png(stretch_mask(white, images[0].height, images[0].width))}
 
 
-def _negative_points(config: Parameters) -> NegativePointsReward | None:
+def _negative_points(rewards: Mapping[str, RewardConfig]) -> NegativePointsReward | None:
     """Returns the reward whose segmenter turns answers into masks; None if the training had another reward."""
-    for name, reward in config.rewards.items():
+    for name, reward in rewards.items():
         if (reward.function or BUILT_IN.get(name)) == BUILT_IN["negative_points"]:
             function = build_reward(name, reward).function
             assert isinstance(function, NegativePointsReward)

@@ -94,7 +94,7 @@ def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run |
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> None:
     adapters, run_id = output / ADAPTERS, run.info.run_id
     config = Parameters.model_validate(facts["parameters"])
-    mlflow_api.log_metrics(client, run_id, _curves(adapters, config), {})
+    mlflow_api.log_metrics(client, run_id, _curves(adapters, list(config.rewards)), {})
     for file in sorted(adapters.glob("*.png")):
         if match := _PICTURE.fullmatch(file.name):
             with Image.open(file) as picture:
@@ -111,15 +111,13 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
         mlflow_api.set_tags(client, run_id, dict.fromkeys(("result", mlflow_api.EVALUATION, EVALUATION_DIGEST), ""))
 
 
-def _curves(adapters: Path, config: Parameters) -> list[mlflow_api.Point]:
+def _curves(adapters: Path, rewards: Sequence[str]) -> list[mlflow_api.Point]:
     """Returns the metrics of ``training.csv`` that MLflow shows."""
     with (adapters / HISTORY).open(encoding="utf-8", newline="") as file:
         rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
     at, modules = _modified(adapters / FACTS), modules_of(adapters)
     return [
-        (name, value, at, int(row["step"]))
-        for row in rows
-        for name, value in tracked(row, modules, list(config.rewards)).items()
+        (name, value, at, int(row["step"])) for row in rows for name, value in tracked(row, modules, rewards).items()
     ]
 
 

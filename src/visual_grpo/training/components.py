@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from visual_grpo.common.device import resolve_device
 from visual_grpo.common.digests import content_digest
-from visual_grpo.common.errors import UserError, counted
-from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import Dtype, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
-from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
-from visual_grpo.models import run_spec
-from visual_grpo.models.family import AUTO, find_family, is_own
+from visual_grpo.models.family import find_family, is_own
 from visual_grpo.models.family_check import check_before_training
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.quantized import require_quantized
@@ -39,48 +35,33 @@ ROLLOUT = {"tokens": {"temperature": 1.0, "top_p": 1.0, "top_k": 0}, "flow": {"s
 EVAL_SAMPLER = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 
 
-def family_of(config: Parameters, model: str | None = None) -> Family:
-    """The family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
-    path = model if model is not None else config.model.path
-    name = config.model.family
-    if path is None and name == AUTO:
-        name = DEFAULT_FAMILIES[config.starter.world]
-    return find_family(name, path)
-
-
-def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
-    """Returns what the configuration asks of its model's family; raises UserError where that does not fit."""
-    return run_spec.make_run_spec(family_of(config, model), config)
-
-
-def check_unchanged(base_model: Mapping[str, Any]) -> None:
-    """Raises UserError if the base model's files are not those that the starter pipeline recorded or made."""
-    model = base_model["model"]
-    before = base_model["content"]
+def check_unchanged(base_model: Mapping[str, Any], spec: RunSpec) -> None:
+    """Raises UserError if the base model is not that of the parameters, or its files are not those of the starter."""
+    model, before = base_model["model"], base_model["content"]
+    if spec.model != model:
+        raise UserError(
+            f"the parameters name the base model {spec.model}, but the starter was run with {model}. Run it again.",
+            remedy="starter",
+        )
     if before is not None and content_digest(model) != before:
         raise UserError(
             f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"
             " removed. What was drawn and trained before belongs to the other model. Put the files back, or (if the"
-            " starter made it) delete the folder; then run the starter.",
+            " starter made it) delete the folder and make it again.",
             remedy="starter",
         )
 
 
-def build_model(
-    config: Parameters, model: str, adapters: Path | None = None, *, check_own_family: bool = False
-) -> Model:
-    """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
+def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family: bool = False) -> Model:
+    """Builds the base model, without any adapter or with the saved ones of the trained modules.
 
-    Raises UserError where ``config.model.path`` asks for another model than the starter reported, where its files are
-    not those that the adapters were trained on, or, with ``check_own_family``, where a family that is not built in
-    draws other latents than its pipeline.
+    Raises UserError where its files are not those that the adapters were trained on, or, with ``check_own_family``,
+    where a family that is not built in draws other latents than its pipeline.
     """
-    if config.model.path not in (None, model):
-        raise UserError(
-            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again.", remedy="starter"
-        )
+    config, model = spec.config, spec.model
+    if config.model.path is None and not Path(model).is_dir():
+        raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     torch.set_num_threads(config.model.threads)
-    spec = make_run_spec(config, model)
     size = (config.data.height, config.data.width)
     settings = ModelSettings(size=size, policy=config.policy, options=spec.options)
     loaded = spec.family.load(model, config.model)
@@ -97,33 +78,19 @@ def build_model(
     return built
 
 
-def build_scorer(config: Parameters, modules: Sequence[str]) -> RewardSet:
-    """The rewards with their weights for the training of one module, or for judging several together."""
-    return build_reward_set(config.rewards, config.weights(modules))
-
-
-def require_gpus(config: Parameters) -> None:
-    """Raises UserError where this machine has fewer GPUs than processes."""
-    count = int(os.environ.get("LOCAL_WORLD_SIZE", config.distributed.processes))
-    if resolve_device(config.model.device).type == "cuda" and count > max(1, torch.cuda.device_count()):
-        raise UserError(
-            f"distributed.processes is {count}, but this machine has {counted(torch.cuda.device_count(), 'GPU')}: each"
-            " process needs one."
-        )
+def build_scorer(spec: RunSpec, modules: Sequence[str] | None = None) -> RewardSet:
+    """Builds the rewards, with their weights where ``modules`` (None = all that are trained) are judged together."""
+    return build_reward_set(spec.config.rewards, spec.config.weights(spec.modules if modules is None else modules))
 
 
 def build_trainer(
-    config: Parameters,
-    spec: RunSpec,
-    model: Model,
-    scorer: RewardSet | RankZeroScorer,
-    *,
-    start: Path | None = None,
+    spec: RunSpec, model: Model, scorer: RewardSet | RankZeroScorer, *, start: Path | None = None
 ) -> Trainer:
-    """The trainer of ``policy.train``'s modules, which all ranks of the command share.
+    """Builds the trainer of ``policy.train``'s modules, which all ranks of the command share.
 
     Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``.
     """
+    config = spec.config
     model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
     if start is not None:
         model.adapters.start_from(start)

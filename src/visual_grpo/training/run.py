@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -28,6 +27,7 @@ from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.signal_check import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import resuming
 from visual_grpo.training.ema import AdapterAverage
 from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints
@@ -73,35 +73,32 @@ class TrainingRun:
 
     def __init__(
         self,
-        config: Parameters,
+        spec: RunSpec,
         model: Model | DistributedModel,
         scorer: Scorer,
         trainer: Trainer,
         *,
-        train: Sequence[PromptRecord],
-        evaluation: Sequence[PromptRecord],
-        held_out: Sequence[PromptRecord] = (),
+        data: Mapping[str, Sequence[PromptRecord]],
         provenance: Mapping[str, Any],
         run_id: str | None,
         monitor: HackingMonitor | None = None,
-        advice: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """
         Args:
-            held_out: prompts for the report's film; no reward sees them, and they decide nothing.
+            data: records by split. Held-out ones are for the report's film: no reward sees them, they decide nothing.
             provenance: what the run depends on beside the parameters, with its commands, commit and versions: for
                 ``training.json`` and checkpoints.
+            run_id: of the MLflow run.
             monitor: compares the evaluations with the base model's samples.
-            advice: module -> what to change where the signal check finds nothing to learn for it.
         """
-        self.config, self.model, self.scorer, self.trainer = config, model, scorer, trainer
-        self.train_prompts, self.eval_prompts = train, distinct_prompts(evaluation, config.evaluation.prompts)
-        self.film_prompts = distinct_prompts(held_out, SHOWN_PROMPTS)
-        self.provenance, self.run_id, self.advice = provenance, run_id, advice
-        self.monitor = monitor
-        self.progress, self.average = Progress(), AdapterAverage(trainer, config.train.ema_decay)
+        self.spec, self.config, self.model, self.scorer, self.trainer = spec, spec.config, model, scorer, trainer
+        self.train_prompts = data["train"]
+        self.eval_prompts = distinct_prompts(data["eval"], self.config.evaluation.prompts)
+        self.film_prompts = distinct_prompts(data.get("held_out", ()), SHOWN_PROMPTS)
+        self.provenance, self.run_id, self.monitor = provenance, run_id, monitor
+        self.progress, self.average = Progress(), AdapterAverage(trainer, self.config.train.ema_decay)
         self.checkpoints = RunCheckpoints(
-            config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id
+            self.config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id
         )
         self.stopped_by: signal.Signals | None = None
 
@@ -210,7 +207,8 @@ class TrainingRun:
             )
             for module, trainer in self.trainer.modules.items()
         }
-        summary = check_signal(signals, useful, self.advice)
+        advice = {module: self.spec.family.modules[module].advice for module in self.spec.modules}
+        summary = check_signal(signals, useful, advice)
         callbacks.note(f"Signal check (cosine between policy gradients): {summary}")
 
     def _evaluate_if_due(self, callbacks: Callbacks) -> dict[str, float]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
@@ -23,13 +23,13 @@ from transformers import GenerationConfig, PreTrainedModel
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.types import PromptRecord, Sample
-from visual_grpo.config import ModelConfig, Parameters, RewardConfig, SamplerConfig
+from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig, SamplerConfig
 from visual_grpo.grpo.distributed.sharding import layers_of
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.offload import copied_bytes, device_tensors, move_to_host
-from visual_grpo.models.run_spec import RunSpec, make_run_spec
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.plan.meter import HostValues, Meter, as_on_a_device
 from visual_grpo.operations.plan.phases import CONDITIONS, fewer_micro_batches, fewer_repeats, phases_of
 from visual_grpo.rewards.combine import RewardSet
@@ -65,16 +65,16 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     else:  # Offloaded networks are copied to the GPU from the host.
         built_on = str(resolve_device(model.device)) if model.offload == "none" else "cpu"
         loaded, source = load_without_weights(family, folder, model, built_on), f"random weights, sizes from {source}"
-    spec = make_run_spec(family, config)
+    spec = resolve(config, family=family)
     settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=spec.options)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     return PlannedModel(spec=spec, model=family.build(loaded, settings), networks=networks, source=source)
 
 
-def segmenter_of(config: Parameters) -> dict[str, nn.Module]:
+def segmenter_of(rewards: Mapping[str, RewardConfig]) -> dict[str, nn.Module]:
     """Returns the SAM that a reward keeps on the card, without weights; {} where there is none."""
-    reward = config.rewards.get("negative_points")
+    reward = rewards.get("negative_points")
     options: Any = {} if reward is None else reward.options.get("segmenter")
     kind: Any = options.get("kind") if isinstance(options, dict) else None
     model_class = getattr(resolve_name(KINDS[kind]), "model_class", None) if kind in KINDS else None
@@ -157,12 +157,12 @@ _WORDS = ("red", "round", "small", "bright", "distant")
 class DryRunner:
     """Runs parts of a training by the project's own code and counts them."""
 
-    def __init__(self, config: Parameters, planned: PlannedModel) -> None:
-        self.config, self.planned = config, planned
-        self.networks = planned.networks | segmenter_of(config)
+    def __init__(self, planned: PlannedModel) -> None:
+        self.config, self.planned = planned.spec.config, planned
+        self.networks = planned.networks | segmenter_of(self.config.rewards)
         self._values = HostValues()
-        self.trainer = planned_trainer(config, planned.spec, planned.model)
-        self.average = AdapterAverage(self.trainer, config.train.ema_decay)
+        self.trainer = planned_trainer(planned)
+        self.average = AdapterAverage(self.trainer, self.config.train.ema_decay)
         move_to_host(*planned.networks.values())  # Offloaded networks came to get their adapters.
         with self.counting() as meter:
             pass
@@ -179,7 +179,7 @@ class DryRunner:
         """Counts rollout, rewards that cost nothing, reference, replay, gradient and optimiser."""
         count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.spec.modules)
         with ExitStack() as stack:
-            records = stack.enter_context(records_for(self.config, count))
+            records = stack.enter_context(records_for(self.config.data, self.config.plan.prompt_words, count))
             meter = stack.enter_context(self.counting())
             stack.enter_context(phases_of(meter, self.trainer))
             for module, own in self.trainer.modules.items():
@@ -193,7 +193,7 @@ class DryRunner:
     def evaluation(self, sampler: SamplerConfig, count: int) -> Meter:
         """Counts one batch of ``count`` samples."""
         with (
-            records_for(self.config, count) as records,
+            records_for(self.config.data, self.config.plan.prompt_words, count) as records,
             self.counting() as meter,
             phases_of(meter),
             meter.phase(CONDITIONS),
@@ -226,11 +226,14 @@ def on_other_cards(blocks: Sequence[torch.nn.Module], count: int) -> int:
     return sum(sizes) - sum(sizes) // count - 2 * max(sizes, default=0)
 
 
-def planned_trainer(config: Parameters, spec: RunSpec, model: Any) -> Any:
+def planned_trainer(planned: PlannedModel) -> Any:
     """Builds a trainer whose only reward costs nothing."""
+    config = planned.spec.config
     modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
     config = config.model_copy(update={"rewards": {"planned": RewardConfig()}, "modules": modules})
-    return components.build_trainer(config, spec, model, RewardSet({"planned": (unequal_scores, 1.0)}))
+    return components.build_trainer(
+        replace(planned.spec, config=config), planned.model, RewardSet({"planned": (unequal_scores, 1.0)})
+    )
 
 
 def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
@@ -239,15 +242,15 @@ def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -
 
 
 @contextmanager
-def records_for(config: Parameters, count: int) -> Iterator[list[PromptRecord]]:
-    """Yields distinct prompts of about ``plan.prompt_words`` tokens, with a blank picture where the task needs one."""
+def records_for(data: DataConfig, words: int, count: int) -> Iterator[list[PromptRecord]]:
+    """Yields distinct prompts of about ``words`` tokens, with a blank picture where the task needs one."""
     with TemporaryDirectory() as folder:
         sources: tuple[Path, ...] = ()
-        if config.data.task in ("i2i", "segmentation"):
+        if data.task in ("i2i", "segmentation"):
             sources = (Path(folder, "blank.png"),)
-            Image.new("RGB", (config.data.width, config.data.height)).save(sources[0])
+            Image.new("RGB", (data.width, data.height)).save(sources[0])
         yield [
-            PromptRecord(id=str(number), prompt=prompt_of(config.plan.prompt_words, number), source_images=sources)
+            PromptRecord(id=str(number), prompt=prompt_of(words, number), source_images=sources)
             for number in range(count)
         ]
 

@@ -99,7 +99,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     card = find_card(gpu) if gpu else None
     config = _of_one_card(parameters)
     planned = planned_model(config)
-    runner = DryRunner(config, planned)
+    runner = DryRunner(planned)
     samplers = planned.spec.samplers
     with console.progress("Planning", 1 + len(samplers), console=Console(stderr=True)) as bar:
         step, evaluation = runner.step(), {}
@@ -109,7 +109,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
         bar.complete()
     peak = max(meter.peak for meter in (step, *evaluation.values()))
     card = card or smallest_card(peak)
-    batches = largest_batches(config, planned.spec, step, card.usable)
+    batches = largest_batches(planned.spec, step, card.usable)
     seconds = seconds_of(step, card, dtype)
     return {
         "model": config.model.path or config.starter.model,
@@ -117,7 +117,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
         "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": config.distributed.processes},
         "fits": peak <= card.usable,
         "peak_gb": peak / 1e9,
-        "changes": changes(config, card, peak, step.peak, batches, len(planned.networks)),
+        "changes": changes(planned.spec, card, peak, step.peak, batches, len(planned.networks)),
         "estimated": {"step_seconds": seconds, "hours": seconds * config.grpo.steps / 3600},
         "largest_batches": batches,
         "host_gb": config.distributed.processes * host_bytes(planned, dtype) / 1e9,
@@ -151,7 +151,7 @@ def _of_one_card(config: Parameters) -> Parameters:
     return config.model_copy(update={"grpo": grpo, "modules": modules, "policy": policy})
 
 
-def largest_batches(config: Parameters, plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[str, int]]:
+def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[str, int]]:
     """Returns the set and the largest value of each parameter that says how many rows are computed at a time.
 
     What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
@@ -159,7 +159,7 @@ def largest_batches(config: Parameters, plan: RunSpec, step: Meter, usable: int)
     values, rows = {}, {}
     phases = {"policy.rollout_batch": ["tokens"], "policy.denoise_batch": ["denoising"]}
     for module in plan.modules:
-        grpo = config.grpo_of(module)
+        grpo = plan.config.grpo_of(module)
         rows[module] = grpo.prompts_per_step * grpo.group_size
         name = f"modules.{module}.micro_batch_size" if len(plan.modules) > 1 else "grpo.micro_batch_size"
         values[name] = grpo.micro_batch_size or rows[module]
@@ -168,7 +168,8 @@ def largest_batches(config: Parameters, plan: RunSpec, step: Meter, usable: int)
         phases["policy.rollout_batch" if kind == "tokens" else "policy.denoise_batch"].append(f"{module}: reference")
     phases["policy.decode_batch"] = ["pictures (VAE)"]
     values |= {
-        f"policy.{name}": getattr(config.policy, name) for name in ("rollout_batch", "denoise_batch", "decode_batch")
+        f"policy.{name}": getattr(plan.config.policy, name)
+        for name in ("rollout_batch", "denoise_batch", "decode_batch")
     }
     found, most = {}, max(rows.values())
     for name, value in values.items():
@@ -179,12 +180,11 @@ def largest_batches(config: Parameters, plan: RunSpec, step: Meter, usable: int)
     return found
 
 
-def changes(
-    config: Parameters, card: Card, peak: int, step: int, batches: Mapping[str, Any], networks: int
-) -> list[str]:
+def changes(plan: RunSpec, card: Card, peak: int, step: int, batches: Mapping[str, Any], networks: int) -> list[str]:
     """Returns parameters with values that would help; none where ``peak`` bytes fit."""
     if peak <= card.usable:
         return []
+    config = plan.config
     size, sharded = config.evaluation.batch_size, config.distributed.sharded
     if step <= card.usable and size > 1:
         return [f"evaluation.batch_size={size // 2} (set: {size}; a step fits, the evaluation does not)"]

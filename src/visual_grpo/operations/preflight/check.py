@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+
+import torch
 
 from visual_grpo.common.device import require_bitsandbytes, resolve_device
 from visual_grpo.common.digests import may_be_hub_id
@@ -13,6 +16,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.schema import validate
 from visual_grpo.models.loading import saved_class
+from visual_grpo.models.run_spec import RunSpec, family_of, resolve
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
@@ -21,43 +25,42 @@ from visual_grpo.starter.build import check_starter
 from visual_grpo.training import components
 
 
-def check(config: Parameters, *, scores: bool = True) -> None:
-    """Raises UserError with all that is missing or does not fit; loads no model.
+def check(config: Parameters, *, scores: bool = True) -> RunSpec:
+    """Resolves the parameters. Raises UserError with all that is missing or does not fit; loads no model.
 
     ``scores``: anything will be scored, so that what the rewards need must be on this machine.
     """
-    problems = Problems()
-    modules: tuple[str, ...] = ()
+    problems, spec = Problems(), None
     with problems.collect():
-        check_model(config)
-        modules = components.make_run_spec(config).modules
-        _check_processes(config, modules)
-    _check_rewards(config, modules, problems, scores)
+        spec = check_model(config)
+        _check_processes(spec)
+    _check_rewards(config, spec, problems, scores)
     with problems.collect():
         if config.grpo.optimizer != "adamw":
             require_bitsandbytes("grpo.optimizer", config.grpo.optimizer)
     with problems.collect():
-        resolve_device(config.model.device)
-        components.require_gpus(config)
+        _check_gpus(config.distributed.processes, config.model.device)
     problems.raise_if_any()
+    assert spec is not None, "a problem otherwise"
+    return spec
 
 
-def check_model(config: Parameters) -> None:
-    """Raises UserError where the starter cannot make the model, or its folder holds none, or the library for
-    ``model.base_weights`` is missing; loads no model."""
+def check_model(config: Parameters) -> RunSpec:
+    """Resolves the parameters. Raises UserError where the starter cannot make the model, or its folder holds none, or
+    the library for ``model.base_weights`` is missing; loads no model."""
     if config.model.base_weights != "full":
         require_bitsandbytes("model.base_weights", config.model.base_weights)
     if config.model.path is None:
-        check_starter(config.starter.world, components.family_of(config).name)
-        return
+        check_starter(config.starter.world, family_of(config).name)
     # A hub id of a named family is not looked up: that would need the network before it is used.
-    if not may_be_hub_id(config.model.path):
+    elif not may_be_hub_id(config.model.path):
         saved_class(config.model.path)
+    return resolve(config)
 
 
-def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
-    count = config.distributed.processes
-    prompts, module = min((config.grpo_of(module).prompts_per_step, module) for module in modules)
+def _check_processes(spec: RunSpec) -> None:
+    count = spec.config.distributed.processes
+    prompts, module = min((spec.config.grpo_of(module).prompts_per_step, module) for module in spec.modules)
     if count > prompts:
         raise UserError(
             f"distributed.processes is {count}, but a step of {module} has {counted(prompts, 'prompt')}"
@@ -65,7 +68,15 @@ def _check_processes(config: Parameters, modules: Sequence[str]) -> None:
         )
 
 
-def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problems, scores: bool) -> None:
+def _check_gpus(processes: int, device: str) -> None:
+    count, present = int(os.environ.get("LOCAL_WORLD_SIZE", processes)), torch.cuda.device_count()
+    if resolve_device(device).type == "cuda" and count > max(1, present):
+        raise UserError(
+            f"distributed.processes is {count}, but this machine has {counted(present, 'GPU')}: each process needs one."
+        )
+
+
+def _check_rewards(config: Parameters, spec: RunSpec | None, problems: Problems, scores: bool) -> None:
     """Notes every reward that cannot be made; for each module there must be one to optimise."""
     before = len(problems.errors)
     for name, reward in config.rewards.items():
@@ -73,13 +84,15 @@ def _check_rewards(config: Parameters, modules: Sequence[str], problems: Problem
             made = build_reward(name, reward)
             if scores:
                 made.check_machine()
+    if spec is None:
+        return
     with problems.collect():
-        _check_only_where(config, modules)
+        _check_only_where(config, spec.modules)
     if config.reward == "auto" or len(problems.errors) > before:
         return
-    for module in modules:
+    for module in spec.modules:
         with problems.collect():
-            components.build_scorer(config, [module])
+            components.build_scorer(spec, [module])
 
 
 def _check_only_where(config: Parameters, modules: Sequence[str]) -> None:
@@ -99,8 +112,10 @@ def check_before_run(
     tags: set[str],
     prepared: Callable[[], Iterable[PromptRecord]],
     command: Command,
-) -> Parameters:
-    """Returns the parameters with the rewards that ``reward: auto`` stands for; writes nothing.
+) -> tuple[Parameters, RunSpec | None]:
+    """Returns the parameters with the rewards that ``reward: auto`` stands for, resolved if a node needs the model.
+
+    Writes nothing.
 
     Args:
         outputs: datasets that the run makes.
@@ -111,7 +126,7 @@ def check_before_run(
     Raises:
         UserError: what does not fit, all of it in one message.
     """
-    problems, findings, scores = Problems(), None, "rewards" in tags
+    problems, findings, spec, scores = Problems(), None, None, "rewards" in tags
     with problems.collect():
         findings = _look(config, outputs, scores, prepared)
     if findings is not None:
@@ -122,15 +137,15 @@ def check_before_run(
                 config = validate({**pinned(config.model_dump()), "reward": preset})
     if "training" in tags:
         with problems.collect():
-            check(config, scores=scores)
+            spec = check(config, scores=scores)
     elif "model" in tags:
         with problems.collect():
-            check_model(config)
+            spec = check_model(config)
     if findings is not None and config.reward != AUTO and scores:
         with problems.collect():
             _check_records(config, findings)
     problems.raise_if_any()
-    return config
+    return config, spec
 
 
 def _look(
@@ -143,7 +158,7 @@ def _look(
         return look_at_table(prepared(), config.data.task, every=config.reward == AUTO)
     tasks = OF_A_RECORD
     with suppress(UserError):  # `check` tells it.
-        tasks = components.family_of(config).tasks
+        tasks = family_of(config).tasks
     return look_at_folder(config.data, tasks)
 
 

@@ -182,7 +182,9 @@ class Retraining:
             return False
         digest, champion = adapter_digest(folder), self._registry.champion()
         is_champion = champion is not None and champion.digest == digest
-        return self._registry.is_judged(digest, "" if is_champion else gate_settings(self.config))
+        return self._registry.is_judged(
+            digest, "" if is_champion else gate_settings(self.config.promotion, self.config.evaluation)
+        )
 
     def _clean_up(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
