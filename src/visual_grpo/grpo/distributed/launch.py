@@ -51,7 +51,7 @@ def run_under_own_torchrun(processes: int) -> NoReturn:
     called = Path(sys.argv[0])
     if "kedro" not in (called.name, called.parent.name):
         raise UserError(
-            f"distributed.processes is {processes}, which needs the command kedro run. Expected 1 in Python."
+            f"distributed.processes is {processes}, but a session in Python cannot be started again. Expected 1."
         )
     logging.disable()  # Torchrun's own account of a failure is long.
     with TemporaryDirectory() as logs:
