@@ -61,9 +61,9 @@ class ParameterHooks:
         makes = pipeline.all_outputs()
         present = _with_adapters(catalog.load("parameters"), pipeline, self._runtime)
         if present.distributed.processes > 1 and "distributed" in tags_of(pipeline) and not is_rank():
-            from visual_grpo.grpo.distributed.launch import run_under_own_torchrun
+            from visual_grpo.grpo.distributed.torchrun import rerun  # It imports torch.
 
-            run_under_own_torchrun(present.distributed.processes)
+            rerun(present.distributed.processes)
         parameters = check_before_run(
             present, makes, tags_of(pipeline), lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
