@@ -29,7 +29,7 @@ def draw_baseline(parameters: Parameters, base_model: dict[str, Any], records: R
 
     An existing baseline is kept if the same one would be drawn.
     """
-    components.check_unchanged(base_model)
+    components.check_unchanged(base_model, parameters.model.path)
     spec = components.make_run_spec(parameters, base_model["model"])
     made = _made_with(parameters, base_model, conditions(parameters, spec, base_model, records))
     present = Path(parameters.output) / "07_model_output/baseline"
