@@ -39,7 +39,7 @@ def draw_baseline(parameters: Parameters, base_model: dict[str, Any], records: R
 
     An existing baseline is kept if the same one would be drawn.
     """
-    components.check_unchanged(base_model)
+    components.check_unchanged(base_model, parameters.model.path)
     now = {
         "parameters": parameters.public(),
         **provenance.inputs(parameters, base_model, records.digest),

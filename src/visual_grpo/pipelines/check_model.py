@@ -36,7 +36,7 @@ _GUIDANCE = 4.0
 
 def check(parameters: Parameters) -> dict[str, Any]:
     """Runs the checks at a size that is not square and prints them as a table; returns JSON."""
-    model, data = parameters.model.path or parameters.starter.model, parameters.data
+    model, data = parameters.model.path, parameters.data
     torch.set_num_threads(parameters.model.threads)
     spec = components.make_run_spec(parameters, model)
     height, width = (min(side, _LARGEST) // _CELL * _CELL for side in (data.height, data.width))

@@ -42,7 +42,7 @@ def check(parameters: Parameters) -> dict[str, Any]:
             remedy="plan",
         )
     device = resolve_device(device_name)
-    facts, model = torch.cuda.get_device_properties(device), parameters.model.path or parameters.starter.model
+    facts, model = torch.cuda.get_device_properties(device), parameters.model.path
     plan_settings = parameters.plan.model_copy(update={"gpu": known_card(device)})
     modules, cases = components.make_run_spec(parameters, model).modules, []
     with console.progress("Steps on the GPU", total=len(modules)) as bar:

@@ -61,7 +61,7 @@ _COLUMNS = {
 
 def report_rewards(parameters: Parameters, base_model: dict[str, Any], records: RecordTable) -> Path:
     """Writes tables of the rewards and of the samples, and a picture of what each reward prefers."""
-    components.check_unchanged(base_model)
+    components.check_unchanged(base_model, parameters.model.path)
     spec = components.make_run_spec(parameters, base_model["model"])
     scorer = components.build_scorer(parameters, spec.modules)
     settings = parameters.reward_report

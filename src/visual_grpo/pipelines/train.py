@@ -64,7 +64,7 @@ def train(
     ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
     tracker, project, model = Tracker.active(), Path.cwd(), base_model["model"]
-    components.check_unchanged(base_model)
+    components.check_unchanged(base_model, parameters.model.path)
     spec = components.make_run_spec(parameters, model)
     start = start_of(parameters)
     if start is not None:

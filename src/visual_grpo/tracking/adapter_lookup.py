@@ -92,8 +92,8 @@ def start_of(config: Parameters) -> Path | None:
 
 def model_of(config: Parameters, adapters: Path | None) -> str:
     """Returns the base model that ``adapters`` were trained on, else the one of the parameters."""
-    model = (None if adapters is None else read_facts(adapters)["model"]) or config.model.path or config.starter.model
-    if config.model.path is None and not Path(model).is_dir():
+    model = config.model.path if adapters is None else read_facts(adapters)["model"]
+    if config.model_is_pretrained and not Path(model).is_dir():
         raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     return str(model)
 

@@ -14,11 +14,10 @@ from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
-from visual_grpo.config.data import DEFAULT_FAMILIES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 from visual_grpo.models import run_spec
-from visual_grpo.models.family import AUTO, find_family, is_own
+from visual_grpo.models.family import find_family, is_own
 from visual_grpo.models.family_check import check_before_training
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.quantized import require_quantized
@@ -40,12 +39,8 @@ EVAL_SAMPLER = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 
 
 def family_of(config: Parameters, model: str | None = None) -> Family:
-    """The family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
-    path = model if model is not None else config.model.path
-    name = config.model.family
-    if path is None and name == AUTO:
-        name = DEFAULT_FAMILIES[config.starter.world]
-    return find_family(name, path)
+    """The family of ``model`` (folder or hub id; None = ``model.path``)."""
+    return find_family(config.model.family, config.model.path if model is None else model)
 
 
 def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
@@ -53,10 +48,12 @@ def make_run_spec(config: Parameters, model: str | None = None) -> RunSpec:
     return run_spec.make_run_spec(family_of(config, model), config)
 
 
-def check_unchanged(base_model: Mapping[str, Any]) -> None:
-    """Raises UserError if the base model's files are not those that the starter pipeline recorded or made."""
-    model = base_model["model"]
-    before = base_model["content"]
+def check_unchanged(base_model: Mapping[str, Any], path: str) -> None:
+    """Raises UserError if the base model is not the one at ``path`` (``model.path``), or its files are not those that
+    the starter pipeline recorded or made."""
+    model, before = base_model["model"], base_model["content"]
+    if path != model and (before is None or content_digest(path) != before):
+        raise UserError(f"model.path is {path}, but the starter was run with {model}. Run it again.", remedy="starter")
     if before is not None and content_digest(model) != before:
         raise UserError(
             f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"
@@ -71,14 +68,9 @@ def build_model(
 ) -> Model:
     """The ``model`` (folder or hub id), without any adapter or with the saved ones of the trained modules.
 
-    Raises UserError where ``config.model.path`` asks for another model than the starter reported, where its files are
-    not those that the adapters were trained on, or, with ``check_own_family``, where a family that is not built in
-    draws other latents than its pipeline.
+    Raises UserError where its files are not those that the adapters were trained on, or, with ``check_own_family``,
+    where a family that is not built in draws other latents than its pipeline.
     """
-    if config.model.path not in (None, model):
-        raise UserError(
-            f"model.path is {config.model.path}, but the starter was run with {model}. Run it again.", remedy="starter"
-        )
     torch.set_num_threads(config.model.threads)
     spec = make_run_spec(config, model)
     size = (config.data.height, config.data.width)

@@ -30,7 +30,7 @@ def generate_samples(
     Samples depend on parameters, model, records and adapters only, so that baseline and trained ones pair. Records are
     checked against the rewards before the model is loaded.
     """
-    components.check_unchanged(base_model)
+    components.check_unchanged(base_model, config.model.path)
     spec = components.make_run_spec(config, base_model["model"])
     scorer = components.build_scorer(config, spec.modules)
     splits = {split: records.split(split) for split in SPLITS}
