@@ -57,7 +57,7 @@ class Training:
         self.config: Parameters
         self.records: RecordTable
         self.config, self.records = project.load(arguments)
-        path = self.config.starter.model
+        path = self.config.model.path
         spec = components.make_run_spec(self.config, path)
         self.scorer = components.build_scorer(self.config, spec.modules)
         self.model: Any = components.build_model(self.config, path)

@@ -113,7 +113,7 @@ class Loop:
     """One training, of which only the CPU seconds of its steps count."""
 
     def __init__(self, config: Parameters, *, halves: bool) -> None:
-        path = config.model.path or config.starter.model
+        path = config.model.path
         self.spec = components.make_run_spec(config, path)
         self.scorer = components.build_scorer(config, self.spec.modules)
         self.model: Any = components.build_model(config, path)

@@ -34,6 +34,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import distinct_prompts, read_scores
 from visual_grpo.rewards.catalogue import build_reward_set
+from visual_grpo.starter.worlds import WORLDS
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun
 
@@ -149,7 +150,8 @@ class _Scorer:
 
     def __init__(self, looks: int, baseline: Path, records: Sequence[PromptRecord]) -> None:
         self.looks, self.baseline, self.records = looks, baseline, records
-        configs = {name: RewardConfig.model_validate({}) for name in (*GUARDS, NOISE, JUDGE)}
+        given = WORLDS["shapes"].preset.rewards
+        configs = {name: RewardConfig.model_validate(given.get(name, {})) for name in (*GUARDS, NOISE, JUDGE)}
         self.judges = build_reward_set(configs, dict.fromkeys(configs, 1.0))
         self.before = {file: to_tensor(read_image(baseline / file)) for file in self._rows()["file"]}
 
@@ -236,7 +238,7 @@ def _honest(config: Parameters, records: RecordTable, seed: int, folder: Path) -
                 ),
             }
         )
-        path = own.model.path or own.starter.model
+        path = own.model.path
         spec = components.make_run_spec(own, path)
         model, scorer = components.build_model(own, path), components.build_scorer(own, spec.modules)
         trainer = components.build_trainer(own, spec, model, scorer)

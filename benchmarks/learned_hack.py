@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
-    path = config.model.path or config.starter.model
+    path = config.model.path
     spec = components.make_run_spec(config, path)
     model, scorer = components.build_model(config, path), components.build_scorer(config, spec.modules)
     run = TrainingRun(

@@ -15,7 +15,6 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,6 @@ FACTS = {
     "colour_entropy": ("bits of the colour histogram: a guard", "0 to 9", "nothing"),
     "fine_noise": ("minus the noise in levels of 0..255: a guard", "below 0", "nothing"),
     "negative_points": ("masks of an answer's points", "sum of weighted terms", "mask, `data.task=segmentation`"),
-    "shapes": ("drawn shapes as asked for", "0 to 1", "the starter's records"),
-    "palette": ("colours of the starter's shapes", "0 to 1", "the starter's records"),
     "votes": ("what people chose", "0 to 1", "[choices](own_reward.md#peoples-choices)"),
     "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)"),
     "vlm_judge": ("what a rubric asks", "0 to 1", "an [endpoint](reward_workers.md#a-vision-language-model-as-judge)"),
@@ -133,7 +130,7 @@ def record(folder: Path, target: torch.Tensor, side: int) -> PromptRecord:
         prompt='a small red circle on the left with the word "OPEN"',
         target_image=path,
         source_images=(path,),
-        metadata=metadata | asdict(COMBINATIONS[0]),
+        metadata=metadata,
     )
 
 

@@ -35,6 +35,7 @@ from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.tokens import policy as token_policy
 from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.starter.parameters import with_world
 from visual_grpo.starter.shapes.draw import COMBINATIONS
 from visual_grpo.training import components
 
@@ -148,7 +149,7 @@ def base_config(train: str, model: str) -> Parameters:
     tree["model"] |= {"path": model, "device": "cpu", "threads": 1}
     tree["policy"] |= {"train": train, "stages": "alternating"}
     tree["rewards"] = dict.fromkeys(tree["rewards"]) | {"brightness": {}}
-    return Parameters.model_validate(tree)
+    return Parameters.model_validate(with_world(tree))
 
 
 def distinct_prompts(count: int) -> list[PromptRecord]:

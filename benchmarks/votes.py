@@ -37,6 +37,7 @@ from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
 from visual_grpo.rewards.votes.reward import fitted_head
+from visual_grpo.starter.worlds import WORLDS
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, TrainingRun
 
@@ -76,7 +77,7 @@ def _row(config: Parameters, records: RecordTable, seed: int, folder: Path, argu
             "modules": {name: m.model_copy(update={"rewards": {}}) for name, m in config.modules.items()},
         }
     )
-    path = own.model.path or own.starter.model
+    path = own.model.path
     spec = components.make_run_spec(own, path)
     judge = components.build_scorer(own, spec.modules)
     before, votes_before = _judged(judge, components.build_model(own, path), spec, own, records, arguments)
@@ -198,7 +199,8 @@ def colourful(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> lis
 def _truth(records: Sequence[PromptRecord], samples: Sequence[Sample], name: str) -> list[float]:
     if name == colourful.__name__:
         return colourful(records, samples)
-    return build_reward(name, RewardConfig())(records, samples).values.tolist()
+    config = RewardConfig.model_validate(WORLDS["shapes"].preset.rewards.get(name, {}))
+    return build_reward(name, config)(records, samples).values.tolist()
 
 
 def _arguments() -> argparse.Namespace:
@@ -208,7 +210,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--choices", type=int, default=200)
     parser.add_argument("--noise", type=float, default=0.2, help="share of choices that say the opposite")
     parser.add_argument(
-        "--truth", default="colourful", help="by what the simulated voter chooses: colourful, or a built-in reward"
+        "--truth",
+        default="colourful",
+        help="what the simulated voter goes by: colourful, palette, or a built-in reward",
     )
     parser.add_argument("--module", default="ar", help="what is trained")
     parser.add_argument("--steps", type=int, default=25)

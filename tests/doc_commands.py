@@ -20,10 +20,11 @@ from torch.distributed.run import get_args_parser
 
 from tests.markdown import ROOT
 from visual_grpo.config import Parameters
-from visual_grpo.config.presets import AUTO, with_output_folders
+from visual_grpo.config.presets import AUTO
 from visual_grpo.config.schema import _section, validate
 from visual_grpo.pipeline_registry import NAMES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
+from visual_grpo.starter.parameters import with_world
 from visual_grpo.training.components import build_scorer, make_run_spec
 
 
@@ -42,7 +43,7 @@ def parameters_of(project: Path, env: str | None = None, changes: dict[str, Any]
     """What `kedro run` would see."""
     assert env is None or (project / "conf" / env).is_dir(), f"there is no conf/{env}"
     loader = OmegaConfigLoader(str(project / "conf"), env=env or "local", runtime_params=changes, **CONFIG_LOADER_ARGS)
-    return validate(with_output_folders(loader["parameters"], env))
+    return validate(with_world(loader["parameters"], env))
 
 
 def check_parameters(config: Parameters) -> None:

@@ -23,6 +23,7 @@ from visual_grpo.config.schema import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
 from visual_grpo.models.run_spec import options_of
+from visual_grpo.starter.parameters import with_world
 from visual_grpo.training import components
 from visual_grpo.training.components import make_run_spec
 
@@ -42,7 +43,8 @@ def test_it_draws_as_its_pipeline_does(tmp_path: Path) -> None:
     tiny_aura_flow().save_pretrained(tmp_path / "model")
     family = find_family("my_family:FAMILY")
     options = options_of(family, {"max_sequence_length": 64, "negative_prompt": "blurry"})
-    findings = check_family(family, str(tmp_path / "model"), ModelConfig(device="cpu"), (64, 96), options, 3.5)
+    cpu = ModelConfig(path="unused", device="cpu")
+    findings = check_family(family, str(tmp_path / "model"), cpu, (64, 96), options, 3.5)
     assert {finding.name: finding.difference for finding in findings if finding.difference > 1e-6} == {}
 
 
@@ -63,7 +65,7 @@ def test_the_pages_settings_fit_the_family() -> None:
     files = [(ROOT / "conf" / name / "parameters.yml").read_text("utf-8") for name in ("base", "sd3")]
     shown = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
     files += [block for block in shown if "my_family" in block]
-    config = validate(reduce(merged, map(yaml.safe_load, files)) | {"seed": 0})
+    config = validate(with_world(reduce(merged, map(yaml.safe_load, files)) | {"seed": 0}))
     assert config.model.path == "fal/AuraFlow-v0.3"
     spec = make_run_spec(config)
     assert (spec.family.name, spec.modules, spec.options.max_sequence_length) == ("aura_flow", ("dit",), 256)

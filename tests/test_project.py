@@ -15,6 +15,7 @@ from kedro.config import OmegaConfigLoader
 
 from visual_grpo.config.schema import validate
 from visual_grpo.settings import CONFIG_LOADER_ARGS
+from visual_grpo.starter.parameters import with_world
 from visual_grpo.training.components import make_run_spec
 
 ROOT = Path(__file__).parents[1]
@@ -82,7 +83,7 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_environment_is_valid(environment):
     conf = loader(environment)
-    config = validate(conf["parameters"])
+    config = validate(with_world(conf["parameters"], environment))
     assert config.seed == 0
     assert make_run_spec(config).modules, "what the environment says fits its model's family"
     assert set(conf["catalog"]) >= {"records", "baseline", "adapters", "evaluation"}

@@ -87,7 +87,10 @@ def register_pipelines():
     }
     own = pipeline([node(prepare, ["params:data", "params:output"], "records", name="prepare"),
                     node(score, ["records", "parameters", "params:rewards"], "baseline", name="score")])
-    return {**{name: pipeline([n]) for name, n in nodes.items()}, "own": own, "__default__": pipeline([nodes["make"]])}
+    scored = dict.fromkeys(("images", "untrained", "trained"), ["tracked", "training", "rewards"])
+    tags = scored | {"evaluate": [*scored["trained"], "judges.adapter"], "own": scored["trained"]}
+    made = {**{name: [n] for name, n in nodes.items()}, "own": own.nodes, "__default__": [nodes["make"]]}
+    return {name: pipeline(own, tags=tags.get(name, ["tracked"])) for name, own in made.items()}
 """
 
 SCRIPT = """
@@ -124,8 +127,9 @@ def run(pipeline, **parameters):
 import torch, yaml
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.checkpoint import save_checkpoint
+from visual_grpo.starter.parameters import with_world
 tree = yaml.safe_load((root / "conf/base/parameters.yml").read_text())
-settings_of_training = Parameters.model_validate({**tree, "seed": 0}).model_dump(mode="json")
+settings_of_training = Parameters.model_validate(with_world({**tree, "seed": 0})).model_dump(mode="json")
 out = {"missing": run("interrupt")}
 out["env"] = run("make", env="sd3_smal")
 out["device"] = run("images", model={"device": "cuda:99"})
@@ -154,7 +158,7 @@ checkpoints.mkdir(parents=True)
 
 def checkpoint_of(run_id, number):
     facts = {"parameters": settings_of_training, "mlflow_run_id": run_id}
-    facts["lineage"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
+    facts["provenance"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
 checkpoint_of(out["interrupt"]["id"], 1)
@@ -180,13 +184,16 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 
 
 CATALOG = """
-report: {type: json.JSONDataset, filepath: data/report.json}
-base_model: {type: json.JSONDataset, filepath: data/base_model.json}
-records: {type: visual_grpo.data.datasets.RecordsDataset, filepath: "${output:}/05_model_input/records.parquet"}
-baseline: {type: json.JSONDataset, filepath: data/baseline.json}
-folder: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/folder, made_by: half}
-adapters: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/06_models/adapters, made_by: train}
-trained: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/trained, made_by: evaluate}
+report: {type: json.JSONDataset, filepath: data/report.json, metadata: {made_by: make}}
+base_model: {type: json.JSONDataset, filepath: data/base_model.json, metadata: {made_by: starter}}
+records:
+  type: visual_grpo.data.datasets.RecordsDataset
+  filepath: "${output:}/05_model_input/records.parquet"
+  metadata: {made_by: data_preparation}
+baseline: {type: json.JSONDataset, filepath: data/baseline.json, metadata: {made_by: baseline}}
+folder: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/folder, metadata: {made_by: half}}
+adapters: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/06_models/adapters, metadata: {made_by: train}}
+trained: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/trained, metadata: {made_by: evaluate}}
 """
 
 

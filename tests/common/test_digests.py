@@ -63,11 +63,16 @@ def test_what_is_not_loaded_and_where_it_is_do_not_matter(model: Path, tmp_path:
 
 def test_a_model_that_changed_after_the_starter_is_refused(model: Path) -> None:
     report = {"model": str(model), "digest": "x", "content": content_digest(model)}
-    check_unchanged(report)
-    check_unchanged({"model": "owner/name", "digest": "x", "content": None})
+    shutil.copytree(model, model.with_name("copy"))
+    for path in (str(model), str(model.with_name("copy"))):
+        check_unchanged(report, path)
+    check_unchanged({"model": "owner/name", "digest": "x", "content": None}, "owner/name")
+    for known in (report, {"model": "owner/name", "digest": "x", "content": None}):
+        with pytest.raises(UserError, match=r"model\.path is other/model"):
+            check_unchanged(known, "other/model")
     (model / LOADED[1]).write_text("fine-tuned meanwhile")
     with pytest.raises(UserError, match="is not what it was when the starter pipeline ran") as refused:
-        check_unchanged(report)
+        check_unchanged(report, str(model))
     assert refused.value.remedy == Remedy("starter")
 
 

@@ -14,6 +14,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import PromotionConfig, RewardConfig, flatten
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.config.training import with_variables
+from visual_grpo.starter.parameters import with_world
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def defaults() -> dict[str, Any]:
     tree = yaml.safe_load((ROOT / "conf/base/parameters.yml").read_text(encoding="utf-8"))
-    return {**tree, "seed": 3}
+    return with_world({**tree, "seed": 3})
 
 
 def changed(defaults: dict[str, Any], name: str, value: object) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 from visual_grpo import provenance
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import merged
+from visual_grpo.starter.parameters import with_world
 from visual_grpo.training.components import make_run_spec
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
@@ -20,7 +21,7 @@ FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 def parameters(**changes: Any) -> Parameters:
     """The default parameters with changed leaves, as in ``parameters(grpo={"steps": 2})``."""
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"seed": 0}
-    return Parameters.model_validate(merged(tree, changes))
+    return Parameters.model_validate(with_world(merged(tree, changes)))
 
 
 def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, **report: Any) -> dict[str, Any]:

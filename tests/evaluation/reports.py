@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from tests.evaluation.defaults import FILE
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.evaluation.compare import compare, compare_controls
@@ -15,6 +16,7 @@ from visual_grpo.evaluation.report import write_report
 from visual_grpo.evaluation.samples import generate_and_score, plan_images
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.starter.parameters import default_parameters
 
 HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
 SPLITS = {"held_out": records("held_out", 4), "eval": records("eval", 2)}
@@ -46,5 +48,6 @@ def written(
     controls = compare_controls(before, after, bootstrap_samples=100, seed=0)
     evaluation = {"headline": summarise(entries, controls), "rewards": entries, "controls": controls} | facts
     (tmp_path / "report").mkdir(parents=True)
-    write_report(tmp_path / "report", evaluation, tmp_path / "baseline", tmp_path / "trained", HISTORY, adapters)
+    folder, drawn = tmp_path / "report", (tmp_path / "baseline", tmp_path / "trained")
+    write_report(folder, evaluation, *drawn, HISTORY, adapters, default_parameters(FILE))
     return tmp_path / "report"

@@ -84,9 +84,11 @@ def test_records_held_out_together_are_one_unit() -> None:
 def test_totals_of_both_sides_have_the_weights_of_the_trained_module() -> None:
     before, after = scores([0, 1, 2, 3]), scores([1, 1, 3, 2])
     before["reward/guard"], after["reward/guard"] = 0.25, [0.5, np.nan, 0.5, 0.5]
-    after.attrs = {"weights": {"a": 2.0, "guard": 4.0}}
+    after.attrs = {"weights": {"a": 2.0, "guard": 4.0}, "measures": {"guard": "guarded"}}
     after["total"] = 2 * after["reward/a"] + 4 * after["reward/guard"]
-    total = measured(before, after)[0]
+    entries = measured(before, after)
+    assert [entry.get("measure") for entry in entries] == [None, None, None, "guarded"]
+    total = entries[0]
     # Without the pair whose guard is unscored: (1), (5, 7) before, (4), (8, 6) after.
     assert (total["images"], total["unscored"]) == (3, 1)
     assert total["difference"] == pytest.approx((3 + (3 - 1) / 2) / 2)

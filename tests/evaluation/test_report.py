@@ -26,6 +26,7 @@ from tests.evaluation.test_pictures import where
 from visual_grpo.evaluation import page
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.report import choose, film, pair_sheet
+from visual_grpo.starter.parameters import default_parameters
 
 NAN = float("nan")
 HOSTILE = (
@@ -242,17 +243,17 @@ def test_what_could_not_be_scored_is_shown_the_trained_models_first() -> None:
 
 
 def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None:
-    base = parameters().model_dump(mode="json")
-    found = page.configuration(base | {"seed": 3, "resume": "auto", "grpo": base["grpo"] | {"loss": "dapo"}}, FILE)
+    base, before = parameters().model_dump(mode="json"), default_parameters(FILE)
+    found = page.configuration(base | {"seed": 3, "resume": "auto", "grpo": base["grpo"] | {"loss": "dapo"}}, before)
     assert found["changed"] == [("grpo.loss", "dapo", "grpo"), ("seed", 3, 0)]
     assert ("grpo.steps", 80, 80) in found["all"]
-    removed = page.configuration({**base, "rewards": {"shapes": base["rewards"]["shapes"]}}, FILE)["changed"]
+    removed = page.configuration({**base, "rewards": {"shapes": base["rewards"]["shapes"]}}, before)["changed"]
     assert ("rewards.palette.weight", None, 0.0) in removed
-    assert page.configuration({name: s for name, s in base.items() if name != "retrain"}, FILE)["changed"] == []
+    assert page.configuration({name: s for name, s in base.items() if name != "retrain"}, before)["changed"] == []
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"sead": 1}
     (tmp_path / "broken.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     for unusable in (tmp_path / "broken.yml", tmp_path / "none.yml"):
-        found = page.configuration(base, unusable)
+        found = page.configuration(base, default_parameters(unusable))
         assert (found["changed"], len(found["all"]) > 50) == ([], True)
 
 

@@ -149,7 +149,14 @@ def test_the_control_is_the_bases_best_one() -> None:
 
 
 def test_the_task_has_its_own_measure() -> None:
-    measured = entry("ocr/accuracy", baseline_mean=0.3, trained_mean=0.9, difference=0.6, ci_low=-0.1)
+    measured = entry(
+        "ocr/accuracy",
+        measure="read without a mistake",
+        baseline_mean=0.3,
+        trained_mean=0.9,
+        difference=0.6,
+        ci_low=-0.1,
+    )
     found = summarise([entry(), measured])
     assert (found["task"]["score"], found["task"]["verdict"]) == ("ocr/accuracy", "not shown")
     said = "read without a mistake: 0.300 of the base model, 0.900 of the trained model, +0.600 [-0.100, +0.500]."

@@ -117,7 +117,7 @@ def test_the_command_finds_a_fault(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
     family, (build, options) = faulty(tmp_path, fault), CASES[fault.family]
     build().save_pretrained(tmp_path / "model")
-    cpu = ModelConfig(device="cpu")
+    cpu = ModelConfig(path="unused", device="cpu")
     findings = check_family(family, str(tmp_path / "model"), cpu, SIZE, options_of(family, options), 4.0)
     failed = [finding.name for finding in findings if not finding.passed]
     assert any(fault.found_by in each for each in failed), failed

@@ -102,7 +102,7 @@ class Project:
             "rewards": rewards_used,
             "modules": {},
             "output": str(self.folder),
-            "model": tree["model"] | {"family": "glm_image"},
+            "model": tree["model"] | {"family": "glm_image", "path": base_model["model"]},
         }
         memory = parameter_entries(Parameters.model_validate(tree)) | {
             "base_model": dict(base_model),

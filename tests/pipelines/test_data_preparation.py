@@ -17,6 +17,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.data_preparation import prepare_records, report_records
+from visual_grpo.starter.parameters import with_world
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def parameters(tmp_path):
     text = (Path(__file__).parents[2] / "conf/base/parameters.yml").read_text()
     parameters = {**yaml.safe_load(text), "seed": 0}
     parameters["data"] |= {"path": str(tmp_path / "data"), "height": 32, "width": 32}
-    return Parameters.model_validate(parameters)
+    return Parameters.model_validate(with_world(parameters))
 
 
 FOLDER = "05_model_input"

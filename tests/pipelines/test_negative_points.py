@@ -32,6 +32,7 @@ from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter import build, pretrain_vl, qwen2_5_vl
+from visual_grpo.starter.parameters import with_world
 from visual_grpo.starter.scenes import ANSWER_LENGTH, draw_scene_records
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, TrainingRun
@@ -95,7 +96,7 @@ def loaded(environment: str, **changes: Any) -> Parameters:
     loader = OmegaConfigLoader(
         str(ROOT / "conf"), env=environment, runtime_params={"policy": SILENT, **changes}, **CONFIG_LOADER_ARGS
     )
-    return validate(loader["parameters"])
+    return validate(with_world(loader["parameters"], environment))
 
 
 def make_run(config: Parameters, folder: Path) -> TrainingRun:

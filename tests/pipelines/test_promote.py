@@ -73,9 +73,9 @@ class Gate:
         folder = filled.rename(self.folder / f"out{len(list(self.folder.glob('out*')))}")
         return promote(config, folder, judgement) | {"report": folder}
 
-    def _write_report(self, folder: Path, *arguments: Any) -> None:
+    def _write_report(self, folder: Path, *arguments: Any, **defaults: Any) -> None:
         if self.reports:
-            WRITE_REPORT(folder, *arguments)
+            WRITE_REPORT(folder, *arguments, **defaults)
         else:
             (folder / "evaluation.html").write_text("")
 

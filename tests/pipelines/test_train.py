@@ -51,7 +51,8 @@ class Project:
         (folder / "07_model_output/baseline").mkdir(parents=True)
 
     def run(self, **changes: Any) -> DataCatalog:
-        typed = parameter_entries(parameters(self.folder, **({"policy": {"train": ["ar"]}} | changes)))
+        own = {"policy": {"train": ["ar"]}, "model": {"path": str(self.model)}}
+        typed = parameter_entries(parameters(self.folder, **(own | changes)))
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {

@@ -119,6 +119,15 @@ def test_scores_beyond_the_range_count_as_its_end_and_are_told_as_they_are() -> 
     assert "hard/raw" not in scores.parts
 
 
+def test_a_reward_names_its_measure_of_the_task() -> None:
+    exact, other = constant(1), constant(1)
+    exact.measure = ("hit", "exactly right")
+    assert RewardSet({"mine": (exact, 1.0), "other": (other, 1.0)}).measures == {"mine/hit": "exactly right"}
+    exact.measure = ("hit",)
+    with pytest.raises(UserError, match=r"'mine': its `measure` must be \(part, its name in reports\), got \('hit',\)"):
+        RewardSet({"mine": (exact, 1.0)})
+
+
 def test_a_reward_counts_only_where_another_is_had() -> None:
     rules = {"easy": ClipAndConditions(clip=(-2.0, None), only_where={"hard": 0.9})}
     scores = counting(**rules)(PROMPTS, SAMPLES)

@@ -64,7 +64,6 @@ def test_impossible_options(name: str, options: dict[str, Any], told: str) -> No
         ("object_layout", {"detector": DETECTOR}, "none of 1 records has any; the first is 'r'"),
         ("ocr", {}, "none of 1 records has any; the first is 'r': 'a cat'"),
         ("vlm_judge", {"rubric": "text"}, "none of 1 records has any"),
-        ("palette", {}, r"reward 'palette' judges the shapes.*1 record lacks them: 'r'.*reward=auto"),
         ("negative_points", {}, r"record 'r' has 0 source images and lacks \['box', 'points'\]"),
     ],
 )

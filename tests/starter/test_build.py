@@ -20,7 +20,7 @@ from visual_grpo.config import DataConfig, StarterConfig, Task
 from visual_grpo.config.schema import merged
 from visual_grpo.pipelines import starter as nodes
 from visual_grpo.starter import build
-from visual_grpo.starter.build import build_starter
+from visual_grpo.starter.build import pretrain_model
 from visual_grpo.starter.glm_image import corpus, modules
 from visual_grpo.starter.glm_image.pretrain_ar import pretrain_language_half
 from visual_grpo.starter.glm_image.pretrain_decoder import pretrain_decoder_half
@@ -33,6 +33,7 @@ DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
 
 def config_in(folder: Path) -> StarterConfig:
     return StarterConfig(
+        world="shapes",
         dataset=str(folder / "shapes"),
         model=str(folder / "base"),
         records_per_prompt=1,
@@ -65,13 +66,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     notes = [f"The VAE dulls a colour: it is pretrained once more (number {n}), from other weights" for n in (1, 2)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "progress", partial(silent_progress, expected=notes))
-        report = build_starter(config, DATA, SEED)
-    assert report == {
-        "dataset": config.dataset,
-        "model": config.model,
-        "digest": build.model_digest(config, DATA, SEED),
-        "content": content_digest(config.model),
-    }
+        made = pretrain_model(config, DATA, "glm_image", SEED)
+    digest = build.model_digest(config, DATA, "glm_image", SEED)
+    assert made == {"digest": digest, "content": content_digest(config.model)}
     return config
 
 
@@ -111,9 +108,9 @@ def test_a_model_of_edits_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_current_model_is_kept(built: StarterConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(build, "progress")
-    build_starter(built, DATA, SEED)
+    pretrain_model(built, DATA, "glm_image", SEED)
     with pytest.raises(NameError, match="progress"):
-        build_starter(built, DATA, SEED + 1)
+        pretrain_model(built, DATA, "glm_image", SEED + 1)
     loaded(built.model)
 
 
@@ -134,8 +131,8 @@ def test_an_interruption_leaves_no_folder(
     monkeypatch.setattr(build, "run_side_by_side", interrupted)
     monkeypatch.setattr(build, "progress", total_checked)
     with pytest.raises(KeyboardInterrupt):
-        build_starter(config, DATA, SEED)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shapes"]
+        pretrain_model(config, DATA, "glm_image", SEED)
+    assert list(tmp_path.iterdir()) == []
 
 
 def build_from(folder: Path, **changes: Any) -> dict[str, Any]:

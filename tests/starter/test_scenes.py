@@ -60,7 +60,7 @@ def test_the_digest_depends_on_the_seed_and_the_steps() -> None:
     configs = [
         StarterConfig(world="scenes", dataset="a", model="b", records_per_prompt=1, vl_steps=n, **steps) for n in (2, 3)
     ]
-    assert len({model_digest(config, data, seed) for config in configs for seed in (3, 4)}) == 4
+    assert len({model_digest(config, data, "qwen2_5_vl", seed) for config in configs for seed in (3, 4)}) == 4
 
 
 def test_the_records_match_the_drawn_scenes(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.starter.tasks import in_this_process, silent_progress, weights_are_equal
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter import build
-from visual_grpo.starter.build import build_starter
+from visual_grpo.starter.build import pretrain_model, render_dataset
 from visual_grpo.starter.glm_image.pretrain_on_words import (
     build_corpus,
     no_text_ids,
@@ -39,7 +39,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "run_side_by_side", in_this_process)
         patch.setattr(build, "progress", silent_progress)
-        build_starter(config, DATA, SEED)
+        pretrain_model(config, DATA, "glm_image", SEED)
+    render_dataset(config, DATA, SEED)
     return config
 
 

@@ -1,6 +1,6 @@
 """The project's parameters: their sections, the whole tree, and the check that explains what is wrong with them."""
 
-from visual_grpo.config.base import Dtype, Strict, Task, World
+from visual_grpo.config.base import Dtype, Strict, Task
 from visual_grpo.config.data import DataChecks, DataConfig, StarterConfig
 from visual_grpo.config.pipelines import GateRule, MonitorConfig, PromotionConfig, RetrainConfig
 from visual_grpo.config.policy import (

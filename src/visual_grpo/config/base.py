@@ -13,7 +13,6 @@ AdapterName = Name
 NotEmpty = Annotated[str, Field(min_length=1)]
 Side = Annotated[int, Field(ge=32, le=4096, multiple_of=32, description="pixels, a multiple of 32")]
 Share = Annotated[float, Field(ge=0, lt=1)]
-World = Literal["shapes", "words", "scenes"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Task = Literal["t2i", "i2i", "mixed", "segmentation"]
 

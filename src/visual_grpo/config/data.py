@@ -1,13 +1,12 @@
-"""Parameters of the records: the user's own, or those that the starter draws."""
+"""Parameters of the records: the user's own, or those that the starter renders."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import NotEmpty, Share, Side, Strict, Task, World
+from visual_grpo.config.base import NotEmpty, Share, Side, Strict, Task
 
 Limit = Annotated[float, Field(ge=0, le=1)]
 
@@ -16,7 +15,7 @@ class DataConfig(Strict):
     """Place and preparation of the records."""
 
     path: NotEmpty = Field(
-        description="folder, zip or file with records, or hf://datasets/OWNER/NAME; null = the starter draws it"
+        description="folder, zip or file with records, or hf://datasets/OWNER/NAME; null = the starter makes it"
     )
     layout: Literal["auto", "records", "prompts", "image_folder", "captions", "table", "coco", "masks"] = Field(
         "auto", description="how path is read; auto = the first that fits"
@@ -51,23 +50,17 @@ class DataConfig(Strict):
         return self
 
 
-DEFAULT_FAMILIES: Mapping[World, str] = {"shapes": "glm_image", "words": "glm_image", "scenes": "qwen2_5_vl"}
-"""The family that is pretrained on a world where the parameters name none."""
-
-
 class StarterConfig(Strict):
-    """The small model that is built and pretrained on the spot when ``model.path`` is null."""
+    """The dataset and the small model that are made on the spot where ``data.path`` and ``model.path`` are null."""
 
-    world: World = Field(
-        "shapes", description="what is drawn: coloured shapes, signs with words, or scenes (for negative points)"
-    )
-    dataset: NotEmpty = Field("data/01_raw/shapes", description="folder that is drawn; null = OUTPUT/01_raw/WORLD")
-    model: NotEmpty = Field("data/06_models/base", description="folder of the model; null = OUTPUT/06_models/base")
-    records_per_prompt: int = Field(ge=1, description="records drawn of each of 150 objects, 256 words or 8 queries")
+    world: NotEmpty = Field(description="what is rendered and learnt (starter/worlds.py), or package.module:WORLD")
+    dataset: NotEmpty = Field(description="folder of the dataset; null = OUTPUT/01_raw/WORLD")
+    model: NotEmpty = Field(description="folder of the model; null = OUTPUT/06_models/base")
+    records_per_prompt: int = Field(ge=1, description="records of each of the world's prompts")
     vae_steps: int = Field(ge=1, description="optimiser steps of the VAE in each attempt")
     dit_steps: int = Field(ge=1, description="optimiser steps of the DiT")
     ar_steps: int = Field(ge=1, description="optimiser steps for each kind of record: mixed takes twice as many")
-    vl_steps: int = Field(1000, ge=1, description="world scenes: steps of the small Qwen2.5-VL")
+    vl_steps: int = Field(1000, ge=1, description="optimiser steps of the vision-language model")
     processes: int = Field(
         2, ge=1, le=2, description="parts of the pretraining (at most 2) that run in parallel, one core each"
     )

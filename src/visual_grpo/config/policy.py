@@ -17,7 +17,7 @@ class ModelConfig(Strict):
         default="auto",
         description="a built-in family (docs/own_model.md) or package.module:FAMILY; auto = the saved model's",
     )
-    path: NotEmpty | None = Field(default=None, description="folder or hub id of a saved model; null = the starter's")
+    path: NotEmpty = Field(description="folder or hub id of a saved model; null = the starter makes a small one")
     revision: str | None = Field(default=None, description="branch, tag or commit of a hub id; null = newest")
     dtype: Dtype = Field(
         default="float32", description="precision of the weights; float16 is trained with loss scaling"

@@ -7,47 +7,38 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from visual_grpo.common.errors import UserError
 
 ROOT = "data"
 UNNAMED_ENVIRONMENTS = (None, "base", "local")
-DRAWN_TASKS = {"shapes": "t2i", "words": "t2i", "scenes": "segmentation"}
-"""data.task that each of the starter's worlds is drawn for."""
 
 
-def with_output_folders(tree: Mapping[str, Any], environment: str | None) -> dict[str, Any]:
-    """The parameter tree with every folder that it leaves open (null): ``output``, and the folders in it.
+def home_folder(tree: Mapping[str, Any], environment: str | None, task: str) -> str:
+    """The folder of an environment's results, which holds a folder for each ``data.task`` but ``task``.
 
-    The default environment with the drawn shapes writes into ``data``, an environment NAME into ``data/NAME``, another
-    task into a folder named after it. The user's own data has a folder in that, named after ``data.path`` (and
-    ``model.path``, if given), and shares the pretrained model: results of other data or another model are kept apart.
+    The default environment has ``data``, an environment NAME ``data/NAME``; ``output``, if given, is the folder.
     """
-    data, starter, tracking, model = (_section(tree, name) for name in ("data", "starter", "tracking", "model"))
-    path = data.get("path")
-    home = _or(tree.get("output"), _home(data, starter, environment))
-    own = home if path is None else f"{home}/{_named_after(str(path), model.get('path'))}"
-    output = _or(tree.get("output"), own)
-    dataset = _or(starter.get("dataset"), f"{home}/01_raw/{starter.get('world', 'shapes')}")
-    return {
-        **tree,
-        "output": output,
-        "data": {**data, "path": _or(path, dataset)},
-        "starter": {**starter, "dataset": dataset, "model": _or(starter.get("model"), f"{home}/06_models/base")},
-        "tracking": {**tracking, "checkpoints": _or(tracking.get("checkpoints"), f"{output}/06_models/checkpoints")},
-    }
-
-
-def _home(data: Mapping[str, Any], starter: Mapping[str, Any], environment: str | None) -> str:
-    """Returns the folder in which an environment draws its dataset and pretrains its model for a task."""
     parts = [ROOT] if environment in UNNAMED_ENVIRONMENTS else [ROOT, str(environment)]
-    task = data.get("task", "t2i")
-    drawn_for = DRAWN_TASKS.get(str(starter.get("world", "shapes")))
-    return "/".join(parts if task == drawn_for else [*parts, str(task)])
+    asked = section(tree, "data").get("task", "t2i")
+    return or_default(tree.get("output"), "/".join(parts if asked == task else [*parts, str(asked)]))
 
 
-def _or(value: Any, default: str) -> Any:
+def with_output_folders(tree: Mapping[str, Any], home: str = ROOT) -> dict[str, Any]:
+    """The parameter tree with the folders that it leaves open (null): ``output`` and that of the checkpoints.
+
+    The output is ``home``. The user's own data has a folder in that, named after ``data.path`` (and ``model.path``, if
+    given): results of other data or another model are kept apart.
+    """
+    path, model = (section(tree, name).get("path") for name in ("data", "model"))
+    output = or_default(tree.get("output"), home if path is None else f"{home}/{_named_after(str(path), model)}")
+    tracking = section(tree, "tracking")
+    checkpoints = or_default(tracking.get("checkpoints"), f"{output}/06_models/checkpoints")
+    return {**tree, "output": output, "tracking": {**tracking, "checkpoints": checkpoints}}
+
+
+def or_default(value: Any, default: str) -> Any:
     """Nothing but null is left open; what else is no folder's name is for the validation to refuse."""
     return default if value is None else value
 
@@ -64,9 +55,8 @@ def _place(path: str) -> str:
     return (full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full).as_posix()
 
 
-AUTO = "auto"
-PresetName = Literal["shapes", "words", "text", "target", "edit", "negative_points"]
-PRESET_NAMES: tuple[PresetName, ...] = get_args(PresetName)
+AUTO, LISTED = "auto", "listed"
+PresetName = Literal["text", "target", "edit", "negative_points", "listed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,50 +68,49 @@ class Preset:
     """Module -> weights in its training, where ``modules`` has a section for it."""
 
 
-_GUARDS = {"edge_density": {"weight": 0.0}, "colour_entropy": {"weight": 0.0}}
+GUARDS = {"edge_density": {"weight": 0.0}, "colour_entropy": {"weight": 0.0}}
 """They fall where a policy wins its reward with ever emptier images; soft outlines have no edges, but colours."""
 
 PRESETS: Mapping[PresetName, Preset] = {
-    # Which tokens are drawn decides nearly all of `shapes`, so the decoder is also rewarded for saturated colours.
-    "shapes": Preset(
-        rewards={"shapes": {"weight": 1.0}, "palette": {"weight": 0.0}}, modules={"dit": {"palette": 1.0}}
-    ),
-    # A drawn sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
-    "words": Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **_GUARDS}),
-    "text": Preset(rewards={"ocr": {"weight": 1.0}, **_GUARDS}),
-    "target": Preset(rewards={"ssim": {"weight": 1.0}, **_GUARDS}),
+    "text": Preset(rewards={"ocr": {"weight": 1.0}, **GUARDS}),
+    "target": Preset(rewards={"ssim": {"weight": 1.0}, **GUARDS}),
     # A copy of the source is often similar to the target: `source_ssim` shows when that is what is learned.
-    "edit": Preset(rewards={"ssim": {"weight": 1.0}, "source_ssim": {"weight": 0.0}, **_GUARDS}),
+    "edit": Preset(rewards={"ssim": {"weight": 1.0}, "source_ssim": {"weight": 0.0}, **GUARDS}),
     "negative_points": Preset(rewards={"negative_points": {"weight": 1.0}}),
+    # Nothing beside the section `rewards`, not even a guard.
+    "listed": Preset(rewards={}),
 }
-WORLD_PRESETS: Mapping[str, PresetName] = {"shapes": "shapes", "words": "words", "scenes": "negative_points"}
-"""Preset of each of the starter's worlds."""
 
 
 def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree with its preset's rewards spelled out, and without those that are null.
 
-    ``auto`` is replaced where the tree decides it: by the preset of the drawn data, or by null where ``rewards`` names
-    the user's rewards. For the user's own data it stays, since only the records can tell (`operations.preflight`).
-    Beside the user's own rewards of images stand guards, as beside those of a preset.
+    ``auto`` becomes null where ``rewards`` names the user's rewards; else it stays, since only the records can tell
+    (`operations.preflight`). Beside the user's own rewards of images stand guards, as beside those of a preset.
     """
-    rewards, modules = _entries(tree, "rewards", "options"), _entries(tree, "modules", "rewards")
     name = tree.get("reward", AUTO)
-    if name == AUTO:
-        name = _decided(tree, _optimised(rewards, modules))
-    preset = _preset(name, tree, rewards, modules)
+    if name == AUTO and optimised_rewards(tree):
+        name = None
+    tree = with_preset(tree, _preset(name, tree), own_first=name is None)
+    complete = ((key, {name: entry for name, entry in tree[key].items() if entry is not None}) for key in _SECTIONS)
+    return {**tree, "reward": name, **dict(complete)}
+
+
+_SECTIONS = {"rewards": "options", "modules": "rewards"}
+"""Sections whose entries a null removes, and the section in each of them."""
+
+
+def with_preset(tree: Mapping[str, Any], preset: Preset, *, own_first: bool = False) -> dict[str, Any]:
+    """The parameter tree with the preset's rewards spelled out beside its own, ``own_first`` or after them."""
+    rewards, modules = _entries(tree, "rewards"), _entries(tree, "modules")
     removed = {reward for reward, entry in rewards.items() if entry is None}
     merged = {reward: _merged(preset.rewards.get(reward), entry) for reward, entry in rewards.items()}
-    # One's own come first where they are all there is.
-    merged = {**merged, **preset.rewards, **merged} if name is None else {**preset.rewards, **merged}
     return {
         **tree,
-        "reward": name,
-        "rewards": {reward: entry for reward, entry in merged.items() if entry is not None},
+        "rewards": {**merged, **preset.rewards, **merged} if own_first else {**preset.rewards, **merged},
         "modules": {
-            module: _with_weights(section, preset.modules.get(module, {}), removed)
-            for module, section in modules.items()
-            if section is not None
+            module: None if entry is None else _with_weights(entry, preset.modules.get(module, {}), removed)
+            for module, entry in modules.items()
         },
     }
 
@@ -129,60 +118,43 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
 def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A stored parameter tree to which its preset will add no reward: one that was removed is null again."""
     rewards = tree.get("rewards", {})
-    preset = _preset(tree.get("reward"), tree, rewards, tree.get("modules", {}))
-    removed = [reward for reward in preset.rewards if reward not in rewards]
+    removed = [reward for reward in _preset(tree.get("reward"), tree).rewards if reward not in rewards]
     return {**tree, "rewards": {**rewards, **dict.fromkeys(removed)}} if removed else dict(tree)
 
 
-def is_drawn(path: object, dataset: object) -> bool:
-    """Returns whether ``path`` is the ``dataset`` that the starter draws; both are not validated yet."""
-    return Path(str(path)).expanduser().resolve() == Path(str(dataset)).expanduser().resolve()
-
-
-def _section(tree: Mapping[str, Any], name: str, path: str = "") -> Mapping[str, Any]:
-    """Returns a section of the tree at ``path``; raises UserError if it is none."""
-    section = tree.get(name, {})
-    if not isinstance(section, Mapping):
-        raise UserError(f"{path}{name} = {section!r}: expected a section, with a name and a value on each line.")
-    return section
-
-
-def _entries(tree: Mapping[str, Any], name: str, key: str) -> Mapping[str, Any]:
-    """Returns a section whose entries are null or sections with a section ``key``; raises UserError otherwise."""
-    entries = {} if tree.get(name) is None else _section(tree, name)
-    for entry, value in entries.items():
-        if value is not None:
-            _section(_section(entries, entry, f"{name}."), key, f"{name}.{entry}.")
-    return entries
-
-
-def _preset(name: Any, tree: Mapping[str, Any], rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> Preset:
-    if isinstance(name, str):
-        return PRESETS.get(name, Preset(rewards={}))  # type: ignore[call-overload]
-    of_images = _section(tree, "data").get("task") != "segmentation"
-    return Preset(rewards=_GUARDS if of_images and _optimised(rewards, modules) else {})
-
-
-def _decided(tree: Mapping[str, Any], optimised: set[str]) -> str | None:
-    """Resolves ``auto``, as far as the tree alone decides it."""
-    data, starter = _section(tree, "data"), _section(tree, "starter")
-    path, dataset = data.get("path"), starter.get("dataset")
-    if path is not None and not (dataset and is_drawn(path, dataset)):
-        return None if optimised else AUTO
-    name = WORLD_PRESETS.get(starter.get("world", "shapes"))
-    # Other values for the world's own rewards change them; another reward takes their place.
-    return name if name is not None and optimised <= PRESETS[name].rewards.keys() else None
-
-
-def _optimised(rewards: Mapping[str, Any], modules: Mapping[str, Any]) -> set[str]:
+def optimised_rewards(tree: Mapping[str, Any]) -> set[str]:
     """The entries of ``rewards`` with a weight that is not 0, be it in one module."""
-    by_module = [section.get("rewards", {}) for section in modules.values() if section is not None]
+    by_module = [entry.get("rewards", {}) for entry in _entries(tree, "modules").values() if entry is not None]
     return {
         name
-        for name, entry in rewards.items()
+        for name, entry in _entries(tree, "rewards").items()
         if entry is not None
         and (entry.get("weight", 1.0) != 0 or any(weights.get(name, 0) != 0 for weights in by_module))
     }
+
+
+def section(tree: Mapping[str, Any], name: str, path: str = "") -> Mapping[str, Any]:
+    """Returns a section of the tree at ``path``; raises UserError if it is none."""
+    found = tree.get(name, {})
+    if not isinstance(found, Mapping):
+        raise UserError(f"{path}{name} = {found!r}: expected a section, with a name and a value on each line.")
+    return found
+
+
+def _entries(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns ``rewards`` or ``modules``, whose entries are null or sections; raises UserError otherwise."""
+    entries = {} if tree.get(name) is None else section(tree, name)
+    for entry, value in entries.items():
+        if value is not None:
+            section(section(entries, entry, f"{name}."), _SECTIONS[name], f"{name}.{entry}.")
+    return entries
+
+
+def _preset(name: object, tree: Mapping[str, Any]) -> Preset:
+    if isinstance(name, str):
+        return PRESETS.get(name, Preset(rewards={}))  # type: ignore[call-overload]
+    of_images = section(tree, "data").get("task") != "segmentation"
+    return Preset(rewards=GUARDS if of_images and optimised_rewards(tree) else {})
 
 
 def _merged(preset: Mapping[str, Any] | None, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -192,8 +164,8 @@ def _merged(preset: Mapping[str, Any] | None, entry: Mapping[str, Any] | None) -
     return {**preset, **entry, "options": {**preset.get("options", {}), **entry.get("options", {})}}
 
 
-def _with_weights(section: Mapping[str, Any], weights: Mapping[str, float], removed: set[str]) -> Mapping[str, Any]:
+def _with_weights(module: Mapping[str, Any], weights: Mapping[str, float], removed: set[str]) -> Mapping[str, Any]:
     """Adds a preset's weights to a module's section where it has none, without those of removed rewards."""
-    rewards = {**weights, **section.get("rewards", {})}
+    rewards = {**weights, **module.get("rewards", {})}
     kept = {name: weight for name, weight in rewards.items() if name not in removed}
-    return {**section, "rewards": kept} if kept or "rewards" in section else section
+    return {**module, "rewards": kept} if kept or "rewards" in module else module

@@ -25,7 +25,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, PRESET_NAMES, PresetName, is_drawn, with_output_folders, with_rewards
+from visual_grpo.config.presets import AUTO, PRESETS, PresetName, with_output_folders, with_rewards
 from visual_grpo.config.training import (
     AlarmConfig,
     EvaluationConfig,
@@ -83,7 +83,8 @@ class Parameters(Strict):
     )
     sampling: SamplingConfig
     reward: Literal["auto", PresetName] | None = Field(
-        "auto", description="preset of rewards (config/presets.py); auto = what the records allow; null = only rewards"
+        "auto",
+        description="preset of rewards (config/presets.py); auto = what the records allow; null = rewards and guards",
     )
     rewards: dict[str, RewardConfig] = Field(
         default_factory=dict, description="added to the preset's by name, or in their place; null removes one"
@@ -96,28 +97,12 @@ class Parameters(Strict):
     retrain: RetrainConfig = RetrainConfig()
 
     @model_validator(mode="after")
-    def _the_starter_draws_the_task(self) -> Self:
-        world, task = self.starter.world, self.data.task
-        if self.model.path is not None:
-            return self
-        if (task == "segmentation") != (world == "scenes"):
-            raise ValueError(
-                "the starter's scenes are drawn for data.task segmentation and nothing else is;"
-                f" got starter.world {world} with data.task {task}. For your own images and queries: --env=qwen2_5_vl"
-                " (or another model.path); for a small model that is made here: --env=negative_points"
-            )
-        if world == "words" and task != "t2i":
-            raise ValueError(f"starter.world words is drawn for data.task t2i only, got {task}")
-        return self
-
-    @model_validator(mode="after")
     def _something_is_rewarded(self) -> Self:
-        if self.reward is None and not self.rewards:
-            raise ValueError(
-                f"nothing is rewarded: set reward to one of {', '.join(PRESET_NAMES)}, or name a reward in rewards"
-            )
         if self.reward == AUTO:  # Which rewards there are is not known yet.
             return self
+        if not self.rewards:
+            presets = ", ".join(name for name, preset in PRESETS.items() if preset.rewards)
+            raise ValueError(f"nothing is rewarded: set reward to one of {presets}, or name a reward in rewards")
         for name, module in self.modules.items():
             for reward in module.rewards:
                 if reward not in self.rewards:
@@ -137,8 +122,13 @@ class Parameters(Strict):
 
     @property
     def data_is_drawn(self) -> bool:
-        """True if the records are those that the starter draws."""
-        return is_drawn(self.data.path, self.starter.dataset)
+        """True if the records are those that the starter renders."""
+        return self.data.path == self.starter.dataset
+
+    @property
+    def model_is_pretrained(self) -> bool:
+        """True if the model is the small one that the starter pretrains."""
+        return self.model.path == self.starter.model
 
     @property
     def adapters_folder(self) -> str:
@@ -187,7 +177,7 @@ class Parameters(Strict):
 
         An environment cannot leave out a reward or a module of conf/base or of a preset, but it can set it to null.
         """
-        return with_rewards(with_output_folders(tree, None)) if isinstance(tree, Mapping) else tree
+        return with_rewards(with_output_folders(tree)) if isinstance(tree, Mapping) else tree
 
 
 BESIDE_FLOW = ("run", *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)))

@@ -27,7 +27,8 @@ def compare(
     ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95% interval over whatever
     is held out together: a prompt, an image or a group (see ``paired``). ``bootstrap_samples`` and ``seed`` are for
     ratios. ``samples`` counts all samples of a side, ``unscored_baseline`` and ``unscored_trained`` those that could
-    not be scored, and ``unscored_differs`` says whether their shares differ (the t-interval excludes 0).
+    not be scored, and ``unscored_differs`` says whether their shares differ (the t-interval excludes 0). A score that
+    is a reward's measure of the task has its name there as ``measure``.
     Raises ``UserError`` unless both tables contain exactly the same samples and scores.
     """
     return _entries(join(baseline, trained), trained, bootstrap_samples, seed)
@@ -116,10 +117,11 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
 
 def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int) -> list[dict[str, Any]]:
-    weights, relative = trained.attrs["weights"], rankings(trained)
+    weights, measures, relative = trained.attrs["weights"], trained.attrs.get("measures", {}), rankings(trained)
     return [
         {"name": name, "split": split, "sampler": sampler, "optimised": name == "total" or bool(weights.get(name))}
         | ({"ranking": True} if name in relative else {})
+        | ({"measure": measures[name]} if name in measures else {})
         | _measure(rows, column, samples, seed)
         for (sampler, split), rows in pairs.groupby(["sampler", "split"], sort=False)
         for column, name in score_columns(trained).items()

@@ -11,22 +11,19 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from visual_grpo.common.errors import UserError
 from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import CODE
-from visual_grpo.config.schema import validate
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves
 from visual_grpo.evaluation.verdict import EVAL_NOTE, Entry, change, decimals, extent, lines
 
-BASE = Path("conf/base/parameters.yml")
 CARD_SIDE, THUMBNAIL_SIDE = 1024, 128
 """Largest side in pixels of an image in a gallery, where it can be enlarged, and of one in the list of all pairs."""
 MOST_PAIRS = 700
@@ -66,6 +63,7 @@ def render(
     curves: Sequence[Curves],
     alarms: Sequence[Mapping[str, Any]],
     film: Sequence[tuple[int, str]] = (),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     entries, headline, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
     training, task = evaluation.get("training", {}), headline["task"]
@@ -111,32 +109,25 @@ def render(
         film=film,
         film_prompts=training.get("film", []),
         differences=evaluation.get("differences", {}),
-        configuration=configuration(parameters) if parameters else None,
+        configuration=configuration(parameters, defaults) if parameters else None,
         conditions=evaluation.get("conditions", {}),
         eval_note=EVAL_NOTE,
     )
 
 
-def configuration(parameters: Mapping[str, Any], base: Path = BASE) -> dict[str, list[tuple[str, Any, Any]]]:
+def configuration(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, list[tuple[str, Any, Any]]]:
     """Lists ``changed`` and ``all`` parameters as (dotted name, value, value in conf/base).
 
-    ``parameters`` is the tree, or already flat. Without a usable file ``base``, nothing counts as changed.
+    ``parameters`` is the tree, or already flat; ``before`` has those of conf/base, flat. If it is empty, nothing
+    counts as changed.
     """
-    now, before = flatten(parameters), _base_parameters(base)
+    now = flatten(parameters)
     sections = {name.partition(".")[0] for name in now}
     # A section that is not there at all, such as how to retrain, is none of the result's.
     absent = [name for name in sorted(before) if name not in now and name.partition(".")[0] in sections]
     rows = [(name, now.get(name), before.get(name)) for name in [*sorted(now), *absent]]
     changed = [row for row in rows if before and row[1] != row[2] and row[0] not in _RUNS_OWN]
     return {"changed": changed, "all": rows[: len(now)]}
-
-
-def _base_parameters(path: Path) -> dict[str, Any]:
-    """Reads a file's parameters, with the schema's defaults; empty without a usable file."""
-    try:
-        return flatten(validate(yaml.safe_load(path.read_text(encoding="utf-8"))).model_dump(mode="json"))
-    except (OSError, UserError, yaml.YAMLError, TypeError):
-        return {}
 
 
 def _source(name: str) -> str:

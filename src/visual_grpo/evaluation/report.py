@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,14 @@ def write_report(
     trained: Path,
     history: pd.DataFrame,
     adapters: Path | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and the reward's curve as PNG.
 
     ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
     ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
     ``generate_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
-    left, with the pictures of its alarms.
+    left, with the pictures of its alarms; ``defaults`` are the parameters of conf/base by their dotted names.
     """
     curves = plots.training_curves(history, _base_value(evaluation, baseline, trained))
     curves[0].figure.savefig(folder / "training.png", dpi=150)
@@ -53,7 +55,7 @@ def write_report(
     text = json.dumps(evaluation, indent=2, ensure_ascii=False)
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
     alarms = shown_alarms(evaluation.get("training", {}), adapters)
-    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, film(adapters))
+    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, film(adapters), defaults)
     (folder / "evaluation.html").write_text(page, encoding="utf-8")
 
 

@@ -14,12 +14,6 @@ from visual_grpo.common import console
 from visual_grpo.data.manifest import FEW_PROMPTS
 from visual_grpo.evaluation import CONFIDENCE
 
-TASK_MEASURES = {
-    "shapes/all": "all right",
-    "ocr/accuracy": "read without a mistake",
-    "negative_points/gIoU": "gIoU",
-}
-"""Scores that say in the task's terms how many samples are right, and what they are called."""
 GUARDS = ("edge_density", "colour_entropy")
 """Scores that fall where a policy wins its reward with ever emptier pictures; guards where they are not optimised."""
 MOST_FALL = 0.25
@@ -58,7 +52,7 @@ def summarise(
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
     entry, beside = rows["total"], list(rows.values())
-    measure = next((name for name in TASK_MEASURES if name in rows), None)
+    measure = next((row for row in beside if "measure" in row), None)
     headline = {
         "score": "total",
         "names": list(names),
@@ -70,7 +64,7 @@ def summarise(
         **{key: entry[key] for key in ("prompts", "units", "images")},
         "unscored": _unscored(entry),
         "control": _best_control(controls),
-        "task": None if measure is None else _task(rows[measure]),
+        "task": None if measure is None else _task(measure),
         "doubts": doubts(entry, beside),
         "fallen": [{"name": guard["name"]} | _numbers(guard) for guard in fallen_guards(beside)],
         "verdict": verdict(entry, beside),
@@ -190,7 +184,7 @@ def _numbers(entry: Entry) -> dict[str, float | None]:
 
 
 def _task(entry: Entry) -> dict[str, Any]:
-    named = {"name": TASK_MEASURES[entry["name"]], "score": entry["name"]}
+    named = {"name": entry["measure"], "score": entry["name"]}
     return named | _numbers(entry) | {"unscored": _unscored(entry), "verdict": verdict(entry)}
 
 

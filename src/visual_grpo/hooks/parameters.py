@@ -19,10 +19,10 @@ from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.config.pipelines import CHAMPION
-from visual_grpo.config.presets import with_output_folders
 from visual_grpo.config.schema import validate
 from visual_grpo.hooks.folders import tags_of
 from visual_grpo.operations.command import Command
+from visual_grpo.starter.parameters import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
 
@@ -39,7 +39,7 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
-        tree = with_output_folders(context.config_loader["parameters"], context.env)
+        tree = with_world(context.config_loader["parameters"], context.env)
         self._runtime = context.config_loader.runtime_params or {}
         tree, self._taken = _of_resumed_run(tree, self._runtime)
         tree = _for_all_modules(tree, self._runtime)
@@ -64,9 +64,9 @@ class ParameterHooks:
         makes = pipeline.all_outputs()
         present = _with_adapters(catalog.load("parameters"), pipeline, self._runtime)
         if present.distributed.processes > 1 and "distributed" in tags_of(pipeline) and not is_rank():
-            from visual_grpo.grpo.distributed.launch import run_under_own_torchrun
+            from visual_grpo.grpo.distributed.torchrun import rerun  # It imports torch.
 
-            run_under_own_torchrun(present.distributed.processes)
+            rerun(present.distributed.processes)
         parameters, spec = check_before_run(
             present, makes, tags_of(pipeline), lambda: catalog.load("records"), Command.from_run_params(run_params)
         )
@@ -94,7 +94,7 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
         from visual_grpo.provenance import parameters_to_judge  # It imports torch.
 
         trained = read_facts(folder)["parameters"]
-        return validate(parameters_to_judge(present.model_dump(mode="json"), trained, runtime))
+        return validate(with_world(parameters_to_judge(present.model_dump(mode="json"), trained, runtime)))
     if present.adapter != LATEST:
         raise UserError(
             f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. Evaluate"
@@ -157,7 +157,7 @@ def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict
     run = resuming.origin(resume, Path(checkpoints))
     if run is None:
         return tree, {}
-    used = resuming.parameters_of_run(run, runtime) | {"resume": resume}
+    used = with_world(resuming.parameters_of_run(run, runtime)) | {"resume": resume}
     if resume == resuming.AUTO or "output" in runtime:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}

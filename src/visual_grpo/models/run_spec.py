@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import ControlConfig, FlowConfig, Parameters, PolicyConfig, SamplerConfig, SamplingConfig
-from visual_grpo.config.data import DEFAULT_FAMILIES
-from visual_grpo.models.family import AUTO, Family, find_family
+from visual_grpo.models.family import Family, find_family
 
 _KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
 """Kind of module -> the settings of a sampler that only it has."""
@@ -44,7 +43,7 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
     """Raises UserError, with what the model's family supports, for parameters that it does not.
 
     Args:
-        model: folder or hub id; None = ``model.path``, or what the starter makes.
+        model: folder or hub id; None = ``model.path``.
         family: of the model; None = the one that ``model.family`` names.
     """
     family = family or family_of(config, model)
@@ -60,7 +59,7 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
     rollout = _rollout_sampler(family, config.sampling)
     return RunSpec(
         config=config,
-        model=model or config.model.path or config.starter.model,
+        model=model or config.model.path,
         family=family,
         modules=modules,
         joint=config.policy.stages == "joint",
@@ -72,12 +71,8 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
 
 
 def family_of(config: Parameters, model: str | None = None) -> Family:
-    """Returns the family of ``model`` (folder or hub id), of ``model.path``, or of what the starter will pretrain."""
-    path = model if model is not None else config.model.path
-    name = config.model.family
-    if path is None and name == AUTO:
-        name = DEFAULT_FAMILIES[config.starter.world]
-    return find_family(name, path)
+    """Returns the family of ``model`` (folder or hub id; None = ``model.path``)."""
+    return find_family(config.model.family, model or config.model.path)
 
 
 def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from visual_grpo.operations.candidates import (
     unseen,
 )
 from visual_grpo.operations.command import Command
+from visual_grpo.starter.parameters import default_parameters
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
 
@@ -156,7 +157,8 @@ def write_report(
         "rewards": entries,
         "controls": [],
     }
-    report.write_report(folder, evaluation, before, after, report.read_history(candidate.adapters))
+    history = report.read_history(candidate.adapters)
+    report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
 
 
 def _samples_folder(folder: Path, split: str, model: str) -> Path:

@@ -25,6 +25,7 @@ from visual_grpo.operations.candidates import (
     shared_scorer,
     unseen,
 )
+from visual_grpo.starter.parameters import default_parameters
 
 
 def create_pipeline() -> Pipeline:
@@ -79,7 +80,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
         "controls": [],
     }
     history = report.read_history(second.folder or first.folder or Path())
-    report.write_report(folder, evaluation, before, after, history)
+    report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
     if evaluation["differences"]:
         rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]
         console.table("What differs between the trainings", ["", "first", "second"], rows)

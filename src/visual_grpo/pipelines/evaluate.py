@@ -18,6 +18,7 @@ from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, result, summarise
 from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.starter.parameters import default_parameters
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import generate_samples
@@ -107,7 +108,8 @@ def compare_with_baseline(
 def write_report(output: str, evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> Path:
     """Writes the report."""
     folder = new_folder(Path(output) / "08_reporting/evaluation")
-    report.write_report(folder, evaluation, baseline, trained, report.read_history(adapters), adapters)
+    history = report.read_history(adapters)
+    report.write_report(folder, evaluation, baseline, trained, history, adapters, default_parameters())
     return folder
 
 

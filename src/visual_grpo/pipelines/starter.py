@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from kedro.pipeline import Node, Pipeline
@@ -10,8 +9,7 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
-from visual_grpo.config.presets import is_drawn
-from visual_grpo.starter.build import build_starter, draw_world
+from visual_grpo.starter.build import pretrain_model, render_dataset
 from visual_grpo.starter.pretraining import digest_of
 
 
@@ -34,35 +32,31 @@ def create_pipeline() -> Pipeline:
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:
     """Returns the dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
 
-    ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files.
-
-    Where ``model.path`` names a pipeline nothing is pretrained; the dataset is drawn only if it is the data.
+    ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files. The dataset
+    is rendered only where it is the data, and the small model pretrained only where it is the model.
     """
-    if model.path is not None:
-        return _use_given_model(starter, data, model, model.path, seed)
+    if data.path == starter.dataset:
+        render_dataset(starter, data, seed)
+    if model.path == starter.model:
+        digests = pretrain_model(starter, data, model.family, seed)
+        console.note(what_is_there(starter, data))
+    else:
+        digests = _digests_of(model)
+    return {"dataset": data.path, "model": model.path, **digests}
 
-    family = None if model.family == "auto" else model.family
-    report = build_starter(starter, data, seed, family)
-    console.note(what_is_there(starter, data, report["model"]))
-    return report
 
-
-def what_is_there(starter: StarterConfig, data: DataConfig, model: str) -> str:
-    """Says where the drawn dataset and the small model are, or that this model is not made for the user's data."""
-    if is_drawn(data.path, starter.dataset):
-        return f"Dataset: {starter.dataset}   Base model: {model}"
+def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
+    """Says where the dataset and the small model are, or that this model is not made for the user's data."""
+    if data.path == starter.dataset:
+        return f"Dataset: {starter.dataset}   Base model: {starter.model}"
     return (
-        f"Base model: {model}\nWarning: this small model was pretrained on drawn {starter.world} and nothing else. It"
-        f" shows that {data.path} trains; for pictures worth having name a released model with model.path."
+        f"Base model: {starter.model}\nWarning: this small model was pretrained on drawn {starter.world} and nothing"
+        f" else. It shows that {data.path} trains; for pictures worth having name a released model with model.path."
     )
 
 
-def _use_given_model(
-    starter: StarterConfig, data: DataConfig, config: ModelConfig, model: str, seed: int
-) -> dict[str, Any]:
-    if Path(data.path) == Path(starter.dataset):
-        draw_world(starter, data, seed)
-    content = content_digest(model)
+def _digests_of(model: ModelConfig) -> dict[str, str | None]:
+    content = content_digest(model.path)
     # The same files elsewhere are the same model; those of a hub id are known by their revision.
-    facts = {"path": model, "revision": config.revision} if content is None else {"content": content}
-    return {"dataset": data.path, "model": model, "digest": digest_of(facts), "content": content}
+    facts = {"path": model.path, "revision": model.revision} if content is None else {"content": content}
+    return {"digest": digest_of(facts), "content": content}

@@ -11,8 +11,6 @@ from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
 
 BUILT_IN = {
-    "shapes": "visual_grpo.starter.shapes.reward:ShapesReward",
-    "palette": "visual_grpo.starter.shapes.reward:PaletteReward",
     "pixel": "visual_grpo.rewards.target:PixelReward",
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",

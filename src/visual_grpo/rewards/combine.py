@@ -131,6 +131,12 @@ class RewardSet:
         """True if a reward compares the samples of a prompt, so that all must come in one call."""
         return any(function.needs.whole_groups for function in self.functions.values())
 
+    @property
+    def measures(self) -> dict[str, str]:
+        """The parts ``NAME/PART`` that say in the task's terms how many samples are right, and what they are called."""
+        named = ((name, function.measure) for name, function in self.functions.items())
+        return {f"{name}/{measure[0]}": measure[1] for name, measure in named if measure is not None}
+
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
         """An image itself, or the first painting reward's picture of a text, uint8 [3, h, w]; None if none paints."""
         if is_image(sample):

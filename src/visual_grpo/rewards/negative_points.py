@@ -80,6 +80,7 @@ class NegativePointsReward:
     """
 
     needs = Needs(target=True)
+    measure = ("gIoU", "gIoU")
 
     def __init__(
         self,

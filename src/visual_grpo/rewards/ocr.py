@@ -53,6 +53,8 @@ class OcrReward:
             width. Without it, text is detected in the whole image, which takes much longer.
     """
 
+    measure = ("accuracy", "read without a mistake")
+
     def __init__(self, line: Sequence[float] | None = None) -> None:
         if line is not None and not is_box(line):
             raise UserError(f"ocr: line must be [top, left, bottom, right] in shares from 0 to 1, got {line!r}")

@@ -40,6 +40,9 @@ class FunctionReward:
         self.needs: Needs = getattr(function, "needs", Needs())
         if not isinstance(self.needs, Needs):
             raise UserError(f"reward {name!r}: its `needs` must be a visual_grpo.Needs, got {self.needs!r}")
+        self.measure: tuple[str, str] | None = getattr(function, "measure", None)
+        if self.measure is not None and [*map(type, self.measure)] != [str, str]:
+            raise UserError(f"reward {name!r}: its `measure` must be (part, its name in reports), got {self.measure!r}")
         self.budget = FailureBudget(max_failed_share)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:

@@ -1,10 +1,11 @@
-"""Builds what the default configuration starts from: the drawn dataset and the small base model."""
+"""Makes what the default configuration starts from: the world's dataset and the small base model."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -13,107 +14,73 @@ import torch
 
 from visual_grpo.common.console import progress
 from visual_grpo.common.digests import record_content, recorded_content
-from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.config import DataConfig, StarterConfig, World
-from visual_grpo.config.data import DEFAULT_FAMILIES
+from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter.pretraining import Advance, Job, digest_of, run_side_by_side, write_once
-from visual_grpo.starter.scenes import draw_scene_records
-from visual_grpo.starter.shapes.dataset import draw_dataset
-from visual_grpo.starter.words import draw_words
+from visual_grpo.starter.worlds import SmallModel, find_world
 
 _VERSION = 7
 """Raised when the same configuration gives other weights."""
-_GLM = "visual_grpo.starter.glm_image"
-_PRETRAININGS: Mapping[tuple[World, str], tuple[str, ...]] = {
-    ("shapes", "glm_image"): (
-        f"{_GLM}.pretrain_decoder:pretrain_decoder_half",
-        f"{_GLM}.pretrain_ar:pretrain_language_half",
-    ),
-    ("shapes", "sd3"): ("visual_grpo.starter.flow_models:pretrain_sd3",),
-    ("shapes", "flux"): ("visual_grpo.starter.flow_models:pretrain_flux",),
-    ("shapes", "z_image"): ("visual_grpo.starter.flow_models:pretrain_z_image",),
-    ("words", "glm_image"): (
-        f"{_GLM}.pretrain_on_words:pretrain_decoder_half",
-        f"{_GLM}.pretrain_on_words:pretrain_language_half",
-    ),
-    ("scenes", "qwen2_5_vl"): ("visual_grpo.starter.pretrain_vl:pretrain_vl",),
-}
-"""The functions that pretrain a family on a world, the longer function first."""
 
 
-def build_starter(config: StarterConfig, data: DataConfig, seed: int, family: str | None = None) -> dict[str, Any]:
-    """Draws the dataset and pretrains a base model of ``family``, each unless it is there for the same arguments.
+def render_dataset(config: StarterConfig, data: DataConfig, seed: int) -> None:
+    """Writes the world's dataset, unless it is there for the same arguments."""
+    render = resolve_name(find_world(config.world).render)
+    render(Path(config.dataset), config.records_per_prompt, data.height, data.width, seed, data.task)
 
-    ``family`` None is the world's default. ``config.processes`` does not change the weights. Of what is returned,
-    ``digest`` is of the model's configuration and ``content`` of its files.
+
+def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, str | None]:
+    """Pretrains a small model of ``family`` on the world, unless it is there for the same arguments.
+
+    ``config.processes`` does not change the weights. Returns ``digest``, of the model's configuration, and ``content``,
+    of its files.
     """
-    family = family or DEFAULT_FAMILIES[config.world]
-    check_starter(config.world, family)
-    draw_world(config, data, seed)
-    folder, facts = Path(config.model), _facts(config, data, seed, family)
-    digest = write_once(folder, facts, lambda fresh: _pretrain(fresh, config, data, seed, family))
-    return {"dataset": config.dataset, "model": config.model, "digest": digest, "content": recorded_content(folder)}
+    folder, facts = Path(config.model), _facts(config, data, family, seed)
+    digest = write_once(folder, facts, lambda fresh: _pretrain(fresh, config, data, family, seed))
+    return {"digest": digest, "content": recorded_content(folder)}
 
 
-def check_starter(world: World, family: str) -> None:
-    """Raises UserError where no small model of ``family`` can be pretrained on ``world``."""
-    families = [name for drawn, name in _PRETRAININGS if drawn == world]
-    if family not in families:
-        raise UserError(
-            f"model.path is null, and the starter pretrains no small {family} on starter.world {world}; it pretrains"
-            f" {', '.join(families)}. Name a saved model with model.path, or another model.family."
-        )
-
-
-def draw_world(config: StarterConfig, data: DataConfig, seed: int) -> None:
-    folder = Path(config.dataset)
-    if config.world == "words":
-        draw_words(folder, config.records_per_prompt, data.height, data.width)
-    elif config.world == "scenes":
-        draw_scene_records(folder, config.records_per_prompt, data.height, data.width, seed)
-    else:
-        draw_dataset(folder, config.records_per_prompt, data.height, data.width, seed, task=data.task)
-
-
-def model_digest(config: StarterConfig, data: DataConfig, seed: int, family: str | None = None) -> str:
+def model_digest(config: StarterConfig, data: DataConfig, family: str, seed: int) -> str:
     """Returns a digest of everything that the base model's weights depend on."""
-    return digest_of(_facts(config, data, seed, family or DEFAULT_FAMILIES[config.world]))
+    return digest_of(_facts(config, data, family, seed))
 
 
-def _facts(config: StarterConfig, data: DataConfig, seed: int, family: str) -> dict[str, Any]:
+def _facts(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
     return {
         "version": _VERSION,
         "world": config.world,
         "family": family,
         "task": data.task,
-        "steps": _steps(config, data, family),
+        "steps": _steps(_small_model(config, family), config, data),
         "seed": seed,
         "height": data.height,
         "width": data.width,
     }
 
 
-def _steps(config: StarterConfig, data: DataConfig, family: str) -> dict[str, int]:
-    if family == "qwen2_5_vl":
-        return {"vl": config.vl_steps}
-    steps = {"vae": config.vae_steps, "dit": config.dit_steps}
-    kinds = 2 if data.task == "mixed" else 1
-    return {**steps, "ar": config.ar_steps * kinds} if family == "glm_image" else steps
+def _small_model(config: StarterConfig, family: str) -> SmallModel:
+    return find_world(config.world).models[family]
 
 
-def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, seed: int, family: str) -> None:
-    steps, is_glm = _steps(config, data, family), family == "glm_image"
-    parts = folder / "parts" if is_glm else folder
+def _steps(small: SmallModel, config: StarterConfig, data: DataConfig) -> dict[str, int]:
+    kinds = {"ar": 2} if data.task == "mixed" else {}
+    modules = chain.from_iterable(small.pretrain.values())
+    return {module: getattr(config, f"{module}_steps") * kinds.get(module, 1) for module in modules}
+
+
+def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, family: str, seed: int) -> None:
+    small = _small_model(config, family)
+    steps = _steps(small, config, data)
+    parts = folder if small.assemble is None else folder / "parts"
     job = Job(folder=parts, height=data.height, width=data.width, seed=seed, task=data.task, steps=steps)
-    # Side by side, the time left is that of the half that takes longer.
-    counted = {"vae", "dit"} if is_glm and config.processes > 1 else steps.keys()
-    tasks = [partial(_pretrain_alone, path, job) for path in _PRETRAININGS[config.world, family]]
+    # Side by side, the time left is that of the function that takes longest.
+    counted = next(iter(small.pretrain.values())) if config.processes > 1 else steps.keys()
+    tasks = [partial(_pretrain_alone, path, job) for path in small.pretrain]
     with _module_progress(steps, counted) as advance:
         run_side_by_side(tasks, config.processes, advance)
-    if is_glm:
+    if small.assemble is not None:
         with hidden_progress_bars():
-            resolve_name(f"{_GLM}.modules:save_pipeline")(job, folder)
+            resolve_name(small.assemble)(job, folder)
     record_content(folder)
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from visual_grpo.common.geometry import box_of, inner_points
+from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
 
 if TYPE_CHECKING:
@@ -153,7 +154,9 @@ def centers(truths: NDArray[np.bool_]) -> NDArray[np.int64]:
     return np.array([inner_points(torch.from_numpy(mask.copy()), 1)[0] for mask in truths], dtype=np.int64)
 
 
-def draw_scene_records(folder: Path, records_per_query: int, height: int, width: int, seed: int) -> str:
+def draw_scene_records(
+    folder: Path, records_per_query: int, height: int, width: int, seed: int, task: Task = "segmentation"
+) -> str:
     """Writes ``records.jsonl``, ``images/`` and ``masks/`` as `write_dataset` does.
 
     Draws ``records_per_query`` scenes on average for each of the eight queries.

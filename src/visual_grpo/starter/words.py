@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFont
 
+from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
 
 CONSONANTS = "HKLNPSTZ"
@@ -71,8 +72,13 @@ def _letters(word: str, height: int, width: int) -> Image.Image:
     return canvas.reduce(scale)
 
 
-def draw_words(folder: Path, records_per_prompt: int, height: int, width: int) -> str:
-    """Writes ``records.jsonl`` and ``target_images/`` as `write_dataset` does, ``records_per_prompt`` of each word."""
+def draw_words(
+    folder: Path, records_per_prompt: int, height: int, width: int, seed: int = 0, task: Task = "t2i"
+) -> str:
+    """Writes ``records.jsonl`` and ``target_images/`` as `write_dataset` does, ``records_per_prompt`` of each word.
+
+    Nothing depends on ``seed``, and ``task`` is t2i.
+    """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
         for word in WORDS:

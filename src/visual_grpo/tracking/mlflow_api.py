@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.common.errors import UserError, chain
-from visual_grpo.evaluation.verdict import TASK_MEASURES
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,7 +31,7 @@ SQLITE = "sqlite:///"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
 EXPERIMENT, ARTIFACTS = "visual_grpo", "mlartifacts"
 COLUMNS = (
-    *(f"metrics.`result/{name}`" for name in ("gain", "low", "high", *TASK_MEASURES.values())),
+    *(f"metrics.`result/{name}`" for name in ("gain", "low", "high", "task")),
     *("metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`", "params.`seed`"),
 )
 _SHOWN = {"deleted": False, "isGenerated": False}

@@ -162,7 +162,7 @@ def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
     if control:
         metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
     if task:
-        metrics |= {task["name"]: task["trained"], f"{task['name']} base": task["baseline"]}
+        metrics |= {"task": task["trained"], "task_base": task["baseline"]}
     return {f"result/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 

@@ -36,12 +36,12 @@ EVAL_SAMPLER = {"tokens": {}, "flow": {"steps": 50, "guidance_scale": 1.5}}
 
 
 def check_unchanged(base_model: Mapping[str, Any], spec: RunSpec) -> None:
-    """Raises UserError if the base model is not that of the parameters, or its files are not those of the starter."""
+    """Raises UserError if the base model is not the one of ``model.path``, or its files are not those that the starter
+    pipeline recorded or made."""
     model, before = base_model["model"], base_model["content"]
-    if spec.model != model:
+    if spec.model != model and (before is None or content_digest(spec.model) != before):
         raise UserError(
-            f"the parameters name the base model {spec.model}, but the starter was run with {model}. Run it again.",
-            remedy="starter",
+            f"model.path is {spec.model}, but the starter was run with {model}. Run it again.", remedy="starter"
         )
     if before is not None and content_digest(model) != before:
         raise UserError(
@@ -59,7 +59,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     where a family that is not built in draws other latents than its pipeline.
     """
     config, model = spec.config, spec.model
-    if config.model.path is None and not Path(model).is_dir():
+    if config.model_is_pretrained and not Path(model).is_dir():
         raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     torch.set_num_threads(config.model.threads)
     size = (config.data.height, config.data.width)

@@ -95,7 +95,7 @@ class Running:
             with suppress(OSError, IndexError, ValueError):
                 parent = int(file.read_text(encoding="utf-8").rpartition(") ")[2].split()[1])
                 words = (file.parent / "cmdline").read_bytes()
-                if parent == pid and (b"spawn_main" in words or b"-m\0kedro" in words):
+                if parent == pid and b"kedro" in words:
                     found.append(int(file.parent.name))
         self.seen |= set(found)
         return sorted(found)

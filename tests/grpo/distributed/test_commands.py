@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -52,22 +53,23 @@ def test_whatever_ends_one_process_ends_all_and_the_training_goes_on_with_anothe
     checkpoints = prepare(project, "ar") / "06_models/checkpoints"
     line = command("ar", "train", f"{LONG},distributed.processes=2")
     said = {}
-    for end, resume in (("other", "never"), ("first", "auto"), ("Ctrl-C", "auto")):
+    for end, resume in (("other", "never"), ("first", "auto"), ("parent", "auto"), ("Ctrl-C", "auto")):
         before = set(checkpoints.glob("step-*"))
         with Running([f"{line},resume={resume}"], project) as running:
             running.wait_for(lambda before=before: set(checkpoints.glob("step-*")) - before)  # type: ignore[misc]
             (first,) = running.commands
-            others = running.below(first.pid)
-            assert len(others) == 1
+            ranks = running.below(first.pid)
+            assert len(ranks) == 2
             began = time.monotonic()
             if end == "Ctrl-C":
                 os.killpg(first.pid, signal.SIGINT)  # As a terminal does.
             else:
-                os.kill(first.pid if end == "first" else others[0], signal.SIGKILL)
+                os.kill({"parent": first.pid, "first": ranks[0], "other": ranks[1]}[end], signal.SIGKILL)
             ((_, said[end]),) = running.ended(30)
             print(end, f"all had ended after {time.monotonic() - began:.1f} s")  # noqa: T201
-            assert first.returncode == {"other": 1, "first": -signal.SIGKILL, "Ctrl-C": 130}[end]
-    assert "terminated with signal SIGKILL" in said["other"].strip().splitlines()[-1]
+            assert first.returncode == {"parent": -signal.SIGKILL, "Ctrl-C": 130}.get(end, 1)
+    for end, number in (("first", 1), ("other", 2)):
+        assert re.match(rf"Error: Process {number} of .* terminated with signal SIGKILL", said[end].splitlines()[-1])
     for processes in (1, 3):
         steps = max(int(file.name.split("-")[1]) for file in checkpoints.glob("step-*")) + 1
         more = f"{LONG},resume=auto,grpo.steps={steps},distributed.processes={processes}"

@@ -10,10 +10,12 @@ import torch
 
 from tests.training.test_run import parameters
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.processes import OWN_TORCHRUN
 from visual_grpo.config.policy import DistributedConfig
-from visual_grpo.grpo.distributed import launch, ranks
+from visual_grpo.grpo.distributed import launch, ranks, torchrun
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check
+from visual_grpo.tracking import lineage
 from visual_grpo.training.components import require_gpus
 
 SHARDED: dict[str, Any] = {"distributed": {"processes": 2, "sharded": True}}
@@ -53,6 +55,15 @@ def test_the_line_that_goes_on_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     shown = str(Command(None, ("--pipeline=train",), {"seed": 3}))
     assert shown == "torchrun OPTIONS -m kedro run --pipeline=train --params=seed=3"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", OWN_TORCHRUN)
+    assert str(Command(None, ("--pipeline=train",), {})).endswith("kedro run --pipeline=train")
+    monkeypatch.setattr("sys.argv", ["kedro/__main__.py", "run", "--pipeline=train"])
+    assert lineage.command().endswith("/kedro run --pipeline=train")
+
+
+def test_a_session_in_python_is_one_process() -> None:
+    with pytest.raises(UserError, match=r"distributed\.processes is 2, but a session in Python"):
+        torchrun.rerun(2)
 
 
 def test_hosts_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +17,12 @@ from torch import Tensor, nn
 
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from tests.training.test_run import parameters
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.processes import is_rank
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.distributed import ranks, sharding
+from visual_grpo.grpo.distributed import launch, ranks, sharding, torchrun
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.signal_check import probe_gradient
@@ -157,3 +161,30 @@ def wait(config: Parameters, victim: int, notes: str) -> None:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     ranks.all_gather(lambda: time.sleep(60 if ranks.rank() == 2 else 0))
+
+
+def command(folder: Path, processes: int, job: Any, sharded: bool, arguments: dict[str, Any]) -> Path:
+    """A program that runs ``job`` as ``kedro run`` runs a pipeline; `result` then has what it gives on rank 0."""
+    (folder / "job").write_bytes(pickle.dumps((processes, job, sharded, arguments)))
+    program = folder / "kedro"
+    program.write_text(
+        f"from pathlib import Path\nfrom tests.grpo.distributed import toys\ntoys.main(Path({str(folder)!r}))\n"
+    )
+    return program
+
+
+def result(folder: Path) -> Any:
+    return torch.load(folder / "result", weights_only=False)
+
+
+def main(folder: Path) -> None:
+    processes, job, sharded, arguments = pickle.loads((folder / "job").read_bytes())
+    if not is_rank():
+        torchrun.rerun(processes)
+    config = parameters(folder, distributed={"sharded": sharded})
+
+    def run() -> None:
+        with launch.running_ranks(config, job, **arguments):
+            torch.save(job(config, **arguments), folder / "result")
+
+    launch.run_under_torchrun(run)

@@ -24,7 +24,7 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_policy
 
 SIZE = (64, 96)
-CPU = ModelConfig(device="cpu")
+CPU = ModelConfig(path="unused", device="cpu")
 CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "sd3": (sd3.pipeline, {"negative_prompt": "blurry"}),
     "sd3, without T5": (lambda: sd3.pipeline(t5=False), {}),
@@ -77,7 +77,7 @@ def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_no_difference(case: tuple[str, Path, dict[str, Any]], dtype: Any) -> None:
     _, folder, options = case
-    family, half = find_family("auto", str(folder)), ModelConfig(device="cpu", dtype=dtype)
+    family, half = find_family("auto", str(folder)), ModelConfig(path="unused", device="cpu", dtype=dtype)
     findings = check_family(family, str(folder), half, SIZE, family.options(**options), 4.0)
     assert [finding for finding in findings if not finding.passed] == []
 

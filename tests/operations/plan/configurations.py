@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from visual_grpo.config import Parameters, merged
-from visual_grpo.config.presets import with_output_folders
+from visual_grpo.starter.parameters import with_world
 
 ROOT = Path(__file__).parents[3]
 _SMALL = {"rollout_batch": 8, "denoise_batch": 2}
@@ -51,4 +51,4 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 def parameters_of(environment: str, changes: Mapping[str, Any]) -> Parameters:
     base, own = (yaml.safe_load((ROOT / f"conf/{name}/parameters.yml").read_text()) for name in ("base", environment))
-    return Parameters.model_validate(with_output_folders(merged(merged(base, own), changes), environment))
+    return Parameters.model_validate(with_world(merged(merged(base, own), changes), environment))

@@ -17,6 +17,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import _check_only_where, check, check_before_run
 from visual_grpo.operations.preflight.data import Findings
+from visual_grpo.starter.worlds import WORLDS
 
 PLAIN = PromptRecord(id="plain", prompt="a cat")
 QUOTED = PromptRecord(id="quoted", prompt='a sign that says "OPEN"')
@@ -112,7 +113,7 @@ def test_only_a_run_that_scores_needs_a_reward(tmp_path):
     FOLDERS["prompts"](tmp_path / "prompts")
     assert settle(tmp_path / "prompts", {"records", "data_report"}).reward == "auto"
     assert settle(Path("gone"), {"base_model"}).reward == "auto"
-    assert settle(None).reward == "shapes", "drawn data is not read"
+    assert "shapes" in settle(None).rewards, "rendered data is not read"
 
 
 def test_prompts_alone_are_told_what_each_reward_needs(tmp_path):
@@ -181,7 +182,7 @@ def test_everything_that_is_wrong_is_in_one_message(tmp_path):
     message = refusal(
         tmp_path / "prompts",
         reward="target",
-        rewards={"sim": {}, "ocr": {"options": {"lines": 2}}, "shapes": {"weight": 1.0}},
+        rewards={"sim": {}, "ocr": {"options": {"lines": 2}}, "shapes": SHAPES},
         model={"device": "cuda:99", "path": "no/such/folder"},
     )
     assert message.startswith("6 things are wrong:")
@@ -196,7 +197,10 @@ def test_everything_that_is_wrong_is_in_one_message(tmp_path):
         assert said in message
 
 
-@pytest.mark.parametrize("changes", [{"reward": "shapes"}, {"rewards": {"shapes": {"weight": 1.0}}}])
+SHAPES = WORLDS["shapes"].preset.rewards["shapes"]
+
+
+@pytest.mark.parametrize("changes", [{"reward": "shapes"}, {"rewards": {"shapes": SHAPES}}])
 def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, changes):
     FOLDERS["captions"](tmp_path / "captions")
     assert "Use a reward that fits your data: reward=auto chooses one" in refusal(tmp_path / "captions", **changes)
@@ -205,7 +209,7 @@ def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, change
 def test_a_copy_of_the_drawn_shapes_may_use_them(tmp_path):
     drawn = {"color": "red", "shape": "circle", "position": "left", "size": "small"}
     jsonl(tmp_path / "records.jsonl", [{"prompt": f"p {n}", "metadata": drawn} for n in range(20)])
-    assert settle(tmp_path, reward="shapes").reward == "shapes"
+    assert list(settle(tmp_path, reward="shapes").rewards) == ["shapes", "palette"]
 
 
 def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
@@ -239,24 +243,12 @@ def test_too_few_records_are_told_with_those_that_were_rejected(tmp_path):
     assert "and 1 more" in message
 
 
-def test_a_starter_that_cannot_be_pretrained_is_refused_before_anything_runs():
-    check(parameters())
-    sd3 = {"family": "sd3"}
-    image = {
-        "sampling": {"rollout": {"temperature": None, "top_p": None, "top_k": None}},
-        "policy": {"train": "dit"},
-        "evaluation": {"controls": []},
-    }
-    check(parameters(model=sd3, **image))
-    with pytest.raises(UserError, match=r"pretrains no small sd3 on starter\.world words"):
-        check(parameters(model=sd3, starter={"world": "words"}, **image))
-
-
 def test_a_hub_id_of_a_named_family_is_not_looked_up_before_it_is_loaded(monkeypatch):
     def unreachable(*arguments: object) -> None:
         raise AssertionError("the check asked the hub")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    check(parameters())
     check(parameters(model={"family": "glm_image", "path": "zai-org/GLM-Image"}))
     with pytest.raises(UserError, match="holds neither model_index"):
         check(parameters(model={"family": "glm_image", "path": "/nowhere/at/all"}))

@@ -17,9 +17,9 @@ from tests.small_project import ROOT, merged
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import FLOW
-from visual_grpo.config.presets import with_output_folders
 from visual_grpo.operations.retraining.__main__ import main
 from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
+from visual_grpo.starter.parameters import with_world
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def project(environment: str | None = None, **changes: Any) -> Project:
     tree = merged(yaml.safe_load(FILE.read_text(encoding="utf-8")), changes)
-    return Project(Parameters.model_validate(with_output_folders(tree, environment)), environment)
+    return Project(Parameters.model_validate(with_world(tree, environment)), environment)
 
 
 def stages(about: Project) -> dict[str, Any]:

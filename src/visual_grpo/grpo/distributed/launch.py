@@ -1,8 +1,7 @@
-"""Runs a command again under torchrun as several ranks, of which the others follow rank 0."""
+"""The ranks that torchrun has started: rank 0 runs the command, the others its jobs."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -12,25 +11,19 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.multiprocessing import _prctl_pr_set_pdeathsig as end_with_parent  # type: ignore[attr-defined]
 
 from visual_grpo.common.device import in_thread, resolve_device, share_cores
 from visual_grpo.common.digests import content_digest, tree_digest
 from visual_grpo.common.errors import LostRankError, UserError
-from visual_grpo.common.processes import OWN_TORCHRUN, TERMINATING
+from visual_grpo.common.processes import TERMINATING
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import ranks, sharding
 
-_STOPS = (signal.SIGINT, *TERMINATING)
-_UNLIMITED = timedelta(days=365)
 _GRACE = 10.0
 """Seconds in which rank 0 reports an error that other ranks have too, before torchrun ends all."""
 _KEEPALIVE = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 12_000}
@@ -40,61 +33,8 @@ _jobs: Any = None
 """The process group on which the other ranks wait for their next job."""
 
 
-def run_under_own_torchrun(processes: int) -> NoReturn:
-    """Runs this ``kedro run`` again as that many ranks on this machine; only rank 0's output is shown.
-
-    Raises:
-        SystemExit: all have ended; the code is rank 0's, or 128 + the number of the signal that stopped this process.
-        LostRankError: another rank failed, or one was killed; says which and how.
-        UserError: this is a session in Python, which is not a command.
-    """
-    called = Path(sys.argv[0])
-    if "kedro" not in (called.name, called.parent.name):
-        raise UserError(
-            f"distributed.processes is {processes}, which needs the command kedro run. Expected 1 in Python."
-        )
-    logging.disable()  # Torchrun's own account of a failure is long.
-    with TemporaryDirectory() as logs:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=processes,
-            run_id=OWN_TORCHRUN,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, processes), Std.ALL)),
-            signals_to_handle=",".join(one.name for one in _STOPS if signal.getsignal(one) != signal.SIG_IGN),  # nohup.
-            shutdown_timeout=int(_UNLIMITED.total_seconds()),  # Rank 0 finishes its step.
-        )
-        try:
-            elastic_launch(config, sys.executable)(*sys.orig_argv[1:])
-        except SignalException as stop:
-            sys.exit(128 + stop.sigval)
-        except ChildFailedError as failed:
-            _report(failed, Path(logs))
-    sys.exit()
-
-
-def _report(failed: ChildFailedError, logs: Path) -> NoReturn:
-    """Says how the first rank that failed has ended, unless it is rank 0, which has said so itself."""
-    rank, failure = failed.get_first_failure()
-    if rank == 0 and failure.exitcode > 0:
-        sys.exit(failure.exitcode)
-    for file in logs.glob(f"*/*/{rank}/stderr.log"):
-        sys.stderr.write(file.read_text(encoding="utf-8", errors="replace"))
-    how = f"ended with exit code {failure.exitcode}."
-    if failure.exitcode < 0:
-        how = (
-            f"terminated with signal {failure.signal_name()}. The usual cause is too little memory: each process has"
-            " the model (distributed.processes)."
-        )
-    raise LostRankError(f"Process {rank + 1} of this command (pid {failure.pid}) {how}")
-
-
 def run_under_torchrun(command: Callable[[], object]) -> None:
-    """Called on all ranks of a torchrun: rank 0 runs ``command``, the others its jobs."""
+    """Runs ``command`` on rank 0, and its jobs on the others."""
     end_with_parent(signal.SIGKILL)
     one_host = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
     if one_host:
@@ -140,7 +80,7 @@ def _join() -> None:
     global _jobs
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=ranks.TIMEOUT)
-    _jobs = dist.new_group(backend="gloo", timeout=_UNLIMITED)
+    _jobs = dist.new_group(backend="gloo", timeout=timedelta(days=365))
 
 
 def _announce(job: Any) -> Any:
@@ -152,7 +92,7 @@ def _announce(job: Any) -> Any:
 
 def _follow_rank_0() -> None:
     """Runs one job after the other until rank 0 ends."""
-    for number in _STOPS:  # Rank 0 decides.
+    for number in (signal.SIGINT, *TERMINATING):  # Rank 0 decides.
         signal.signal(number, signal.SIG_IGN)
     try:
         while (announced := _announce(None)) is not None:

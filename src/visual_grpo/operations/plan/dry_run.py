@@ -56,7 +56,7 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
 
     Raises UserError where the configuration files are not on this machine.
     """
-    folder, source = configuration_folder(config.model.path or config.starter.model)
+    folder, source = configuration_folder(config.model.path)
     family, model = find_family(config.model.family, folder), config.model
     if not measured:
         loaded = load_without_weights(family, folder, model.model_copy(update={"device": "meta"}), "meta")

@@ -112,7 +112,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     batches = largest_batches(planned.spec, step, card.usable)
     seconds = seconds_of(step, card, dtype)
     return {
-        "model": config.model.path or config.starter.model,
+        "model": config.model.path,
         "sizes_from": planned.source,
         "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": config.distributed.processes},
         "fits": peak <= card.usable,

@@ -21,7 +21,6 @@ from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.build import check_starter
 from visual_grpo.training import components
 
 
@@ -46,14 +45,12 @@ def check(config: Parameters, *, scores: bool = True) -> RunSpec:
 
 
 def check_model(config: Parameters) -> RunSpec:
-    """Resolves the parameters. Raises UserError where the starter cannot make the model, or its folder holds none, or
-    the library for ``model.base_weights`` is missing; loads no model."""
+    """Resolves the parameters. Raises UserError where the model's folder holds none, or the library for
+    ``model.base_weights`` is missing; loads no model."""
     if config.model.base_weights != "full":
         require_bitsandbytes("model.base_weights", config.model.base_weights)
-    if config.model.path is None:
-        check_starter(config.starter.world, family_of(config).name)
     # A hub id of a named family is not looked up: that would need the network before it is used.
-    elif not may_be_hub_id(config.model.path):
+    if not config.model_is_pretrained and not may_be_hub_id(config.model.path):
         saved_class(config.model.path)
     return resolve(config)
 

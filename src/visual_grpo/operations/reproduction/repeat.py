@@ -20,7 +20,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, run
 from visual_grpo.config.adapter_folder import CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import ROOT, is_drawn, pinned, with_output_folders
+from visual_grpo.config.presets import ROOT, pinned
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.reproduction.worktree import (
     LOCK,
@@ -30,6 +30,7 @@ from visual_grpo.operations.reproduction.worktree import (
     python_of,
     write_configuration,
 )
+from visual_grpo.starter.parameters import with_world
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")  # Of the last step that has them, compared where bits cannot be.
@@ -110,17 +111,18 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
 def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
     """Returns the parameter tree of a training for a worktree: from step 1 or ``start``, into ``data``."""
     tree = pinned(parameters)
-    drawn = is_drawn(tree["data"]["path"], tree["starter"]["dataset"])
+    data, model, starter = tree["data"], tree["model"], tree["starter"]
     changed = {
         "output": ROOT,
         "resume": "never",
         "adapter": "latest",
         "train": tree["train"] | ({} if start is None else {"start": str(start)}),
-        "data": tree["data"] | ({"path": None} if drawn else {}),
-        "starter": tree["starter"] | {"dataset": None, "model": None},
+        "data": data | ({"path": None} if data["path"] == starter["dataset"] else {}),
+        "model": model | ({"path": None} if model["path"] == starter["model"] else {}),
+        "starter": starter | {"dataset": None, "model": None},
         "tracking": tree["tracking"] | {"tensorboard": None, "wandb": None, "checkpoints": None},
     }
-    return with_output_folders(tree | changed, None)
+    return with_world(tree | changed)
 
 
 def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iterator[Row]:

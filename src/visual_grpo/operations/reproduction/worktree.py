@@ -112,16 +112,17 @@ def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapp
     parameters than the training's, such as another seed. Raises UserError if something is nowhere, or not what it was.
     """
     before, output, model = facts["parameters"], code / tree["output"], tree["model"]["path"]
+    is_pretrained = model == tree["starter"]["model"]
     content = facts.get("model_content")  # None: it is on a hub.
     has_base = content_digest(project / Path(facts["model"]).expanduser()) == content
     records, images = (project / before["output"] / name for name in (RECORDS, IMAGES))
     has_data = records.is_file() and RecordTable(records).digest == facts["data"]
     if (project / before["output"] / BASELINE).is_dir():  # Its pipeline keeps it where it would draw the same.
         shutil.copytree(project / before["output"] / BASELINE, output / BASELINE, dirs_exist_ok=True)
-    if has_base and model is None and content is not None:
-        shutil.copytree(project / before["starter"]["model"], code / tree["starter"]["model"], dirs_exist_ok=True)
+    if has_base and is_pretrained and content is not None:
+        shutil.copytree(project / before["model"]["path"], code / model, dirs_exist_ok=True)
     _bring_reward_files(project, code, facts, tree)
-    if model is not None and content is not None:
+    if not is_pretrained and content is not None:
         _bring(project, code, model, facts)
     if has_data:
         _link(records, output / RECORDS)
@@ -133,12 +134,7 @@ def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapp
         return ["starter", "data_preparation"]
     if not has_base:
         return ["starter"]
-    report = {
-        "dataset": tree["starter"]["dataset"] if model is None else tree["data"]["path"],
-        "model": model or tree["starter"]["model"],
-        "digest": facts["model_digest"],
-        "content": content,
-    }
+    report = {"dataset": tree["data"]["path"], "model": model, "digest": facts["model_digest"], "content": content}
     write_atomically(output / "06_models/base_model.json", json.dumps(report))
     return []
 

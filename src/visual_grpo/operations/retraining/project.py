@@ -77,8 +77,8 @@ class Project:
         return bool(stale)
 
     def _folders(self) -> dict[str, str]:
-        starter, model = self.config.starter, self.config.model.path
-        model_path = None if model is None else _here(model)
+        starter, config = self.config.starter, self.config
+        own_model = None if config.model_is_pretrained else _here(config.model.path)
         return {
             "project": "." if self.environment is None else "../..",
             "option": self.option,
@@ -86,9 +86,9 @@ class Project:
             "drawn_data": starter.dataset,
             "drawn_model": starter.model,
             # On a hub there is no file that DVC could look at.
-            "data": _here(self.config.data.path) or starter.dataset,
-            "model": model_path or starter.model,
-            "starter_reads": model_path or "requirements.lock",
+            "data": _here(config.data.path) or starter.dataset,
+            "model": own_model or starter.model,
+            "starter_reads": own_model or "requirements.lock",
         }
 
 

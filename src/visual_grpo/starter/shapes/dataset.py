@@ -31,9 +31,7 @@ _VERSION = 1
 _TARGETS, _SOURCES = "target_images", "source_images"
 
 
-def draw_dataset(
-    folder: Path, records_per_prompt: int, height: int, width: int, seed: int, *, task: Task = "t2i"
-) -> str:
+def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int, seed: int, task: Task = "t2i") -> str:
     """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_dataset` does.
 
     Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes, each time with

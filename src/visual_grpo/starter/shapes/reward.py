@@ -280,6 +280,7 @@ class ShapesReward(_DrawnReward):
     """
 
     name = "shapes"
+    measure = ("all", "all right")
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         asked = [_asked(record) for record in prompts]

@@ -18,7 +18,7 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.models.families.qwen_image import FAMILY, QwenImage, QwenImageOptions
 from visual_grpo.models.family import find_family
 
-CPU = ModelConfig(device="cpu")
+CPU = ModelConfig(path="unused", device="cpu")
 
 
 @pytest.fixture

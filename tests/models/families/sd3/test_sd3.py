@@ -12,7 +12,7 @@ from visual_grpo.config import ModelConfig, SamplerConfig
 from visual_grpo.models.families.sd3 import FAMILY, Sd3, Sd3Options
 
 RECORDS = flow_checks.records_of()
-CPU = ModelConfig(device="cpu")
+CPU = ModelConfig(path="unused", device="cpu")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_t5_may_be_missing_or_left_out(folder: Path, tmp_path: Path) -> None:
     tiny.pipeline(t5=False).save_pretrained(tmp_path)
     assert FAMILY.load(str(tmp_path), CPU).text_encoder_3 is None
     assert FAMILY.load(str(folder), CPU).text_encoder_3 is not None
-    without = FAMILY.load(str(folder), ModelConfig(device="cpu", options={"max_sequence_length": 0}))
+    without = FAMILY.load(str(folder), ModelConfig(path="unused", device="cpu", options={"max_sequence_length": 0}))
     assert without.text_encoder_3 is None
     model = Sd3(without, tiny.SIZE, Sd3Options(max_sequence_length=0))
     assert model.conditions(RECORDS, [], 1.0).prompts[0].embeds.shape[1] == 77

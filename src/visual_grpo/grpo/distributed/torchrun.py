@@ -1,0 +1,71 @@
+"""Runs ``kedro run`` again under torchrun, as several ranks on this machine."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NoReturn
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from visual_grpo.common.errors import LostRankError, UserError
+from visual_grpo.common.processes import OWN_TORCHRUN, TERMINATING
+
+
+def rerun(processes: int) -> NoReturn:
+    """Runs this command as that many ranks, and waits for them; only rank 0's output is shown.
+
+    Raises:
+        SystemExit: all have ended; the code is rank 0's, or 128 + the number of the signal that stopped this process.
+        LostRankError: another rank failed, or one was killed.
+        UserError: this process is not ``kedro run``.
+    """
+    called = Path(sys.argv[0])
+    if "kedro" not in (called.name, called.parent.name):
+        raise UserError(
+            f"distributed.processes is {processes}, but a session in Python cannot be started again. Expected 1."
+        )
+    signals = [one.name for one in (signal.SIGINT, *TERMINATING) if signal.getsignal(one) != signal.SIG_IGN]  # nohup.
+    logging.disable()  # Torchrun's own account of an end is long.
+    with TemporaryDirectory() as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=processes,
+            run_id=OWN_TORCHRUN,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, processes), Std.ALL)),
+            signals_to_handle=",".join(signals),
+            shutdown_timeout=10**7,  # Seconds. Rank 0 finishes its step.
+        )
+        try:
+            elastic_launch(config, sys.executable)(*sys.orig_argv[1:])
+        except SignalException as stop:
+            sys.exit(128 + stop.sigval)
+        except ChildFailedError as failed:
+            _report(failed, Path(logs))
+    sys.exit()
+
+
+def _report(failed: ChildFailedError, logs: Path) -> NoReturn:
+    """Says how the first rank that failed has ended, unless it is rank 0, which has said so itself."""
+    rank, failure = failed.get_first_failure()
+    if rank == 0 and failure.exitcode > 0:
+        sys.exit(failure.exitcode)
+    for file in logs.glob(f"*/*/{rank}/stderr.log"):
+        sys.stderr.write(file.read_text(encoding="utf-8", errors="replace"))
+    how = f"ended with exit code {failure.exitcode}."
+    if failure.exitcode < 0:
+        how = (
+            f"terminated with signal {failure.signal_name()}. The usual cause is too little memory: each process has"
+            " the model (distributed.processes)."
+        )
+    raise LostRankError(f"Process {rank + 1} of this command (pid {failure.pid}) {how}")

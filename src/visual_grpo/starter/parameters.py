@@ -1,0 +1,96 @@
+"""Fills in what the parameters leave to the demo, so that the core sees a dataset, a model and rewards as a user's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.config import flatten
+from visual_grpo.config.presets import (
+    AUTO,
+    LISTED,
+    home_folder,
+    optimised_rewards,
+    or_default,
+    section,
+    with_output_folders,
+    with_preset,
+)
+from visual_grpo.config.schema import validate
+from visual_grpo.starter.worlds import WORLDS, World, find_world
+
+CONF = Path("conf/base/parameters.yml")
+
+
+def with_world(tree: Mapping[str, Any], environment: str | None = None) -> dict[str, Any]:
+    """The parameter tree with the world's dataset, small model and rewards where it leaves them open.
+
+    ``data.path`` and ``model.path`` are filled in where they are null, and so is the ``model.family`` of the small
+    model. Where ``reward`` is auto and the data are the world's, or it is the name of a world, that world's rewards are
+    spelled out. A complete tree stays as it is.
+
+    Raises:
+        UserError: there is no such world, or it does not fit ``data.task`` or ``model.family``.
+    """
+    data, starter, model = (section(tree, name) for name in ("data", "starter", "model"))
+    world = find_world(starter.get("world"))
+    home = home_folder(tree, environment, world.tasks[0])
+    dataset = or_default(starter.get("dataset"), f"{home}/01_raw/{world.name}")
+    folder = or_default(starter.get("model"), f"{home}/06_models/base")
+    renders, pretrains = (_is_open(given.get("path"), own) for given, own in ((data, dataset), (model, folder)))
+    tree = with_output_folders(tree, home) | {"starter": {**starter, "dataset": dataset, "model": folder}}
+    if renders or pretrains:
+        _check_task(world, data.get("task", "t2i"))
+    if renders:
+        tree["data"] = {**data, "path": dataset}
+    if pretrains:
+        family = model.get("family", AUTO)
+        tree["model"] = {**model, "path": folder, "family": next(iter(world.models)) if family == AUTO else family}
+        _check_family(world, tree["model"]["family"])
+    return _with_rewards(tree, world, renders)
+
+
+def default_parameters(file: Path = CONF) -> dict[str, Any]:
+    """Returns the parameters of a file by their dotted names, with all defaults; empty without a usable file."""
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        return flatten(validate(with_world(tree)).model_dump(mode="json"))
+    except (OSError, UserError, yaml.YAMLError, AttributeError):
+        return {}
+
+
+def _is_open(path: object, own: object) -> bool:
+    """True if a path is left to the starter, by null or by any spelling of the folder that it writes."""
+    return path is None or Path(str(path)).expanduser().resolve() == Path(str(own)).expanduser().resolve()
+
+
+def _check_task(world: World, task: object) -> None:
+    if task not in world.tasks:
+        raise UserError(
+            f"starter.world {world.name} is made for data.task {', '.join(world.tasks)} only, got {task}. For your own"
+            " records name a saved model with model.path (images and queries: --env=qwen2_5_vl); for a small model that"
+            " answers queries: --env=negative_points"
+        )
+
+
+def _check_family(world: World, family: str) -> None:
+    if family not in world.models:
+        raise UserError(
+            f"model.path is null, and the starter pretrains no small {family} on starter.world {world.name}; it"
+            f" pretrains {', '.join(world.models)}.{nearest_hint(family, world.models)} Name a saved model with"
+            " model.path, or another model.family."
+        )
+
+
+def _with_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str, Any]:
+    reward, chosen = tree.get("reward", AUTO), None
+    if isinstance(reward, str):
+        chosen = {**WORLDS, world.name: world}.get(reward)
+    # Other values for the world's own rewards change them; another reward takes their place.
+    if reward == AUTO and renders and optimised_rewards(tree) <= world.preset.rewards.keys():
+        chosen = world
+    return tree if chosen is None else with_preset(tree, chosen.preset) | {"reward": LISTED}

@@ -1,0 +1,111 @@
+"""The worlds of the demo: what is rendered, how it is rewarded, and the small models that are pretrained on it.
+
+Functions are named ``package.module:function``: they import torch and diffusers, and every command looks up its world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.importing import load_attribute
+from visual_grpo.config import Task
+from visual_grpo.config.presets import GUARDS, Preset
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallModel:
+    """The pretraining of a family's small model."""
+
+    pretrain: Mapping[str, tuple[str, ...]]
+    """Function ``(job, advance)`` -> the modules that it trains, each for ``starter.MODULE_steps``. Each function runs
+    in a process of its own, the longest first."""
+    assemble: str | None = None
+    """``(job, folder)``: saves the whole model in ``folder`` from the parts in ``job.folder``. None = the only function
+    of ``pretrain`` saves all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A dataset that is rendered, with its rewards and small models."""
+
+    name: str
+    """Also that of the dataset's folder."""
+    tasks: tuple[Task, ...]
+    """``data.task`` that it is rendered for; results of any but the first have a folder of their own."""
+    render: str
+    """``(folder, records_per_prompt, height, width, seed, task)``: writes the dataset (`pretraining.write_dataset`)."""
+    models: Mapping[str, SmallModel]
+    """By family; the first is the default."""
+    preset: Preset
+    """Sections ``rewards`` and ``modules`` of the parameters, for its data; nothing is added to them."""
+
+
+_GLM, _FLOW = "visual_grpo.starter.glm_image", "visual_grpo.starter.flow_models"
+
+
+def _flow_model(function: str) -> SmallModel:
+    return SmallModel(pretrain={f"{_FLOW}:{function}": ("vae", "dit")})
+
+
+def _glm_image(decoder: str, language: str) -> SmallModel:
+    return SmallModel(pretrain={decoder: ("vae", "dit"), language: ("ar",)}, assemble=f"{_GLM}.modules:save_pipeline")
+
+
+_SHAPES = World(
+    name="shapes",
+    tasks=("t2i", "i2i", "mixed"),
+    render="visual_grpo.starter.shapes.dataset:draw_dataset",
+    models={
+        "glm_image": _glm_image(
+            f"{_GLM}.pretrain_decoder:pretrain_decoder_half", f"{_GLM}.pretrain_ar:pretrain_language_half"
+        ),
+        "sd3": _flow_model("pretrain_sd3"),
+        "flux": _flow_model("pretrain_flux"),
+        "z_image": _flow_model("pretrain_z_image"),
+    },
+    preset=Preset(
+        rewards={
+            "shapes": {"function": "visual_grpo.starter.shapes.reward:ShapesReward", "weight": 1.0},
+            "palette": {"function": "visual_grpo.starter.shapes.reward:PaletteReward", "weight": 0.0},
+        },
+        # The tokens decide nearly all of `shapes`, so the decoder is also rewarded for saturated colours.
+        modules={"dit": {"palette": 1.0}},
+    ),
+)
+_WORDS = World(
+    name="words",
+    tasks=("t2i",),
+    render="visual_grpo.starter.words:draw_words",
+    models={
+        "glm_image": _glm_image(
+            f"{_GLM}.pretrain_on_words:pretrain_decoder_half", f"{_GLM}.pretrain_on_words:pretrain_language_half"
+        )
+    },
+    # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
+    preset=Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **GUARDS}),
+)
+_SCENES = World(
+    name="scenes",
+    tasks=("segmentation",),
+    render="visual_grpo.starter.scenes:draw_scene_records",
+    models={"qwen2_5_vl": SmallModel(pretrain={"visual_grpo.starter.pretrain_vl:pretrain_vl": ("vl",)})},
+    preset=Preset(rewards={"negative_points": {"weight": 1.0}}),
+)
+WORLDS: Mapping[str, World] = {world.name: world for world in (_SHAPES, _WORDS, _SCENES)}
+
+
+def find_world(name: object) -> World:
+    """Returns one of `WORLDS`, or the user's own that ``package.module:WORLD`` names. Raises UserError."""
+    if isinstance(name, str) and ":" in name:
+        world = load_attribute(name, "starter.world")
+        if not isinstance(world, World):
+            raise UserError(f"starter.world is {name!r}, which is a {type(world).__name__}, not a World.")
+        return world
+    if name not in tuple(WORLDS):
+        raise UserError(
+            f"starter.world is {name!r}; expected {', '.join(WORLDS)}, or package.module:WORLD for a world of your own."
+            f"{nearest_hint(str(name), WORLDS)}"
+        )
+    return WORLDS[str(name)]
