@@ -17,7 +17,7 @@ import networkx
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "visual_grpo"
 SMALL = 60
-RESOLVE = "make_run_spec"
+RESOLVE = "resolve"
 """The function that turns parameters into what a command needs."""
 COMMAND_STATE = ("visual_grpo.config.command", "visual_grpo.operations.command")
 STARTER = ("starter/", "pipelines/starter.py")
@@ -96,7 +96,7 @@ def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
 
 def resolving_calls(tree: ast.Module) -> int:
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return sum(ast.unparse(function).rpartition(".")[2] == RESOLVE for function in calls)
+    return sum(isinstance(function, ast.Name) and function.id == RESOLVE for function in calls)
 
 
 def knows_report(path: Path) -> bool:

@@ -76,6 +76,11 @@ OF_JUDGING = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_F
 _MACHINE = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
 
 
+def record(config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None) -> dict[str, Any]:
+    """Returns what a result depends on; see `inputs`."""
+    return {"parameters": config.public(), **inputs(config, base_model, data, start), **runtime(config)}
+
+
 def inputs(
     config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None
 ) -> dict[str, str | None]:

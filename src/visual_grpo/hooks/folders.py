@@ -42,7 +42,7 @@ class OutputHooks:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Runs after the checks, which only read, and before anything is written."""
         config: Parameters = catalog.load("parameters")
-        for file in sorted(set(_locks(config, pipeline, catalog))):
+        for file in sorted(set(_locks(Path(config.output), Path(config.tracking.checkpoints), pipeline, catalog))):
             files.hold(file)
         if "adapters" in pipeline.all_outputs():
             from visual_grpo.training.run import check_resumable
@@ -57,13 +57,11 @@ class OutputHooks:
             mark_finished(Path(catalog.load("parameters").tracking.checkpoints))
 
 
-def _locks(config: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Iterator[Path]:
+def _locks(output: Path, checkpoints: Path, pipeline: Pipeline, catalog: CatalogProtocol) -> Iterator[Path]:
     """Yields a file for each folder that the command must have alone: its output folder, or what a node apart makes."""
-    output = Path(config.output)
     for node in pipeline.nodes:
         for path in filter(None, (path_of(catalog, name) for name in node.outputs)):
             yield path.with_name(f".{path.name}.lock") if "apart" in node.tags else output / ".lock"
-    checkpoints = Path(config.tracking.checkpoints)
     if "adapters" in pipeline.all_outputs() and output.resolve() not in checkpoints.resolve().parents:
         yield checkpoints.with_name(f".{checkpoints.name}.lock")
 

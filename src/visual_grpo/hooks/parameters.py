@@ -135,8 +135,8 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     base_model, records = catalog.load("base_model"), catalog.load("records")
     start = adapters_or_base(parameters.train.start, Path(parameters.adapters_folder))
     digest = None if start is None else adapter_digest(start)
-    entries = provenance.inputs(parameters, base_model, records.digest, digest) | provenance.runtime(parameters)
-    why = resuming.why_another(parameters, entries)
+    now = provenance.record(parameters, base_model, records.digest, digest)
+    why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
     if why is not None:
         console.note(f"Starting at step 1: {why}")
     return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})

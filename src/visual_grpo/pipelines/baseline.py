@@ -39,11 +39,7 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
     An existing baseline is kept if the same one would be drawn.
     """
     components.check_unchanged(base_model, spec)
-    now = {
-        "parameters": spec.config.public(),
-        **provenance.inputs(spec.config, base_model, records.digest),
-        **provenance.runtime(spec.config),
-    }
+    now = provenance.record(spec.config, base_model, records.digest)
     present = Path(spec.config.output) / "07_model_output/baseline"
     heal(present)
     known = provenance.base_model_is_known(spec.config.model.revision, base_model)

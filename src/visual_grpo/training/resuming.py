@@ -147,13 +147,8 @@ def mark_finished(folder: Path) -> None:
         write_atomically(folder / FINISHED, newest.name)
 
 
-def why_another(config: Parameters, entries: Mapping[str, Any]) -> str | None:
-    """Says why the newest intact checkpoint cannot be continued; None if it can. Only reads.
-
-    Args:
-        entries: what the training depends on beside the parameters: `provenance.inputs` and `provenance.runtime`.
-    """
-    folder = Path(config.tracking.checkpoints)
+def why_another(folder: Path, now: provenance.Record) -> str | None:
+    """Says why the newest intact checkpoint in ``folder`` is not of the training ``now``; None if it is. Only reads."""
     try:
         newest = checkpoint.newest_intact(folder)
     except checkpoint.DamagedCheckpointError:
@@ -164,7 +159,6 @@ def why_another(config: Parameters, entries: Mapping[str, Any]) -> str | None:
     if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
         return f"the training of the checkpoints in {folder} is finished"
     run = Origin(newest, checkpoint.load_metadata(newest))
-    now = {"parameters": config.public(), **entries}
     before = {"parameters": run.parameters, **run.provenance}
     different = provenance.described(provenance.differences(before, now, provenance.UNREAD["train"]))
     different += [meaning for name, meaning in provenance.RUNTIME.items() if f"resumed.{name}" in run.provenance]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import torch
@@ -84,7 +84,7 @@ def _check_rewards(config: Parameters, spec: RunSpec | None, problems: Problems,
     if spec is None:
         return
     with problems.collect():
-        _check_only_where(config, spec.modules)
+        _check_only_where(spec)
     if config.reward == "auto" or len(problems.errors) > before:
         return
     for module in spec.modules:
@@ -92,10 +92,10 @@ def _check_rewards(config: Parameters, spec: RunSpec | None, problems: Problems,
             components.build_scorer(spec, [module])
 
 
-def _check_only_where(config: Parameters, modules: Sequence[str]) -> None:
+def _check_only_where(spec: RunSpec) -> None:
     """A reward of both signs has no worst score for all modules, and both are judged together."""
-    for name, reward in config.rewards.items():
-        weights = [config.weights([module])[name] for module in modules]
+    for name, reward in spec.config.rewards.items():
+        weights = [spec.config.weights([module])[name] for module in spec.modules]
         if reward.only_where and min(weights, default=0.0) < 0 < max(weights, default=0.0):
             raise UserError(
                 f"rewards.{name}.only_where: the reward's worst score depends on the sign of its weight, and"
