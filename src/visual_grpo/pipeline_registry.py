@@ -33,6 +33,12 @@ class _Lazy(Pipeline):
         """Called for what `Pipeline.__init__` would have set."""
         if "_files" not in vars(self):
             raise AttributeError(attribute)
-        modules = [importlib.import_module(f"{pipelines.__name__}.{file}") for file in vars(self).pop("_files")]
-        vars(self).update(vars(sum((module.create_pipeline() for module in modules), start=Pipeline([]))))
+        made = (_create(file) for file in vars(self).pop("_files"))
+        vars(self).update(vars(sum(made, start=Pipeline([]))))
         return getattr(self, attribute)
+
+
+def _create(file: str) -> Pipeline:
+    """Creates a file's pipeline, whose name is the namespace of its nodes: Kedro-Viz shows it as one box."""
+    nodes = importlib.import_module(f"{pipelines.__name__}.{file}").create_pipeline()
+    return Pipeline(nodes, namespace=file, prefix_datasets_with_namespace=False)

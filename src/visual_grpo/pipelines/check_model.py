@@ -22,8 +22,6 @@ def create_pipeline() -> Pipeline:
             Node(check, "params:run_spec", "model_check", name="check_model"),
             Node(require_equal, "model_check", None, name="require_equal"),
         ],
-        namespace="check_model",
-        prefix_datasets_with_namespace=False,
         tags=["model"],
     )
 

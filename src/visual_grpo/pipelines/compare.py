@@ -30,11 +30,7 @@ from visual_grpo.starter.parameters import default_parameters
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [
-            Node(compare_adapters, ["parameters", "records"], "comparison", name="compare_adapters"),
-        ],
-        namespace="compare",
-        prefix_datasets_with_namespace=False,
+        [Node(compare_adapters, ["parameters", "records"], "comparison", name="compare_adapters")],
         tags=["apart", "model", "judges.compare.judged"],
     )
 

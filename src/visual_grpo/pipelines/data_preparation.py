@@ -22,8 +22,6 @@ def create_pipeline() -> Pipeline:
             Node(prepare_records, ["params:data", "params:output", "base_model"], "records", name="prepare_records"),
             Node(report_records, "records", "data_report", name="report_records"),
         ],
-        namespace="data_preparation",
-        prefix_datasets_with_namespace=False,
         tags=["tracked"],
     )
 

@@ -48,8 +48,6 @@ def create_pipeline() -> Pipeline:
             ),
             Node(show, ["evaluation", "evaluation_report"], None, name="show_evaluation"),
         ],
-        namespace="evaluate",
-        prefix_datasets_with_namespace=False,
         tags=["tracked", "distributed", "training", "rewards", "judges.adapter"],
     )
 

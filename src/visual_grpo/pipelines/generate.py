@@ -26,11 +26,7 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [
-            Node(draw_prompts, ["params:run_spec"], "generated", name="draw_prompts"),
-        ],
-        namespace="generate",
-        prefix_datasets_with_namespace=False,
+        [Node(draw_prompts, ["params:run_spec"], "generated", name="draw_prompts")],
         tags=["apart", "model", "judges.adapter"],
     )
 

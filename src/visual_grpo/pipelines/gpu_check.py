@@ -24,8 +24,6 @@ def create_pipeline() -> Pipeline:
             Node(check, "params:run_spec", "gpu_check", name="check_gpu"),
             Node(require_complete, "gpu_check", None, name="require_whole_check"),
         ],
-        namespace="gpu_check",
-        prefix_datasets_with_namespace=False,
         tags=["model"],
     )
 

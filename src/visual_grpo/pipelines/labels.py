@@ -42,8 +42,6 @@ def create_pipeline() -> Pipeline:
                 name="label_records",
             ),
         ],
-        namespace="labels",
-        prefix_datasets_with_namespace=False,
         tags=["apart"],
     )
 

@@ -20,8 +20,6 @@ def create_pipeline() -> Pipeline:
             Node(plan_training, "parameters", "plan", name="plan_training"),
             Node(require_fit, "plan", None, name="require_fit"),
         ],
-        namespace="plan",
-        prefix_datasets_with_namespace=False,
     )
 
 

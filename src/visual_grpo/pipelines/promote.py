@@ -35,8 +35,6 @@ def create_pipeline() -> Pipeline:
             Node(judge, ["parameters", "records"], ["promotion", "judgement"], name="judge_candidate"),
             Node(promote, ["parameters", "promotion", "judgement"], "promotion_result", name="promote_candidate"),
         ],
-        namespace="promote",
-        prefix_datasets_with_namespace=False,
         tags=["model", "judges.promotion.candidate"],
     )
 

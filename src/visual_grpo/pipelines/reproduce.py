@@ -21,8 +21,6 @@ def create_pipeline() -> Pipeline:
             Node(reproduce_training, "parameters", "reproduction", name="reproduce_training"),
             Node(require_match, "reproduction", None, name="require_match"),
         ],
-        namespace="reproduce",
-        prefix_datasets_with_namespace=False,
         tags=["apart"],
     )
 

@@ -31,11 +31,7 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [
-            Node(report_rewards, ["params:run_spec", "base_model", "records"], "reward_report", name="report_rewards"),
-        ],
-        namespace="reward_report",
-        prefix_datasets_with_namespace=False,
+        [Node(report_rewards, ["params:run_spec", "base_model", "records"], "reward_report", name="report_rewards")],
         tags=["apart", "training", "rewards"],
     )
 

@@ -12,11 +12,7 @@ from visual_grpo.tracking.registry import Registry
 
 
 def create_pipeline() -> Pipeline:
-    return Pipeline(
-        [Node(roll_back, "parameters", "rollback_result", name="roll_back")],
-        namespace="rollback",
-        prefix_datasets_with_namespace=False,
-    )
+    return Pipeline([Node(roll_back, "parameters", "rollback_result", name="roll_back")])
 
 
 def roll_back(parameters: Parameters) -> dict[str, Any]:

@@ -24,14 +24,7 @@ from visual_grpo.rewards.combine import RewardSet
 
 
 def create_pipeline() -> Pipeline:
-    return Pipeline(
-        [
-            Node(score_folder, ["parameters"], "scores", name="score_folder"),
-        ],
-        namespace="score",
-        prefix_datasets_with_namespace=False,
-        tags=["apart"],
-    )
+    return Pipeline([Node(score_folder, ["parameters"], "scores", name="score_folder")], tags=["apart"])
 
 
 TABLE = "scores.csv"

@@ -23,8 +23,6 @@ def create_pipeline() -> Pipeline:
                 name="build_starter",
             ),
         ],
-        namespace="starter",
-        prefix_datasets_with_namespace=False,
         tags=["training"],
     )
 

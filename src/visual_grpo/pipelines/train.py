@@ -50,8 +50,6 @@ def create_pipeline() -> Pipeline:
                 name="train",
             ),
         ],
-        namespace="train",
-        prefix_datasets_with_namespace=False,
         tags=["tracked", "distributed", "training", "rewards"],
     )
 

@@ -51,12 +51,7 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [
-            Node(collect_votes, ["params:run_spec", "records"], "votes", name="collect_votes"),
-        ],
-        namespace="vote",
-        prefix_datasets_with_namespace=False,
-        tags=["apart", "model"],
+        [Node(collect_votes, ["params:run_spec", "records"], "votes", name="collect_votes")], tags=["apart", "model"]
     )
 
 
