@@ -35,6 +35,7 @@ from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
 from visual_grpo.models.flow.denoising import Denoiser
 from visual_grpo.models.flow.transitions import ode_step
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
@@ -58,10 +59,10 @@ class Training:
         self.records: RecordTable
         self.config, self.records = project.load(arguments)
         path = self.config.model.path
-        spec = components.make_run_spec(self.config, path)
-        self.scorer = components.build_scorer(self.config, spec.modules)
-        self.model: Any = components.build_model(self.config, path)
-        self.trainer: Any = components.build_trainer(self.config, spec, self.model, self.scorer)
+        spec = resolve(self.config, path)
+        self.scorer = components.build_scorer(spec)
+        self.model: Any = components.build_model(resolve(self.config, path))
+        self.trainer: Any = components.build_trainer(spec, self.model, self.scorer)
         self.average = AdapterAverage(self.trainer, self.config.train.ema_decay)
         self.history: list[dict[str, float]] = []
         self._steps: Iterator[StepMetrics] = self.trainer.fit(self.records.split("train"))

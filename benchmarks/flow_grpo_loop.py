@@ -43,6 +43,7 @@ from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.metrics import UpdateMetrics
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.training import components
 
 ROOT = Path(__file__).parents[1]
@@ -114,10 +115,10 @@ class Loop:
 
     def __init__(self, config: Parameters, *, halves: bool) -> None:
         path = config.model.path
-        self.spec = components.make_run_spec(config, path)
-        self.scorer = components.build_scorer(config, self.spec.modules)
-        self.model: Any = components.build_model(config, path)
-        trainer = components.build_trainer(config, self.spec, self.model, self.scorer)
+        self.spec = resolve(config, path)
+        self.scorer = components.build_scorer(self.spec)
+        self.model: Any = components.build_model(resolve(config, path))
+        trainer = components.build_trainer(self.spec, self.model, self.scorer)
         (module,) = trainer.modules
         self.trainer: GRPOTrainer = trainer.modules[module]
         if halves:

@@ -33,6 +33,7 @@ from visual_grpo.config import AlarmConfig, Parameters, RewardConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import distinct_prompts, read_scores
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.catalogue import build_reward_set
 from visual_grpo.starter.worlds import WORLDS
 from visual_grpo.training import components
@@ -238,13 +239,12 @@ def _honest(config: Parameters, records: RecordTable, seed: int, folder: Path) -
                 ),
             }
         )
-        path = own.model.path
-        spec = components.make_run_spec(own, path)
-        model, scorer = components.build_model(own, path), components.build_scorer(own, spec.modules)
-        trainer = components.build_trainer(own, spec, model, scorer)
+        spec = resolve(own)
+        model, scorer = components.build_model(spec), components.build_scorer(spec)
+        trainer = components.build_trainer(spec, model, scorer)
         run = _Keeping(
-            own, model, scorer, trainer,
-            train=records.split("train"), evaluation=records.split("eval"), provenance={}, run_id=None,
+            spec, model, scorer, trainer,
+            data={split: records.split(split) for split in ("train", "eval")}, provenance={}, run_id=None,
         )  # fmt: skip
         run.kept = found
         run.run(Callbacks(on_step=lambda metrics, row: None, note=lambda text: None))

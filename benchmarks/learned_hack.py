@@ -29,7 +29,7 @@ from visual_grpo.common.images import to_pil
 from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.samples import distinct_prompts
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun
 
@@ -59,16 +59,14 @@ def main() -> None:
 
 
 def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
-    path = config.model.path
-    spec = components.make_run_spec(config, path)
-    model, scorer = components.build_model(config, path), components.build_scorer(config, spec.modules)
+    spec = resolve(config)
+    model, scorer = components.build_model(spec), components.build_scorer(spec)
     run = TrainingRun(
-        config,
+        spec,
         model,
         scorer,
-        components.build_trainer(config, spec, model, scorer),
-        train=records.split("train"),
-        evaluation=distinct_prompts(records.split("eval"), config.evaluation.prompts),
+        components.build_trainer(spec, model, scorer),
+        data={split: records.split(split) for split in ("train", "eval")},
         provenance={},
         run_id=None,
     )

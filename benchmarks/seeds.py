@@ -28,8 +28,8 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.config.schema import validate
 from visual_grpo.evaluation.compare import compare
 from visual_grpo.evaluation.samples import read_scores
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.starter.parameters import with_world
-from visual_grpo.training.components import make_run_spec
 
 ROOT = Path(__file__).parents[1]
 BEFORE = ("starter", "data_preparation", "baseline")
@@ -228,7 +228,7 @@ def _choices(env: str | None) -> list[str]:
     from visual_grpo.settings import CONFIG_LOADER_ARGS
 
     loader = OmegaConfigLoader(str(ROOT / "conf"), env=env or "local", **CONFIG_LOADER_ARGS)
-    names = list(make_run_spec(validate(with_world(loader["parameters"], env))).family.modules)
+    names = list(resolve(validate(with_world(loader["parameters"], env))).family.modules)
     return [*names, "all"] if len(names) > 1 else names
 
 

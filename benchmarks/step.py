@@ -32,6 +32,7 @@ from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.models.tokens import policy as token_policy
 from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
@@ -46,9 +47,9 @@ def main() -> None:
     quiet_libraries.silence_libraries()
     arguments = _arguments()
     config = base_config(arguments.module, arguments.model)
-    image: Any = components.build_model(config, arguments.model)
-    spec = components.make_run_spec(config, arguments.model)
-    trainer = components.build_trainer(config, spec, image, RewardSet({"brightness": (brightness, 1.0)}))
+    image: Any = components.build_model(resolve(config, arguments.model))
+    spec = resolve(config, arguments.model)
+    trainer = components.build_trainer(spec, image, RewardSet({"brightness": (brightness, 1.0)}))
     console = Console(width=120)
     for module, module_trainer in trainer.modules.items():
         records = distinct_prompts(module_trainer.config.prompts_per_step)

@@ -33,6 +33,7 @@ from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.evaluation.samples import distinct_prompts, image_seed
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
@@ -78,9 +79,9 @@ def _row(config: Parameters, records: RecordTable, seed: int, folder: Path, argu
         }
     )
     path = own.model.path
-    spec = components.make_run_spec(own, path)
-    judge = components.build_scorer(own, spec.modules)
-    before, votes_before = _judged(judge, components.build_model(own, path), spec, own, records, arguments)
+    spec = resolve(own, path)
+    judge = components.build_scorer(spec)
+    before, votes_before = _judged(judge, components.build_model(resolve(own, path)), spec, own, records, arguments)
     after, votes_after = _judged(judge, _trained(own, spec, path, records), spec, own, records, arguments)
     units = [record.split_group or record.id for record, _ in _asked(own, records, arguments)]
     found = paired_difference(before, after, units)
@@ -122,14 +123,14 @@ def _vote(config: Parameters, records: RecordTable, seed: int, file: Path, argum
     known = {record.id: record for record in records.split("train")}
     generator = torch.Generator().manual_seed(seed)
     other = config.model_copy(update={"vote": config.vote.model_copy(update={"seed": seed + 1000, "pairs": 100})})
-    for pair in find_pairs(config, records, file):
+    for pair in find_pairs(resolve(config), records, file):
         images = [to_tensor(read_image(file.parent / name)) for name in (pair.first, pair.second)]
         first, second = _truth([known[pair.record]] * 2, images, arguments.truth)
         turned = float(torch.rand(1, generator=generator)) < arguments.noise
         said = FIRST if (first > second) != turned else SECOND
         choice = Choice(of=pair, voter="simulated", choice=said, shown_left=FIRST, at="2026-01-01T00:00:00+00:00")
         append_line(file, choice.line())
-    unseen = find_pairs(other, records, file)
+    unseen = find_pairs(resolve(other), records, file)
 
     def agreed(head: Any) -> float:
         from visual_grpo.rewards.votes.head import pixel_features
@@ -146,12 +147,12 @@ def _vote(config: Parameters, records: RecordTable, seed: int, file: Path, argum
 
 
 def _trained(config: Parameters, spec: Any, path: str, records: RecordTable) -> Any:
-    model, scorer = components.build_model(config, path), components.build_scorer(config, spec.modules)
+    model, scorer = components.build_model(spec), components.build_scorer(spec)
     scorer.check_machine()
-    trainer = components.build_trainer(config, spec, model, scorer)
+    trainer = components.build_trainer(spec, model, scorer)
     run = TrainingRun(
-        config, model, scorer, trainer,
-        train=records.split("train"), evaluation=records.split("eval"), provenance={}, run_id=None,
+        spec, model, scorer, trainer,
+        data={split: records.split(split) for split in ("train", "eval")}, provenance={}, run_id=None,
     )  # fmt: skip
     run.run(Callbacks(on_step=lambda metrics, row: None, note=lambda text: None))
     return model

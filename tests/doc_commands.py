@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from tests.markdown import ROOT
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import AUTO
 from visual_grpo.config.schema import _section, validate
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import NAMES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.parameters import with_world
-from visual_grpo.training.components import build_scorer, make_run_spec
+from visual_grpo.training.components import build_scorer
 
 
 def check_command(words: list[str], project: Path) -> None:
@@ -48,12 +50,12 @@ def parameters_of(project: Path, env: str | None = None, changes: dict[str, Any]
 
 def check_parameters(config: Parameters) -> None:
     """They fit the family, and the rewards can be built; on a machine without a GPU too."""
-    spec = make_run_spec(config)
+    spec = resolve(config)
     if config.reward == AUTO:  # The records decide it (tests/operations/preflight).
         return
     rewards = {name: r.model_copy(update={"options": _on_cpu(r.options)}) for name, r in config.rewards.items()}
     for module in spec.modules:
-        build_scorer(config.model_copy(update={"rewards": rewards}), [module])
+        build_scorer(replace(spec, config=config.model_copy(update={"rewards": rewards})), [module])
 
 
 def is_parameter(name: str) -> bool:

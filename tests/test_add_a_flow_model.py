@@ -22,10 +22,9 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.config.schema import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
-from visual_grpo.models.run_spec import options_of
+from visual_grpo.models.run_spec import options_of, resolve
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.training import components
-from visual_grpo.training.components import make_run_spec
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "own_model.md"
@@ -53,12 +52,12 @@ def test_a_training_begins_only_with_a_family_that_draws_as_its_pipeline_does(tm
     file, model = tmp_path / "my_family.py", str(tmp_path / "model")
     own = {"model": {"family": "my_family:FAMILY", "path": model, "device": "cpu"}, "modules": {"dit": None}}
     config = parameters_of("base", own | {"policy": {"decode_guidance_scale": None}})
-    components.build_model(config, model, check_own_family=True)
+    components.build_model(resolve(config, model), check_own_family=True)
     sys.modules.pop("my_family")
     file.write_text(file.read_text("utf-8").replace("timestep / 1000", "timestep"), "utf-8")
-    components.build_model(config, model)
+    components.build_model(resolve(config, model))
     with pytest.raises(UserError, match=r"The family aura_flow draws other latents than its pipeline AuraFlowPipeline"):
-        components.build_model(config, model, check_own_family=True)
+        components.build_model(resolve(config, model), check_own_family=True)
 
 
 def test_the_pages_settings_fit_the_family() -> None:
@@ -67,7 +66,7 @@ def test_the_pages_settings_fit_the_family() -> None:
     files += [block for block in shown if "my_family" in block]
     config = validate(with_world(reduce(merged, map(yaml.safe_load, files)) | {"seed": 0}))
     assert config.model.path == "fal/AuraFlow-v0.3"
-    spec = make_run_spec(config)
+    spec = resolve(config)
     assert (spec.family.name, spec.modules, spec.options.max_sequence_length) == ("aura_flow", ("dit",), 256)
 
 

@@ -14,9 +14,9 @@ import pytest
 from kedro.config import OmegaConfigLoader
 
 from visual_grpo.config.schema import validate
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.parameters import with_world
-from visual_grpo.training.components import make_run_spec
 
 ROOT = Path(__file__).parents[1]
 PIPELINES = {"starter", "data_preparation", "baseline", "train", "evaluate"}
@@ -85,7 +85,7 @@ def test_every_environment_is_valid(environment):
     conf = loader(environment)
     config = validate(with_world(conf["parameters"], environment))
     assert config.seed == 0
-    assert make_run_spec(config).modules, "what the environment says fits its model's family"
+    assert resolve(config).modules, "what the environment says fits its model's family"
     assert set(conf["catalog"]) >= {"records", "baseline", "adapters", "evaluation"}
 
 

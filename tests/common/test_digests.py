@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.evaluation.defaults import parameters
 from visual_grpo.common.digests import content_digest, option_files, record_content, recorded_content, tree_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config.adapter_folder import check_base
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.training.components import check_unchanged
 
 
@@ -61,18 +64,22 @@ def test_what_is_not_loaded_and_where_it_is_do_not_matter(model: Path, tmp_path:
     assert content_digest(shutil.move(model, tmp_path / "elsewhere")) == before
 
 
+def of(model: str) -> RunSpec:
+    return replace(resolve(parameters()), model=model)
+
+
 def test_a_model_that_changed_after_the_starter_is_refused(model: Path) -> None:
     report = {"model": str(model), "digest": "x", "content": content_digest(model)}
     shutil.copytree(model, model.with_name("copy"))
     for path in (str(model), str(model.with_name("copy"))):
-        check_unchanged(report, path)
-    check_unchanged({"model": "owner/name", "digest": "x", "content": None}, "owner/name")
+        check_unchanged(report, of(path))
+    check_unchanged({"model": "owner/name", "digest": "x", "content": None}, of("owner/name"))
     for known in (report, {"model": "owner/name", "digest": "x", "content": None}):
         with pytest.raises(UserError, match=r"model\.path is other/model"):
-            check_unchanged(known, "other/model")
+            check_unchanged(known, of("other/model"))
     (model / LOADED[1]).write_text("fine-tuned meanwhile")
     with pytest.raises(UserError, match="is not what it was when the starter pipeline ran") as refused:
-        check_unchanged(report, str(model))
+        check_unchanged(report, of(str(model)))
     assert refused.value.remedy == Remedy("starter")
 
 

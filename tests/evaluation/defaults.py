@@ -12,8 +12,8 @@ import yaml
 from visual_grpo import provenance
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import merged
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.starter.parameters import with_world
-from visual_grpo.training.components import make_run_spec
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 
@@ -29,4 +29,4 @@ def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, 
     those of the hub's files that rewards read."""
     starter = {"digest": "model", "content": None} | report
     with patch.object(provenance, "reward_commits", return_value=commits or {}):
-        return provenance.conditions(config, make_run_spec(config), starter, "data")
+        return provenance.conditions(resolve(config), starter, "data")

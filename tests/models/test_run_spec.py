@@ -11,7 +11,7 @@ from tests.training.test_run import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.models.family import find_family
-from visual_grpo.models.run_spec import make_run_spec
+from visual_grpo.models.run_spec import resolve
 
 STEPS = {"steps": 4, "guidance_scale": 1.5}
 TOKENS = {"temperature": 1.3, "top_p": 1.0, "top_k": 0}
@@ -105,20 +105,20 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("family", "changes", "complaint"), CASES)
 def test_what_a_family_lacks_is_refused(tmp_path: Path, family: str, changes: dict[str, Any], complaint: str) -> None:
     found, base = find_family(family), {"glm_image": asked, "sd3": of_sd3, "qwen2_5_vl": of_vl}[family]
-    make_run_spec(found, base(tmp_path))
+    resolve(base(tmp_path), family=found)
     with pytest.raises(UserError, match=complaint):
-        make_run_spec(found, base(tmp_path, **changes))
+        resolve(base(tmp_path, **changes), family=found)
 
 
 def test_a_window_does_not_matter_where_no_flow_module_is_trained(tmp_path: Path) -> None:
     config = asked(tmp_path, policy={"train": "ar", "flow": {"window_steps": 4}})
-    spec = make_run_spec(find_family("glm_image"), config)
+    spec = resolve(config, family=find_family("glm_image"))
     assert spec.modules == ("ar",)
     assert list(spec.samplers) == ["rollout", "eval"]  # No way to draw with that window.
 
 
 def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
-    spec = make_run_spec(find_family("glm_image"), asked(tmp_path, policy={"train": ["dit", "ar"]}))
+    spec = resolve(asked(tmp_path, policy={"train": ["dit", "ar"]}), family=find_family("glm_image"))
     assert spec.modules == ("ar", "dit")
     assert not spec.joint
     assert (spec.rollout.temperature, spec.rollout.top_p, spec.rollout.top_k) == (1.3, 1.0, 0)
@@ -128,19 +128,19 @@ def test_a_plan_says_what_is_trained_and_drawn(tmp_path: Path) -> None:
         "eval": False,
     }
     assert spec.samplers["eval"].temperature is None
-    flow_only = make_run_spec(find_family("sd3"), of_sd3(tmp_path))
+    flow_only = resolve(of_sd3(tmp_path), family=find_family("sd3"))
     assert list(flow_only.samplers) == ["sde", "eval"]
     assert flow_only.rollout.temperature is None
     matching = {"flow": {"likelihood": "matching"}, "share_start_noise": False}
-    assert list(make_run_spec(find_family("sd3"), of_sd3(tmp_path, policy=matching)).samplers) == ["eval"]
-    vl = make_run_spec(find_family("qwen2_5_vl"), of_vl(tmp_path, sampling={"rollout": {}, "eval": {}}))
+    assert list(resolve(of_sd3(tmp_path, policy=matching), family=find_family("sd3")).samplers) == ["eval"]
+    vl = resolve(of_vl(tmp_path, sampling={"rollout": {}, "eval": {}}), family=find_family("qwen2_5_vl"))
     assert list(vl.samplers) == ["rollout", "eval"]
     assert (vl.rollout.temperature, vl.rollout.top_p, vl.rollout.top_k) == (1.0, 1.0, 0)
 
 
 def test_a_control_is_the_eval_sampler_with_its_changes(tmp_path: Path) -> None:
     controls = [{"guidance_scale": 3.0}, {"guidance_scale": 1.5}, {"top_k": 5, "steps": 8}, {"guidance_scale": 3.0}]
-    spec = make_run_spec(find_family("glm_image", None), asked(tmp_path, evaluation={"controls": controls}))
+    spec = resolve(asked(tmp_path, evaluation={"controls": controls}), family=find_family("glm_image", None))
     sampler = spec.samplers["eval"]
     assert spec.controls == {  # Without the one that changes nothing, and each once.
         "eval guidance_scale=3": sampler.model_copy(update={"guidance_scale": 3.0}),
@@ -155,7 +155,7 @@ def test_an_empty_control_is_refused(tmp_path: Path) -> None:
 
 def test_controls_of_what_a_family_lacks_are_left_out(tmp_path: Path) -> None:
     controls = {"evaluation": {"controls": [{"guidance_scale": 3.0}, {"temperature": 0.5, "top_p": 0.9}]}}
-    sd3 = make_run_spec(find_family("sd3", None), of_sd3(tmp_path, **controls))
+    sd3 = resolve(of_sd3(tmp_path, **controls), family=find_family("sd3", None))
     assert list(sd3.controls) == ["eval guidance_scale=3"]
-    language = make_run_spec(find_family("qwen2_5_vl", None), of_vl(tmp_path, **controls))
+    language = resolve(of_vl(tmp_path, **controls), family=find_family("qwen2_5_vl", None))
     assert list(language.controls) == ["eval temperature=0.5 top_p=0.9"]

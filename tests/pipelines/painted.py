@@ -21,7 +21,8 @@ from tests.evaluation.painter import Painter, records
 from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
-from visual_grpo.hooks.parameters import parameter_entries
+from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.training import components
 
 GAIN = 0.2
@@ -104,7 +105,9 @@ class Project:
             "output": str(self.folder),
             "model": tree["model"] | {"family": "glm_image", "path": base_model["model"]},
         }
-        memory = parameter_entries(Parameters.model_validate(tree)) | {
+        config = Parameters.model_validate(tree)
+        memory = parameter_entries(config) | {
+            RUN_SPEC: resolve(config, changes.get("model", {}).get("path") or base_model["model"]),
             "base_model": dict(base_model),
         }
         catalog = DataCatalog(
@@ -127,6 +130,6 @@ class Project:
         (adapters / "training.json").write_text(json.dumps(facts), encoding="utf-8")
         pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]}).to_csv(adapters / "training.csv", index=False)
 
-    def _build_model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
-        self.policies.append((model, adapters))
+    def _build_model(self, spec: RunSpec, adapters: Path | None = None) -> Painter:
+        self.policies.append((spec.model, adapters))
         return Painter(gain=0.0 if adapters is None else GAIN)

@@ -14,6 +14,7 @@ import torch
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config import Parameters
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.gpu_check import Stopwatch, caught, known_card, measure, single_module
 from visual_grpo.operations.plan.dry_run import planned_model
 from visual_grpo.pipelines.gpu_check import case_facts, check, phase_rows, require_complete, show
@@ -78,7 +79,7 @@ def test_a_model_without_weights_gets_random_ones_of_its_size(pipeline_folder, t
 
 def test_without_a_gpu_it_says_what_needs_none():
     with pytest.raises(UserError, match="planned without any") as error:
-        check(small(None))
+        check(resolve(small(None)))
     assert error.value.remedy == Remedy("plan")
 
 
@@ -124,7 +125,7 @@ def test_measured_and_planned_are_shown_side_by_side_with_what_differs(capsys):
 
 
 def test_an_error_ends_its_case_alone_and_the_command_at_the_end():
-    found = caught(lambda _: {"x": 1 / 0}, small(None))
+    found = caught(lambda: {"x": 1 / 0})
     assert found["error"] == "ZeroDivisionError: division by zero"
     assert "1 / 0" in found["traceback"]
     with pytest.raises(UserError, match=r"could not be taken:\ndit: too little"):

@@ -28,7 +28,8 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.schema import validate
 from visual_grpo.data.datasets import RecordsDataset
-from visual_grpo.hooks.parameters import parameter_entries
+from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter import build, pretrain_vl, qwen2_5_vl
@@ -56,7 +57,8 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
         "tracking": {"images_every": 1},
         "data": {"held_out_share": 0.3, "eval_share": 0.2},
     }
-    typed = parameter_entries(loaded("negative_points", output=str(tmp_path), **changes))
+    config = loaded("negative_points", output=str(tmp_path), **changes)
+    typed = parameter_entries(config) | {RUN_SPEC: resolve(config)}
     reports = ("base_model", "data_report", "evaluation")
     entries: dict[str, AbstractDataset[Any, Any]] = {
         **{name: MemoryDataset(value) for name, value in typed.items()},
@@ -117,11 +119,11 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
         )
         for row in rows
     ]
-    spec = components.make_run_spec(config, str(folder / "model"))
-    qwen, scorer = components.build_model(config, str(folder / "model")), components.build_scorer(config, spec.modules)
-    trainer = components.build_trainer(config, spec, qwen, scorer)
+    spec = resolve(config, str(folder / "model"))
+    qwen, scorer = components.build_model(spec), components.build_scorer(spec)
+    trainer = components.build_trainer(spec, qwen, scorer)
     return TrainingRun(
-        config, qwen, scorer, trainer, train=records[:12], evaluation=records[12:], provenance={}, run_id=None
+        spec, qwen, scorer, trainer, data={"train": records[:12], "eval": records[12:]}, provenance={}, run_id=None
     )
 
 

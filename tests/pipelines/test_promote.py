@@ -97,7 +97,7 @@ class Gate:
             small[section] = {**small[section], **values} if isinstance(values, dict) and section in small else values
         return parameters(**small)
 
-    def _model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
+    def _model(self, spec: object, adapters: Path | None = None) -> Painter:
         self.drawn.append("base" if adapters is None else adapter_digest(adapters))
         return Painter(gain=0.0 if adapters is None else self.gains[adapter_digest(adapters)])
 

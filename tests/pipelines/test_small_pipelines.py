@@ -17,6 +17,7 @@ from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.candidates import ComparedModel
 from visual_grpo.pipelines.compare import compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts
@@ -33,7 +34,7 @@ def draw(folder: Path, model: Path, **settings: Any) -> list[dict[str, Any]]:
     config = parameters(
         data=SIZE, model={"path": str(model)}, adapter="none", generate=settings, rewards=BRIGHTNESS, output=str(folder)
     )
-    drawn = draw_prompts(config).rename(folder / "drawn")
+    drawn = draw_prompts(resolve(config)).rename(folder / "drawn")
     return [json.loads(line) for line in (drawn / "metadata.jsonl").read_text().splitlines()]
 
 
@@ -62,11 +63,11 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
     assert row["text"] == "a red circle"
     for given in ({}, {"prompt": "a", "prompts": "b.txt"}):
         with pytest.raises(UserError, match=r"(?s)either one prompt or a file.*generate\.prompts=prompts\.txt"):
-            draw_prompts(parameters(generate=given))
+            draw_prompts(resolve(parameters(generate=given)))
     with pytest.raises(UserError, match=r"^generate\.prompts: there is no "):
-        draw_prompts(parameters(generate={"prompts": str(tmp_path / "none.txt")}))
+        draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})))
     with pytest.raises(UserError, match="is not the folder of a training"):
-        draw_prompts(parameters(generate={"prompt": "a"}, output=str(tmp_path)))
+        draw_prompts(resolve(parameters(generate={"prompt": "a"}, output=str(tmp_path))))
 
 
 def pictures(folder: Path, levels: dict[str, int]) -> str:
@@ -185,7 +186,7 @@ class Trainings:
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
         return found
 
-    def _model(self, config: object, model: str, adapters: Path | None = None) -> Painter:
+    def _model(self, spec: object, adapters: Path | None = None) -> Painter:
         return Painter(gain=0.0 if adapters is None else self.gains[adapters])
 
 

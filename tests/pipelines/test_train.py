@@ -28,10 +28,10 @@ from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
-from visual_grpo.hooks.parameters import parameter_entries
+from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.tracker import Tracker
-from visual_grpo.training.components import make_run_spec
 
 
 class Project:
@@ -52,7 +52,8 @@ class Project:
 
     def run(self, **changes: Any) -> DataCatalog:
         own = {"policy": {"train": ["ar"]}, "model": {"path": str(self.model)}}
-        typed = parameter_entries(parameters(self.folder, **(own | changes)))
+        config = parameters(self.folder, **(own | changes))
+        typed = parameter_entries(config) | {RUN_SPEC: resolve(config)}
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {
@@ -68,7 +69,7 @@ class Project:
 
     def _draw_baseline(self, catalog: DataCatalog) -> None:
         """One black picture of each eval prompt with the total -10, made under the conditions of this run."""
-        config, starter = catalog.load("parameters"), catalog.load("base_model")
+        spec, starter = catalog.load(RUN_SPEC), catalog.load("base_model")
         (self.folder / "07_model_output/baseline/eval").mkdir(exist_ok=True)
         rows = []
         for record in catalog.load("records").split("eval"):
@@ -78,9 +79,7 @@ class Project:
             rows.append(row | {"total": -10.0, "reward/brightness": -10.0})
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {"brightness": 1.0}
-        scores.attrs["facts"] = self.conditions or provenance.conditions(
-            config, make_run_spec(config, starter["model"]), starter, catalog.load("records").digest
-        )
+        scores.attrs["facts"] = self.conditions or provenance.conditions(spec, starter, catalog.load("records").digest)
         scores.to_parquet(self.folder / "07_model_output/baseline/scores.parquet")
 
 
@@ -284,5 +283,5 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     options = {"model": "someone/clip", "revision": "c" * 40}
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
     assert provenance.inputs(config, starter, records.digest)["commit of reward clip_score: model"] == "c" * 40
-    judged = provenance.conditions(config, make_run_spec(config, starter["model"]), starter, records.digest)["rewards"]
+    judged = provenance.conditions(resolve(config, starter["model"]), starter, records.digest)["rewards"]
     assert judged["clip_score"]["commits"] == {"model": "c" * 40}

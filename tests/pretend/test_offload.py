@@ -17,6 +17,7 @@ from tests.pretend.trained import assert_equal, config_of, networks_of, records_
 from visual_grpo.common.errors import UserError
 from visual_grpo.models import offload
 from visual_grpo.models.offload import device_tensors, enable_offload, move_to_host, on_device, pinned_bytes
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
@@ -130,13 +131,13 @@ def test_a_host_keeps_each_tensor_in_a_power_of_two_once() -> None:
 
 
 def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_path: Path) -> None:
-    components.build_model(config_of(tmp_path, "cpu", **CASES["sd3"][1]), str(sd3_folder))
+    components.build_model(resolve(config_of(tmp_path, "cpu", **CASES["sd3"][1]), str(sd3_folder)))
     config = offloaded(tmp_path, CASES["sd3"][1])
     with Accelerator():
-        model: Any = components.build_model(config, str(sd3_folder))
+        model: Any = components.build_model(resolve(config, str(sd3_folder)))
         scorer = RewardSet({"brightness": (score, 1.0)})
-        spec = components.make_run_spec(config, str(sd3_folder))
-        trainer: Any = components.build_trainer(config, spec, model, scorer)
+        spec = resolve(config, str(sd3_folder))
+        trainer: Any = components.build_trainer(spec, model, scorer)
         before = [id(parameter) for parameter in trainer.parameters]
         next(iter(trainer.fit(records_of())))
         transformer = model.model.transformer
@@ -148,7 +149,7 @@ def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_
         assert {t.device for t in device_tensors(transformer)} == {DEVICE}
         assert sum(t.nbytes for t in device_tensors(transformer)) == sum(parameter.nbytes for parameter in trained)
         tensors, facts = trainer.state()
-        resumed: Any = components.build_trainer(config, spec, components.build_model(config, str(sd3_folder)), scorer)
+        resumed: Any = components.build_trainer(spec, components.build_model(resolve(config, str(sd3_folder))), scorer)
         resumed.load_state({name: value.cpu().clone() for name, value in tensors.items()}, facts)
         expected, found = next(iter(trainer.fit(records_of()))), next(iter(resumed.fit(records_of())))
         assert expected.values["reward/total"] == found.values["reward/total"]
@@ -159,7 +160,7 @@ def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_
 def test_saved_adapters_draw_as_if_all_were_there(sd3_folder: Path, tmp_path: Path) -> None:
     changes = CASES["sd3"][1]
     here = config_of(tmp_path, "cpu", **changes)
-    trained: Any = components.build_model(here, str(sd3_folder))
+    trained: Any = components.build_model(resolve(here, str(sd3_folder)))
     trained.adapters.attach({"dit": here.lora_of("dit")}, 0)
     with torch.no_grad():
         for parameter in trained.adapters["dit"].parameters():
@@ -167,7 +168,7 @@ def test_saved_adapters_draw_as_if_all_were_there(sd3_folder: Path, tmp_path: Pa
     trained.adapters.save(tmp_path / "adapters")
 
     def drawn(config: Any) -> Any:
-        model = components.build_model(config, str(sd3_folder))
+        model = components.build_model(resolve(config, str(sd3_folder)))
         model.adapters.load(tmp_path / "adapters", ["dit"])
         return model.generate(records_of(), [1, 2, 3], config.sampling.eval)
 
@@ -181,7 +182,7 @@ def test_a_model_of_one_network_is_refused_and_on_a_cpu_all_stays_where_it_compu
     vl_folder: Path, sd3_folder: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"model\.offload is phases, but qwen2_5_vl is one network"):
-        components.make_run_spec(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), str(vl_folder))
+        resolve(offloaded(tmp_path, CASES["qwen2_5_vl"][1]), str(vl_folder))
     config = config_of(tmp_path, "cpu", **{**CASES["sd3"][1], "model": {"offload": "phases"}})
-    model = components.build_model(config, str(sd3_folder))
+    model = components.build_model(resolve(config, str(sd3_folder)))
     assert not any(hasattr(network, "_hf_hook") for network in networks_of(model))

@@ -15,6 +15,7 @@ from tests.training.test_run import parameters
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
@@ -60,14 +61,12 @@ def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow
 
 def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> Trained:
     """As the pipeline does: loads ``folder``, puts adapters on, trains, draws."""
-    model = components.build_model(config, str(folder))
+    model = components.build_model(resolve(config, str(folder)))
     for network in networks_of(model):
         for tensor in (*network.parameters(), *network.buffers()):
             # As a GPU's copies are: a CPU rounds by where in memory weights begin, and those of a file begin anywhere.
             tensor.data = tensor.data.clone()
-    trainer = components.build_trainer(
-        config, components.make_run_spec(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)})
-    )
+    trainer = components.build_trainer(resolve(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)}))
     with replaced(optimizer, "in_double", lambda _: lambda *_: False):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.eval)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import config_of, score
 from visual_grpo.config import Parameters, merged
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
@@ -26,13 +27,13 @@ def few_bits(folder: Path, case: str, base_weights: str, device: str = "cpu", **
 
 def loaded(config: Parameters, folder: Path) -> Any:
     """The model, without adapters."""
-    return components.build_model(config, str(folder))
+    return components.build_model(resolve(config, str(folder)))
 
 
 def trainer_of(config: Parameters, folder: Path, model: Any = None) -> Any:
     model = loaded(config, folder) if model is None else model
-    spec = components.make_run_spec(config, str(folder))
-    return components.build_trainer(config, spec, model, RewardSet({"brightness": (score, 1.0)}))
+    spec = resolve(config, str(folder))
+    return components.build_trainer(spec, model, RewardSet({"brightness": (score, 1.0)}))
 
 
 def base_tensors(networks: Sequence[nn.Module]) -> list[Tensor]:

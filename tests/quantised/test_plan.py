@@ -11,6 +11,7 @@ import pytest
 from tests.operations.plan.test_against_cpu import FEW, measured, small
 from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model
 from visual_grpo.operations.plan.report import parameters_in
 from visual_grpo.training import components
@@ -27,8 +28,8 @@ def test_weights_are_as_large_as_those_that_are_loaded(pipeline_folder: Path, bi
     if bits != "full":
         pytest.importorskip("bitsandbytes", reason="make quantised")
     config = config_of(pipeline_folder, bits)
-    runner = DryRunner(config, planned_model(config))
-    model: Any = components.build_model(config, str(pipeline_folder))
+    runner = DryRunner(planned_model(config))
+    model: Any = components.build_model(resolve(config, str(pipeline_folder)))
     model.adapters.attach({"dit": config.lora_of("dit")}, 0)
     assert runner.weights == bytes_of(networks_of(model))
 
@@ -37,11 +38,11 @@ def test_weights_are_as_large_as_those_that_are_loaded(pipeline_folder: Path, bi
 def test_the_peak_of_a_step_is_that_of_real_tensors(pipeline_folder: Path, module: str) -> None:
     pytest.importorskip("bitsandbytes", reason="make quantised")
     config = config_of(pipeline_folder, "4bit", module, "adamw_8bit")
-    runner = DryRunner(config, planned_model(config))
+    runner = DryRunner(planned_model(config))
     planned = runner.step().peak - runner.weights
     with runner.counting() as after:
         pass
-    model = components.build_model(config, str(pipeline_folder))
+    model = components.build_model(resolve(config, str(pipeline_folder)))
     assert planned == pytest.approx(measured(runner, model), rel=0.05)
     trained = sum(p.nbytes for own in runner.trainer.modules.values() for p in own.parameters)
     assert 0.5 * trained < after.live - runner.weights < 0.52 * trained, (
@@ -58,7 +59,7 @@ def test_a_plan_needs_no_library_and_counts_the_same_parameters(
         config = config_of(pipeline_folder, bits)
         planned = planned_model(config)
         counted[bits] = {name: parameters_in(network) for name, network in planned.networks.items()}
-        runner = DryRunner(config, planned)
+        runner = DryRunner(planned)
         held[bits] = runner.weights
     runner.step()
     assert counted["full"] == counted["8bit"] == counted["4bit"]

@@ -30,9 +30,10 @@ from visual_grpo.common.images import read_size
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.evaluation.samples import image_seed
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc, read
-from visual_grpo.training.components import load_model, make_run_spec
+from visual_grpo.training.components import load_model
 
 NAME = "served"
 MOST = 10**6
@@ -139,7 +140,7 @@ def test_answers_to_queries_about_images_are_served(
         sampling={"rollout": {**no_steps, "temperature": 1.0}, "eval": no_steps},
         evaluation={"controls": []},
     )
-    make_run_spec(config, str(tmp_path / "qwen"))
+    resolve(config, str(tmp_path / "qwen"))
     adapters, model = trained(tmp_path / "adapters", tmp_path / "qwen", ["vl"], config)
     promoted(adapters)
     asked = [
@@ -186,7 +187,7 @@ def segmenting() -> ServedModel:
         starter={"world": "scenes"},
         reward="negative_points",
     )
-    return ServedModel(config, model)
+    return ServedModel(resolve(config), model)
 
 
 def test_a_mask_has_the_size_of_its_image(halves: Path) -> None:

@@ -236,7 +236,8 @@ def killed(tmp_path: Path) -> Path:
 
 def why(folder: Path, computed: dict[str, str] | None = None, **changes: Any) -> str | None:
     config: Parameters = parameters(folder, **changes)
-    return why_another(config, COMPUTED if computed is None else computed)
+    now = {"parameters": config.public(), **(COMPUTED if computed is None else computed)}
+    return why_another(Path(config.tracking.checkpoints), now)
 
 
 def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:

@@ -15,6 +15,7 @@ from tests.toys import reproducible
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, StepMetrics
 from visual_grpo.config import Parameters
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.training import components
@@ -65,16 +66,15 @@ def make_run(
     config: Parameters, pipeline_folder: Path, data: str = "data", reward: Callable[..., list[float]] = brightness
 ) -> TrainingRun:
     random.seed(0)
-    spec = components.make_run_spec(config, str(pipeline_folder))
-    model = components.build_model(config, str(pipeline_folder))
+    spec = resolve(config, str(pipeline_folder))
+    model = components.build_model(spec)
     scorer = RewardSet({"brightness": (reward, 1.0)})
     return TrainingRun(
-        config,
+        spec,
         model,
         scorer,
-        components.build_trainer(config, spec, model, scorer),
-        train=RECORDS[:6],
-        evaluation=RECORDS[6:],
+        components.build_trainer(spec, model, scorer),
+        data={"train": RECORDS[:6], "eval": RECORDS[6:]},
         provenance={"data": data},
         run_id="run",
     )

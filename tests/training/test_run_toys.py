@@ -25,6 +25,8 @@ from visual_grpo.config import SignalCheckConfig
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.family import find_family
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training.run import Callbacks, TrainingRun
 
 
@@ -54,17 +56,27 @@ def token_run(
     tmp_path: Path, model: Any, scorer: Any, advice: dict[str, str] | None = None, **changes: Any
 ) -> TrainingRun:
     """A run of a model that takes no time."""
-    config = parameters(tmp_path, **changes)
+    config, family = parameters(tmp_path, **changes), find_family("qwen2_5_vl")
+    module = replace(family.modules["vl"], advice=(advice or {}).get("vl", ""))
+    spec = RunSpec(
+        config=config,
+        model="toy",
+        family=replace(family, modules={"vl": module}),
+        modules=("vl",),
+        joint=False,
+        rollout=config.sampling.rollout,
+        samplers={},
+        controls={},
+        options=None,
+    )
     return TrainingRun(
-        config,
+        spec,
         model,
         scorer,
         GRPOTrainer(model, scorer, config.grpo, module="vl"),
-        train=RECORDS[:6],
-        evaluation=RECORDS[6:],
+        data={"train": RECORDS[:6], "eval": RECORDS[6:]},
         provenance={},
         run_id=None,
-        advice=advice or {},
     )
 
 

@@ -16,7 +16,6 @@ from visual_grpo.grpo.distributed import launch, ranks, torchrun
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check
 from visual_grpo.tracking import lineage
-from visual_grpo.training.components import require_gpus
 
 SHARDED: dict[str, Any] = {"distributed": {"processes": 2, "sharded": True}}
 
@@ -41,7 +40,7 @@ def test_each_process_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"distributed.processes is 3, but this machine has 2 GPUs"):
-        require_gpus(config)
+        check(config)
 
 
 def test_torchruns_number_of_processes_counts(monkeypatch: pytest.MonkeyPatch) -> None:

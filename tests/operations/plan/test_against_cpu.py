@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model, planned_trainer, records_for
 from visual_grpo.operations.plan.meter import Meter, as_on_a_device
 from visual_grpo.operations.plan.phases import fewer_repeats, replaced
@@ -31,10 +33,10 @@ def small(environment: str, folder: Path | None, changes: Mapping[str, Any]) -> 
 
 def measured(runner: DryRunner, model: Any) -> int:
     """The most bytes that the first two steps of ``model`` have beside its weights; the second has AdamW's moments."""
-    trainer = planned_trainer(runner.config, runner.planned.spec, model)
+    trainer = planned_trainer(replace(runner.planned, model=model))
     memory = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     single = replaced(optimizer, "in_double", lambda _: lambda parameter: False)  # As on a GPU.
-    with records_for(runner.config, 2) as records, single, memory:
+    with records_for(runner.config.data, runner.config.plan.prompt_words, 2) as records, single, memory:
         assert len(list(trainer.fit(records))) == 2
     events: Any = memory.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
@@ -43,9 +45,9 @@ def measured(runner: DryRunner, model: Any) -> int:
 
 def assert_planned(config: Parameters, folder: Path) -> tuple[DryRunner, int]:
     """The plan's bytes beside the weights are those that are measured."""
-    runner = DryRunner(config, planned_model(config))
+    runner = DryRunner(planned_model(config))
     planned = runner.step().peak - runner.weights
-    assert planned == pytest.approx(measured(runner, components.build_model(config, str(folder))), rel=0.1)
+    assert planned == pytest.approx(measured(runner, components.build_model(resolve(config, str(folder)))), rel=0.1)
     return runner, planned
 
 
@@ -82,7 +84,7 @@ def test_a_saved_model_is_planned_by_its_configuration_files_alone(pipeline_fold
         config = small("base", folder, {})
         planned = planned_model(config)
         assert all(p.device.type == "meta" for part in planned.networks.values() for p in part.parameters())
-        plans.append(DryRunner(config, planned).weights)
+        plans.append(DryRunner(planned).weights)
     saved = sum(file.stat().st_size for file in pipeline_folder.rglob("*.safetensors"))
     assert plans[0] == plans[1]
     assert plans[0] == pytest.approx(saved, rel=0.1), "with its adapter and without the files' headers"
@@ -97,7 +99,7 @@ def test_the_first_step_of_samples_that_share_their_noise_counts_less(pipeline_f
             "sampling": {"rollout": {"steps": 3, "guidance_scale": 1.5}},
         }
         config = small("base", pipeline_folder, changes)
-        step = DryRunner(config, planned_model(config)).step()
+        step = DryRunner(planned_model(config)).step()
         flops.append(step.phases["denoising"].flops)
     assert flops[0] / flops[1] == pytest.approx((3 + 0.25 + 2) / 6, rel=0.01)
 
@@ -110,8 +112,14 @@ def test_two_tokens_count_as_all_of_them(environment, pipeline_folder, tmp_path)
     config = small(environment, pipeline_folder, {"policy": {"train": "ar" if environment == "base" else "vl"}})
     counted = []
     for shortened in (contextlib.nullcontext, fewer_repeats):
-        planned, meter = planned_model(config), Meter()
-        with records_for(config, 2) as records, torch.no_grad(), shortened(meter), as_on_a_device(), meter:
+        planned, meter, words = planned_model(config), Meter(), config.plan.prompt_words
+        with (
+            records_for(config.data, words, 2) as records,
+            torch.no_grad(),
+            shortened(meter),
+            as_on_a_device(),
+            meter,
+        ):
             planned.model.generate(records, [0, 1], config.sampling.rollout)
         counted.append(meter)
     real, short = (sum_of(meter) for meter in counted)

@@ -12,6 +12,7 @@ from diffusers import SD3Transformer2DModel
 from tests.models.families.sd3 import tiny
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.dry_run import frozen, planned_model, segmenter_of
 from visual_grpo.operations.plan.meter import Meter, Phase
 from visual_grpo.operations.plan.report import (
@@ -26,7 +27,6 @@ from visual_grpo.operations.plan.report import (
 )
 from visual_grpo.pipelines import plan as nodes
 from visual_grpo.starter.flow_models import build_sd3_transformer
-from visual_grpo.training.components import make_run_spec as settings_of
 
 
 def seconds(flops: float, moved: float, kernels: int, card: str = "H100", dtype: str = "bfloat16") -> float:
@@ -60,7 +60,7 @@ def test_the_largest_batches_follow_from_what_each_phase_holds_beside_its_rest(u
         "dit: replay and gradient": Phase(peak=200, rest=100),
         "dit: reference": Phase(peak=180, rest=80),
     }
-    assert largest_batches(config, settings_of(config), meter, usable) == {
+    assert largest_batches(resolve(config), meter, usable) == {
         "policy.denoise_batch": {"set": 2, "largest": denoise},
         "grpo.micro_batch_size": {"set": 4, "largest": micro},
     }
@@ -82,7 +82,7 @@ def test_what_to_change_is_said_in_parameters():
         ({"model": {"base_weights": "4bit"}}, over, 10**12, [smaller, offload, "plan.gpu=L40S"]),
         ({"distributed": {"processes": 2, "sharded": True}}, over, over, [smaller, "plan.gpu=L40S"]),
     ):
-        found = changes(parameters_of("sd3", given), card, peak, step, batches, 4)
+        found = changes(resolve(parameters_of("sd3", given)), card, peak, step, batches, 4)
         assert len(found) == len(said)
         assert all(line.startswith(start) for line, start in zip(found, said, strict=True)), found
 
@@ -164,8 +164,8 @@ def test_bad_input_is_refused_before_anything_runs(given, said):
 
 
 def test_the_segmenter_of_a_reward_is_counted():
-    assert list(segmenter_of(parameters_of("qwen2_5_vl", {}))) == ["segmenter"]
-    assert segmenter_of(parameters_of("sd3", {})) == {}
+    assert list(segmenter_of(parameters_of("qwen2_5_vl", {}).rewards)) == ["segmenter"]
+    assert segmenter_of(parameters_of("sd3", {}).rewards) == {}
 
 
 def test_a_module_without_weights_has_the_types_that_loading_gives(tmp_path):

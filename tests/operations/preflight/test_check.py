@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import _check_only_where, check, check_before_run
 from visual_grpo.operations.preflight.data import Findings
@@ -45,7 +47,7 @@ def settle(path: Path | None, outputs: set[str] = WHOLE, records: Any = never, *
     own = {} if path is None else {"data": {"path": str(path), **changes.pop("data", {})}}
     config = parameters(**own, **changes)
     tags = set().union(*(TAGS.get(name, ()) for name in outputs))
-    return check_before_run(config, outputs, tags, records, Command(None, (), {"data.path": str(path)}))
+    return check_before_run(config, outputs, tags, records, Command(None, (), {"data.path": str(path)}))[0]
 
 
 def refusal(*args: Any, **changes: Any) -> str:
@@ -259,9 +261,10 @@ def test_a_gated_reward_has_weights_of_one_sign():
     gated = {"hard": {"function": "x:y"}, "easy": {"function": "x:y", "clip": [0, 1], "only_where": {"hard": 0.5}}}
     for sign in (0.5, 0.0, -0.5):
         config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}})
-        _check_only_where(config, ["ar"])
+        spec = replace(resolve(parameters()), config=config)
+        _check_only_where(replace(spec, modules=("ar",)))
         if sign >= 0:
-            _check_only_where(config, ["ar", "dit"])
+            _check_only_where(replace(spec, modules=("ar", "dit")))
             continue
         with pytest.raises(UserError, match=r"rewards.easy.only_where.*\[1.0, -0.5\]. Expected weights of one sign"):
-            _check_only_where(config, ["ar", "dit"])
+            _check_only_where(replace(spec, modules=("ar", "dit")))
