@@ -10,6 +10,7 @@ import pytest
 from tests.models.families.flux import tiny
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipelines.check_model import check, require_equal
 
 
@@ -26,7 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_is_checked_at_a_size_that_is_not_square(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = asked(folder, options={"max_sequence_length": 32})
-    found = check(config.model_copy(update={"data": config.data.model_copy(update={"height": 96, "width": 128})}))
+    data = config.data.model_copy(update={"height": 96, "width": 128})
+    found = check(resolve(config.model_copy(update={"data": data})))
     require_equal(found)
     assert (found["family"], found["size"]) == ("flux", (96, 64))
     assert [row["passed"] for row in found["checks"]] == [True] * 7
@@ -47,4 +49,4 @@ def test_another_kind_of_model_is_refused(pipeline_folder: Path) -> None:
     with pytest.raises(
         UserError, match=r"compares a text-to-image flow model of one module.*; glm_image has the modules"
     ):
-        check(asked(pipeline_folder, "glm_image"))
+        check(resolve(asked(pipeline_folder, "glm_image")))

@@ -45,7 +45,7 @@ def records_of(pictures: Sequence[Path] = ()) -> list[PromptRecord]:
 
 def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow"), **changes: Any) -> Parameters:
     """Two steps of two updates with a penalty for the distance to the reference."""
-    model = {"device": device, "threads": 1, **changes.pop("model", {})}
+    model = {"path": "named by the test", "device": device, "threads": 1, **changes.pop("model", {})}
     policy = {"train": "all", "signal_check": {"rollouts": 0}, **changes.pop("policy", {})}
     grpo = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "updates_per_rollout": 2, "micro_batch_size": 2}
     return parameters(

@@ -187,7 +187,7 @@ def segmenting() -> ServedModel:
         starter={"world": "scenes"},
         reward="negative_points",
     )
-    return ServedModel(resolve(config), model)
+    return ServedModel(config, model)
 
 
 def test_a_mask_has_the_size_of_its_image(halves: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
-from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest
+from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import TRAINING_DIGEST
 
@@ -80,8 +80,15 @@ def find_adapters(named: str, latest: Path) -> Path:
 
 
 def adapters_or_base(named: str, latest: Path) -> Path | None:
-    """Returns what `find_adapters` does; None for the base model, which is named none, or base in ``train.start``."""
-    return None if named in (NONE, BASE) else find_adapters(named, latest)
+    """Returns what `find_adapters` does; None for the base model, which is named none, or base in ``train.start``.
+
+    Raises UserError if the folder is not that of a training.
+    """
+    if named in (NONE, BASE):
+        return None
+    folder = find_adapters(named, latest)
+    read_facts(folder)
+    return folder
 
 
 def find_start(named: str, digest: str, latest: Path, run: str | None = None) -> Path:

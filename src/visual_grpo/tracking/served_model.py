@@ -46,7 +46,7 @@ from visual_grpo.training import components
 
 if TYPE_CHECKING:
     from visual_grpo.models.model import Model
-from visual_grpo.models.run_spec import RunSpec, resolve
+from visual_grpo.models.run_spec import resolve
 
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {"temperature": "double", "top_p": "double", "top_k": "long", "steps": "long", "guidance_scale": "double"}
@@ -123,14 +123,13 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
     tree = pinned(read_facts(folder / ADAPTERS)["parameters"])
     placed = {**tree["model"], "path": model, "device": model_config["device"]}
     spec = resolve(Parameters.model_validate({**tree, "model": placed}))
-    return ServedModel(spec, components.build_model(spec, folder / ADAPTERS))
+    return ServedModel(spec.config, components.build_model(spec, folder / ADAPTERS))
 
 
 class ServedModel:
     """A base model with the adapters of one training."""
 
-    def __init__(self, spec: RunSpec, model: Model) -> None:
-        config = spec.config
+    def __init__(self, config: Parameters, model: Model) -> None:
         self._config, self._model = config, model
         self._segments = config.data.task == "segmentation"
         self._judge = _negative_points(config.rewards) if self._segments else None
