@@ -67,7 +67,6 @@ class FlowConfig(Strict):
     train_share: float = Field(
         1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
     )
-    ratio_norm: bool = Field(False, description="GRPO-Guard's normalised ratio (arXiv 2510.22319)")
     draws: int = Field(1, ge=1, description="matching: draws of noise at each of the window's noise levels")
     norm_penalty: float = Field(
         0.0,
@@ -84,7 +83,7 @@ class FlowConfig(Strict):
 
     @model_validator(mode="after")
     def _settings_are_of_the_likelihood(self) -> Self:
-        others = ("draws", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise", "ratio_norm")
+        others = ("draws", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise")
         defaults = {name: type(self).model_fields[name].default for name in others}
         if changed := [name for name in others if getattr(self, name) != defaults[name]]:
             back = ", ".join(f"{name}={defaults[name]}" for name in changed)
