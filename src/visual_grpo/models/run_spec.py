@@ -185,12 +185,6 @@ def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]
 
 
 def _flow_problems(trained: list[str], config: Parameters) -> Iterator[str]:
-    for name in trained:
-        if config.grpo_of(name).kl_correction:
-            yield (
-                f"kl_correction is for the KL of tokens, which is estimated from the samples; that of {name}'s"
-                f" denoising steps is exact. Set it for another module, or modules.{name}.kl_correction=false."
-            )
     flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
     if trained and steps < 2:
         yield (

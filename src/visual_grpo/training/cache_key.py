@@ -20,7 +20,7 @@ _OF_TRAINING = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
     "modules.*.advantage_epsilon",
-    *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight", "kl_correction")),
+    *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight")),
 )
 NOT_READ = {
     "baseline": (*_OF_TRAINING, "evaluation.bootstrap_samples"),
