@@ -139,11 +139,6 @@ class PolicyConfig(Strict):
     )
     denoise_batch: int = Field(64, ge=1, description="images denoised at a time (on a CPU by each core)")
     decode_batch: int = Field(8, ge=1, description="images decoded by the VAE at a time (on a CPU by each core)")
-    kv_cache: Literal["growing", "static"] = Field(
-        "growing",
-        description="growing, or static: of full length from the first token on; on a GPU each token is then a CUDA "
-        "graph",
-    )
     rollout_batch: int = Field(64, ge=1, description="rows of tokens sampled at a time")
 
     @model_validator(mode="after")

@@ -163,7 +163,6 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
         for name, value, required, why in (
             ("model.offload", offload, "none", "no network is whole on a GPU, to be moved off it"),
             ("model.base_weights", config.model.base_weights, "full", "only weights of full precision are sharded"),
-            ("policy.kv_cache", policy.kv_cache, "growing", "a CUDA graph cannot gather layers for every token"),
         ):
             if value != required:
                 yield f"distributed.sharded is true, and {name} is {value}: {why}. Set {name} to {required}."
