@@ -50,7 +50,7 @@ _TRAINING_ONLY = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
     "modules.*.advantage_epsilon",
-    *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight", "kl_correction")),
+    *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight")),
 )
 _BASELINE_ONLY = tuple(
     f"evaluation.{name}" for name in ("images_per_prompt", "max_prompts", "controls", "bootstrap_samples")

@@ -70,8 +70,8 @@ def test_the_defaults_are_typed(defaults):
         ("policy.flow", {"sampler": "cps", "noise": 1.2}, "noise of the cps sampler is at most 1"),
         (
             "policy.flow",
-            {"likelihood": "matching", "noise": 0.5, "ratio_norm": True},
-            "likelihood is matching, which has no noise, ratio_norm: set noise=0.7, ratio_norm=False",
+            {"likelihood": "matching", "noise": 0.5, "sampler": "cps"},
+            "likelihood is matching, which has no sampler, noise: set sampler=sde, noise=0.7",
         ),
         ("policy.flow.draws", 2, "likelihood is sde, which has no draws: set draws=1"),
         ("policy.flow.likelihood", "matching", "differ by their start noise alone: set policy.share_start_noise=false"),

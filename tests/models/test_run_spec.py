@@ -37,7 +37,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_5_vl", {"data": {"task": "t2i"}}, "data.task is t2i, which qwen2_5_vl cannot do; it has segmenta"),
     ("sd3", {"data": {"task": "i2i"}}, "data.task is i2i, which sd3 cannot do; it has t2i"),
     ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
-    ("sd3", {"grpo": {"kl_correction": True}}, "that of dit's denoising steps is exact"),
     ("glm_image", {"grpo": {"loss": "dppo"}}, "exact divergence of a denoising step, but ar draws tokens"),
     *(
         (family, {"policy": {"decode_guidance_scale": 2, **policy}}, "guidance_scale is 2, which changes nothing")

@@ -74,7 +74,6 @@ class FlowConfig(Strict):
     train_share: float = Field(
         default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
     )
-    ratio_norm: bool = Field(default=False, description="GRPO-Guard's normalised ratio (arXiv 2510.22319)")
     draws: int = Field(default=1, ge=1, description="matching: draws of noise at each of the window's noise levels")
     norm_penalty: float = Field(
         default=0.0,
@@ -91,7 +90,7 @@ class FlowConfig(Strict):
 
     @model_validator(mode="after")
     def _settings_are_of_the_likelihood(self) -> Self:
-        others = ("draws", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise", "ratio_norm")
+        others = ("draws", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise")
         defaults = {name: type(self).model_fields[name].default for name in others}
         if changed := [name for name in others if getattr(self, name) != defaults[name]]:
             back = ", ".join(f"{name}={defaults[name]}" for name in changed)
@@ -149,11 +148,6 @@ class PolicyConfig(Strict):
     denoise_batch: int = Field(default=64, ge=1, description="images denoised at a time (on a CPU by each core)")
     decode_batch: int = Field(
         default=8, ge=1, description="images decoded by the VAE at a time (on a CPU by each core)"
-    )
-    kv_cache: Literal["growing", "static"] = Field(
-        default="growing",
-        description="growing, or static: of full length from the first token on; on a GPU each token is then a CUDA "
-        "graph",
     )
     rollout_batch: int = Field(default=64, ge=1, description="rows of tokens sampled at a time")
 

@@ -145,10 +145,6 @@ class GRPOConfig(Strict):
         description="weight of the KL to the model without adapter: k3, nats a token; of a flow module the exact one,"
         " nats a latent element",
     )
-    kl_correction: bool = Field(
-        default=False,
-        description="multiply the KL of tokens by the ratio (TRL's use_bias_correction_kl): no bias off-policy",
-    )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         default=None,
         description="standard deviation that divides advantages: group: of the group's rewards; batch: of all rewards"
@@ -240,7 +236,6 @@ class ModuleConfig(Strict):
     clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
     kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")
-    kl_correction: bool | None = Field(None, description="as grpo.kl_correction")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(

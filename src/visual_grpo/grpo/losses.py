@@ -269,7 +269,7 @@ class PolicyLoss:
             limit = self.config.divergence_limit or self.kind.divergence_limit
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
         if self.config.kl_weight:
-            loss = loss + self.config.kl_weight * self._kl(chunk, old)
+            loss = loss + self.config.kl_weight * self._kl(chunk)
         loss = loss if chunk.penalty is None else loss + chunk.penalty
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
@@ -290,11 +290,11 @@ class PolicyLoss:
                 metrics["kl"] = torch.where(counted, chunk.kl, 0.0)
         return total, metrics, counted
 
-    def _kl(self, chunk: ReplayChunk, old_log_probs: Tensor) -> Tensor:
-        """[b, s] KL to the reference; with ``kl_correction`` weighted by the ratio (unbiased off policy)."""
+    def _kl(self, chunk: ReplayChunk) -> Tensor:
+        """[b, s] KL to the reference."""
         if chunk.kl is None:
             raise UserError(
                 f"kl_weight is {self.config.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
                 " the policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
             )
-        return chunk.kl * importance_ratio(chunk.log_probs, old_log_probs) if self.config.kl_correction else chunk.kl
+        return chunk.kl

@@ -183,7 +183,6 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
         for name, value, required, why in (
             ("model.offload", offload, "none", "no network is whole on a GPU, to be moved off it"),
             ("model.base_weights", config.model.base_weights, "full", "only weights of full precision are sharded"),
-            ("policy.kv_cache", policy.kv_cache, "growing", "a CUDA graph cannot gather layers for every token"),
         ):
             if value != required:
                 yield f"distributed.sharded is true, and {name} is {value}: {why}. Set {name} to {required}."
@@ -205,12 +204,6 @@ def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]
 
 
 def _flow_problems(trained: list[str], config: Parameters) -> Iterator[str]:
-    for name in trained:
-        if config.grpo_of(name).kl_correction:
-            yield (
-                f"kl_correction is for the KL of tokens, which is estimated from the samples; that of {name}'s"
-                f" denoising steps is exact. Set it for another module, or modules.{name}.kl_correction=false."
-            )
     flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
     if trained and steps < 2:
         yield (

@@ -24,7 +24,6 @@ SHARDED: dict[str, Any] = {"distributed": {"processes": 2, "sharded": True}}
     ("changes", "said"),
     [
         (SHARDED | {"model": {"offload": "phases"}}, "no network is whole on a GPU"),
-        (SHARDED | {"policy": {"kv_cache": "static"}}, "Set policy.kv_cache to growing"),
         ({"distributed": {"processes": 3}}, "a step of ar has 2 prompts .*Expected at most 2"),
         ({"distributed": {"processes": 0}}, "greater than or equal"),
         ({"distributed": {"sharded": True}}, "sharded needs processes of at least 2"),

@@ -21,7 +21,7 @@ from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.forward_process import denoiser_of
 from visual_grpo.models.flow.interface import FlowModel, Schedule
-from visual_grpo.models.flow.transitions import log_prob, moved_by, normalised_log_ratio, transition_kl
+from visual_grpo.models.flow.transitions import log_prob, moved_by, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import random_seeds, repeated
@@ -139,12 +139,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         with on_device(self.model.transformer):  # Also while the caller goes backward.
             for column in range(len(trajectory.steps)):
                 mean, std = self._step(trajectory, column, rows)
-                sample = trajectory.next_states[rows, column]
-                log_probs = log_prob(sample, mean, std)
-                if self.config.flow.ratio_norm:
-                    old_mean = trajectory.means[rows, column]
-                    old = log_prob(sample, old_mean, std)
-                    log_probs = old + normalised_log_ratio(sample, mean, old_mean, std)
+                log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
                 kl = penalty = None
                 if trajectory.reference_means is not None:
                     reference_mean = trajectory.reference_means[rows, column]

@@ -69,19 +69,6 @@ def moved_by(mean: Tensor, old_means: Tensor, index: tuple[Tensor, int], std: fl
     return transition_kl(mean, old_means[index], std)[:, None].cpu()
 
 
-def normalised_log_ratio(sample: Tensor, mean: Tensor, old_mean: Tensor, std: float) -> Tensor:
-    """[B] log-ratio to the old policy, freed of its bias and of its dependence on the step's variance.
-
-    With sample = old_mean + std * e the log-ratio is d.e / std - |d|^2 / (2 std^2), d = mean - old_mean: its
-    expectation is below 0 and its spread grows as std falls, so that one clip range acts on one side and on some steps
-    only. Adding the quadratic term back and multiplying by std leaves d.e (GRPO-Guard, arXiv 2510.22319, RatioNorm). In
-    the unit of `log_prob`.
-    """
-    elements = sample[0].numel()
-    noise = (sample.detach() - old_mean) / std
-    return ((mean - old_mean) * noise).flatten(1).sum(1) / math.sqrt(elements)
-
-
 def _sde(velocity: Tensor, state: Tensor, sigma: float, next_sigma: float, noise: float) -> tuple[Tensor, float]:
     # At sigma 1 the diffusion is singular: the next sigma stands in for it, as in Flow-GRPO.
     diffusion = noise * math.sqrt(sigma / (1 - (sigma if sigma < 1 else next_sigma)))

@@ -1,4 +1,4 @@
-"""Generates tokens with a growing or a static key-value cache.
+"""Generates tokens with a key-value cache that grows by each token.
 
 Masks and rotary tables of all tokens are made once and passed to the language model's layers: its forward would make
 them for each token, and read the mask's values, for which the host waits for the GPU.
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import StaticCache
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
@@ -24,9 +23,6 @@ from visual_grpo.models.tokens.prompt_cache import Prefix, Prompts, prefill
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
-
-TokenCache = Literal["growing", "static"]
-
 
 E = TypeVar("E", bound=Prompts)
 
@@ -54,7 +50,6 @@ def sample_tokens(
     seeds: Sequence[int],
     sampler: TokenSampler,
     batch: int,
-    cache: TokenCache = "growing",
 ) -> SampledTokens[E]:
     """Samples T tokens for each of B records, ``batch`` rows at a time.
 
@@ -66,7 +61,7 @@ def sample_tokens(
     prompts = model.encode(firsts)
     uniforms = row_uniforms(seeds, prompts.token_positions.shape[-1])
     parts = [
-        _sample_batch(model, prompts, prompt_of_row[rows], uniforms[rows], sampler, cache)
+        _sample_batch(model, prompts, prompt_of_row[rows], uniforms[rows], sampler)
         for rows in torch.arange(len(records)).split(batch)
     ]
     tokens, log_probs, entropies, deviations = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -95,14 +90,13 @@ def _sample_batch(
     prompt_of_row: Tensor,
     uniforms: Tensor,
     sampler: TokenSampler,
-    cache: TokenCache,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """[b, T] tokens, log-probs, entropies and deviations, token by token after one prefill per prompt.
 
     T columns are returned whether or not every row ends before, so that batches can be joined.
     """
     prefix = prefill(model.network, prompts, prompt_of_row)
-    hidden, steps = prefix.hidden, token_steps(model.network, prefix, uniforms.shape[1], cache)
+    hidden, steps = prefix.hidden, TokenSteps(model.network, prefix, uniforms.shape[1])
     embed = model.network.model.get_input_embeddings()
     padding = model.ends[0] if model.ends else 0
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
@@ -139,27 +133,22 @@ def _is_half(model: TokenModel[Any]) -> bool:
     return model.head.dtype != torch.float32
 
 
-def token_steps(model: Any, prefix: Prefix, length: int, cache: TokenCache) -> GrowingSteps | StaticSteps:
-    """Returns the steps after the prompts of ``prefix``, whose cache it takes over; at most T = ``length`` tokens.
-
-    Raises UserError for a model of sliding windows, which `_mask` does not know.
-    """
-    if any(layer.is_sliding for layer in prefix.cache.layers):
-        raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
-    return StaticSteps(model, prefix, length) if cache == "static" else GrowingSteps(model, prefix, length)
-
-
-class GrowingSteps:
-    """Steps with a cache that grows by each token."""
+class TokenSteps:
+    """The steps after the prompts of a prefix, whose cache they take over."""
 
     def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
+        """``length``: T, the most tokens.
+
+        Raises UserError for a model of sliding windows, which `_mask` does not know.
+        """
+        if any(layer.is_sliding for layer in prefix.cache.layers):
+            raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
         self._model, self._cache, self._token = model, prefix.cache, 0
         self._prompt = prefix.mask.shape[1]
         self._rotary = _rotary(model, prefix)
         self._mask: Tensor | None = None  # sdpa needs none where nothing is padded.
         if _attention(model) != "sdpa" or bool((prefix.mask == 0).any()):
             self._mask = _mask(model, prefix, length)
-            self._mask[..., self._prompt :] = 0.0
 
     def next(self, embeds: Tensor) -> Tensor:
         """[b, 1, H] after the next token, with these embeddings, [b, 1, H]."""
@@ -169,63 +158,8 @@ class GrowingSteps:
         return layers(self._model, embeds, mask, (cos[:, at : at + 1], sin[:, at : at + 1]), self._cache)
 
 
-class StaticSteps:
-    """Steps in a cache of P + T places; a mask hides the tokens still to come.
-
-    So every token runs the same kernels on the same memory: on a GPU they are captured once, as a CUDA graph. The graph
-    lives for one batch, since weights may move between batches.
-    """
-
-    def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
-        rows, self._prompt = prefix.mask.shape
-        self._model, self._token = model, 0
-        self._tables = _rotary(model, prefix)
-        self._mask = _mask(model, prefix, length)
-        self._cache = _static(model, prefix, self._mask.shape[-1])
-        self._embeds = prefix.hidden.new_empty(rows, 1, prefix.hidden.shape[-1])
-        self._rotary = torch.empty_like(self._tables[0][:, :1]), torch.empty_like(self._tables[1][:, :1])
-        self._hidden = prefix.hidden
-        self._captures = prefix.hidden.device.type == "cuda"
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    def next(self, embeds: Tensor) -> Tensor:
-        """Does what `GrowingSteps.next` does."""
-        self._embeds.copy_(embeds)
-        for place, table in zip(self._rotary, self._tables, strict=True):
-            place.copy_(table[:, self._token : self._token + 1])
-        self._mask[..., self._prompt + self._token] = 0.0
-        self._token += 1
-        if self._captures and self._graph is None:
-            self._capture()
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self._hidden = self._step()
-        return self._hidden
-
-    def _step(self) -> Tensor:
-        return layers(self._model, self._embeds, self._mask, self._rotary, self._cache)
-
-    def _capture(self) -> None:
-        """Captures a step, after a warm-up step (libraries choose kernels then) whose effect on the cache is undone."""
-        counters = [layer.cumulative_length for layer in self._cache.layers]
-        before = counters[0].clone()
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
-            self._step()
-        torch.cuda.current_stream().wait_stream(beside)
-        for counter in counters:
-            counter.copy_(before)
-        graph = torch.cuda.CUDAGraph()
-        # Captures this thread only: a reward may run in another one.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._hidden = self._step()
-        self._graph = graph
-
-
 def layers(
-    model: Any, embeds: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: DynamicCache | StaticCache
+    model: Any, embeds: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: DynamicCache
 ) -> Tensor:
     """Hidden states [b, 1, H] of one token more than ``cache`` holds, by the language model's layers themselves."""
     network, hidden = model.model.language_model, embeds
@@ -242,26 +176,16 @@ def _rotary(model: Any, prefix: Prefix) -> tuple[Tensor, Tensor]:
 
 
 def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
-    """[b, 1, 1, P + T - 1], which attention adds to its scores, with all generated tokens hidden.
+    """[b, 1, 1, P + T - 1], which attention adds to its scores; it hides the prompts' padding.
 
     The last token is sampled and not read again.
     """
     rows, before = prefix.mask.shape
     # transformers hides by -inf for sdpa, and by the smallest number in its eager attention.
     hidden = -torch.inf if _attention(model) == "sdpa" else torch.finfo(prefix.hidden.dtype).min
-    mask = prefix.hidden.new_full((rows, 1, 1, before + length - 1), hidden)
-    mask[..., :before].masked_fill_(prefix.mask.bool()[:, None, None], 0.0)
+    mask = prefix.hidden.new_zeros(rows, 1, 1, before + length - 1)
+    mask[..., :before].masked_fill_(prefix.mask[:, None, None] == 0, hidden)
     return mask
-
-
-def _static(model: Any, prefix: Prefix, places: int) -> StaticCache:
-    """Moves the cache of ``prefix``, layer by layer, into a static one."""
-    cache = StaticCache(config=model.config.get_text_config(), max_cache_len=places)
-    for static, grown in zip(cache.layers, prefix.cache.layers, strict=True):
-        static.lazy_initialization(grown.keys, grown.values)
-        static.update(grown.keys, grown.values)
-        grown.keys = grown.values = None
-    return cache
 
 
 def _attention(model: Any) -> str:

@@ -142,7 +142,7 @@ def sample_with_adapter(
 ) -> SampledTokens[E]:
     """Samples B trajectories under the current adapter."""
     with on_device(model.network), fast_lora(model.network):
-        return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch, config.kv_cache)
+        return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch)
 
 
 def token_log_probs(

@@ -123,9 +123,9 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
 
             return run
 
-        def started(token_steps: Callable[..., Any]) -> Callable[..., Any]:
+        def started(steps: Callable[..., Any]) -> Callable[..., Any]:
             def start(*given: Any) -> Any:
-                forward, each = token_steps(*given).next, length / runs
+                forward, each = steps(*given).next, length / runs
                 meter.weight *= each  # From here on all is done for each token, but one forward less.
 
                 def step(embeds: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
         with (
             meter.weighted(1.0),
             replaced(generation, "prefill", prefilled),
-            replaced(generation, "token_steps", started),
+            replaced(generation, "TokenSteps", started),
         ):
             found = real(model, prompts, prompt_of_row, uniforms[:, :runs], *rest)
         return tuple(pad(column, (0, length - runs)) for column in found)

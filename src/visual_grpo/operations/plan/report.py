@@ -131,7 +131,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
 
 
 def _of_one_card(config: Parameters) -> Parameters:
-    """Gives one card its share of a step's prompts. A static cache is counted as a growing one, as large in the end."""
+    """Gives one card its share of a step's prompts."""
     count = config.distributed.processes
 
     def share(prompts: int) -> int:
@@ -147,8 +147,7 @@ def _of_one_card(config: Parameters) -> Parameters:
         for name, own in config.modules.items()
     }
     grpo = config.grpo.model_copy(update={"prompts_per_step": share(config.grpo.prompts_per_step)})
-    policy = config.policy.model_copy(update={"kv_cache": "growing"})
-    return config.model_copy(update={"grpo": grpo, "modules": modules, "policy": policy})
+    return config.model_copy(update={"grpo": grpo, "modules": modules})
 
 
 def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[str, int]]:

@@ -31,7 +31,7 @@ MODES: list[dict[str, Any]] = [
     {"flow": TWO_STEPS},
     {"flow": TWO_STEPS, "gradient_checkpointing": True},
     {"flow": FlowConfig(sampler="cps", window_steps=None)},
-    {"flow": FlowConfig(window_start=1, window_steps=2, ratio_norm=True)},
+    {"flow": FlowConfig(window_start=1, window_steps=2)},
 ]
 
 DitPolicy = FlowPolicy[Conditions]
