@@ -58,10 +58,9 @@ class Training:
         self.config: Parameters
         self.records: RecordTable
         self.config, self.records = project.load(arguments)
-        path = self.config.model.path
-        spec = resolve(self.config, path)
+        spec = resolve(self.config)
         self.scorer = components.build_scorer(spec)
-        self.model: Any = components.build_model(resolve(self.config, path))
+        self.model: Any = components.build_model(spec)
         self.trainer: Any = components.build_trainer(spec, self.model, self.scorer)
         self.average = AdapterAverage(self.trainer, self.config.train.ema_decay)
         self.history: list[dict[str, float]] = []

@@ -114,11 +114,10 @@ class Loop:
     """One training, of which only the CPU seconds of its steps count."""
 
     def __init__(self, config: Parameters, *, halves: bool) -> None:
-        path = config.model.path
-        self.spec = resolve(config, path)
-        self.scorer = components.build_scorer(self.spec)
-        self.model: Any = components.build_model(resolve(config, path))
-        trainer = components.build_trainer(self.spec, self.model, self.scorer)
+        spec = resolve(config)
+        self.scorer = components.build_scorer(spec)
+        self.model: Any = components.build_model(spec)
+        trainer = components.build_trainer(spec, self.model, self.scorer)
         (module,) = trainer.modules
         self.trainer: GRPOTrainer = trainer.modules[module]
         if halves:

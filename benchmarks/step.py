@@ -47,8 +47,8 @@ def main() -> None:
     quiet_libraries.silence_libraries()
     arguments = _arguments()
     config = base_config(arguments.module, arguments.model)
-    image: Any = components.build_model(resolve(config, arguments.model))
-    spec = resolve(config, arguments.model)
+    spec = resolve(config)
+    image: Any = components.build_model(spec)
     trainer = components.build_trainer(spec, image, RewardSet({"brightness": (brightness, 1.0)}))
     console = Console(width=120)
     for module, module_trainer in trainer.modules.items():

@@ -33,7 +33,7 @@ from visual_grpo.config import Parameters, RewardConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.evaluation.samples import distinct_prompts, image_seed
-from visual_grpo.models.run_spec import resolve
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
@@ -78,11 +78,10 @@ def _row(config: Parameters, records: RecordTable, seed: int, folder: Path, argu
             "modules": {name: m.model_copy(update={"rewards": {}}) for name, m in config.modules.items()},
         }
     )
-    path = own.model.path
-    spec = resolve(own, path)
+    spec = resolve(own)
     judge = components.build_scorer(spec)
-    before, votes_before = _judged(judge, components.build_model(resolve(own, path)), spec, own, records, arguments)
-    after, votes_after = _judged(judge, _trained(own, spec, path, records), spec, own, records, arguments)
+    before, votes_before = _judged(judge, components.build_model(spec), spec, records, arguments)
+    after, votes_after = _judged(judge, _trained(spec, records), spec, records, arguments)
     units = [record.split_group or record.id for record, _ in _asked(own, records, arguments)]
     found = paired_difference(before, after, units)
     return [
@@ -146,7 +145,7 @@ def _vote(config: Parameters, records: RecordTable, seed: int, file: Path, argum
     return agreed
 
 
-def _trained(config: Parameters, spec: Any, path: str, records: RecordTable) -> Any:
+def _trained(spec: RunSpec, records: RecordTable) -> Any:
     model, scorer = components.build_model(spec), components.build_scorer(spec)
     scorer.check_machine()
     trainer = components.build_trainer(spec, model, scorer)
@@ -159,10 +158,10 @@ def _trained(config: Parameters, spec: Any, path: str, records: RecordTable) -> 
 
 
 def _judged(
-    judge: Any, model: Any, spec: Any, config: Parameters, records: RecordTable, arguments: argparse.Namespace
+    judge: Any, model: Any, spec: RunSpec, records: RecordTable, arguments: argparse.Namespace
 ) -> tuple[list[float], float]:
     """The true reward of held-out samples at the eval sampler, and the mean of the fitted one."""
-    asked, size = _asked(config, records, arguments), config.evaluation.batch_size
+    asked, size = _asked(spec.config, records, arguments), spec.config.evaluation.batch_size
     values: list[float] = []
     votes = 0.0
     for start in range(0, len(asked), size):

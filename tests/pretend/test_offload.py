@@ -132,11 +132,10 @@ def test_a_host_keeps_each_tensor_in_a_power_of_two_once() -> None:
 
 def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_path: Path) -> None:
     components.build_model(resolve(config_of(tmp_path, "cpu", **CASES["sd3"][1]), str(sd3_folder)))
-    config = offloaded(tmp_path, CASES["sd3"][1])
+    spec = resolve(offloaded(tmp_path, CASES["sd3"][1]), str(sd3_folder))
     with Accelerator():
-        model: Any = components.build_model(resolve(config, str(sd3_folder)))
+        model: Any = components.build_model(spec)
         scorer = RewardSet({"brightness": (score, 1.0)})
-        spec = resolve(config, str(sd3_folder))
         trainer: Any = components.build_trainer(spec, model, scorer)
         before = [id(parameter) for parameter in trainer.parameters]
         next(iter(trainer.fit(records_of())))
@@ -149,7 +148,7 @@ def test_what_is_trained_keeps_its_identity_and_its_place(sd3_folder: Path, tmp_
         assert {t.device for t in device_tensors(transformer)} == {DEVICE}
         assert sum(t.nbytes for t in device_tensors(transformer)) == sum(parameter.nbytes for parameter in trained)
         tensors, facts = trainer.state()
-        resumed: Any = components.build_trainer(spec, components.build_model(resolve(config, str(sd3_folder))), scorer)
+        resumed: Any = components.build_trainer(spec, components.build_model(spec), scorer)
         resumed.load_state({name: value.cpu().clone() for name, value in tensors.items()}, facts)
         expected, found = next(iter(trainer.fit(records_of()))), next(iter(resumed.fit(records_of())))
         assert expected.values["reward/total"] == found.values["reward/total"]

@@ -61,12 +61,13 @@ def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow
 
 def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> Trained:
     """As the pipeline does: loads ``folder``, puts adapters on, trains, draws."""
-    model = components.build_model(resolve(config, str(folder)))
+    spec = resolve(config, str(folder))
+    model = components.build_model(spec)
     for network in networks_of(model):
         for tensor in (*network.parameters(), *network.buffers()):
             # As a GPU's copies are: a CPU rounds by where in memory weights begin, and those of a file begin anywhere.
             tensor.data = tensor.data.clone()
-    trainer = components.build_trainer(resolve(config, str(folder)), model, RewardSet({"brightness": (score, 1.0)}))
+    trainer = components.build_trainer(spec, model, RewardSet({"brightness": (score, 1.0)}))
     with replaced(optimizer, "in_double", lambda _: lambda *_: False):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.eval)

@@ -39,6 +39,7 @@ from visual_grpo.config import Parameters, RewardConfig, SamplerConfig, Task
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.config.presets import pinned
 from visual_grpo.evaluation.samples import generate_batches, requests
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.negative_points import NegativePointsReward
 from visual_grpo.tracking.model_card import CARD
@@ -46,7 +47,6 @@ from visual_grpo.training import components
 
 if TYPE_CHECKING:
     from visual_grpo.models.model import Model
-from visual_grpo.models.run_spec import resolve
 
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {"temperature": "double", "top_p": "double", "top_k": "long", "steps": "long", "guidance_scale": "double"}

@@ -16,7 +16,6 @@ import torch
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model, planned_trainer, records_for
 from visual_grpo.operations.plan.meter import Meter, as_on_a_device
 from visual_grpo.operations.plan.phases import fewer_repeats, replaced
@@ -43,11 +42,11 @@ def measured(runner: DryRunner, model: Any) -> int:
     return max(accumulate(change for _, change in changes))
 
 
-def assert_planned(config: Parameters, folder: Path) -> tuple[DryRunner, int]:
+def assert_planned(config: Parameters) -> tuple[DryRunner, int]:
     """The plan's bytes beside the weights are those that are measured."""
     runner = DryRunner(planned_model(config))
     planned = runner.step().peak - runner.weights
-    assert planned == pytest.approx(measured(runner, components.build_model(resolve(config, str(folder)))), rel=0.1)
+    assert planned == pytest.approx(measured(runner, components.build_model(runner.planned.spec)), rel=0.1)
     return runner, planned
 
 
@@ -58,7 +57,7 @@ def assert_planned(config: Parameters, folder: Path) -> tuple[DryRunner, int]:
 def test_a_small_glm_image(pipeline_folder, module, checkpointed, rank):
     policy = {"train": module, "gradient_checkpointing": checkpointed, "lora": {"rank": rank}}
     grpo = dict(FEW) | ({"updates_per_rollout": 1} if rank == 512 else {})
-    runner, planned = assert_planned(small("base", pipeline_folder, {"policy": policy, "grpo": grpo}), pipeline_folder)
+    runner, planned = assert_planned(small("base", pipeline_folder, {"policy": policy, "grpo": grpo}))
     trained = sum(p.nbytes for own in runner.trainer.modules.values() for p in own.parameters)
     assert rank < 512 or 2 * trained > 0.25 * planned, "or nothing of AdamW's moments would be shown"
 
@@ -74,7 +73,7 @@ def save_small_qwen2_5_vl(folder: Path) -> None:
 
 def test_a_small_qwen2_5_vl(tmp_path):
     save_small_qwen2_5_vl(tmp_path)
-    assert_planned(small("negative_points", None, {"model": {"path": str(tmp_path)}}), tmp_path)
+    assert_planned(small("negative_points", None, {"model": {"path": str(tmp_path)}}))
 
 
 def test_a_saved_model_is_planned_by_its_configuration_files_alone(pipeline_folder, tmp_path):
