@@ -12,7 +12,7 @@ import torch
 
 from tests.conftest import SIZE
 from tests.toys import reproducible
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.types import PromptRecord, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
@@ -149,6 +149,13 @@ def test_pictures_show_two_training_prompts_where_there_are_no_more(pipeline_fol
     records, samples, _ = run.shown_samples()
     assert [record.id for record in records] == ["r0"] * 4 + ["r1"] * 4
     assert len(samples) == 8
+
+
+def test_a_starters_model_that_is_not_made_yet_is_refused(tmp_path: Path) -> None:
+    config = parameters(tmp_path, model={"path": None}, starter={"model": str(tmp_path / "not_made")})
+    with pytest.raises(UserError, match="not_made does not exist yet") as refused:
+        components.build_model(resolve(config))
+    assert refused.value.remedy == Remedy("starter")
 
 
 def test_the_released_models_configuration_trains_a_saved_small_pipeline(pipeline_folder: Path, tmp_path: Path) -> None:
