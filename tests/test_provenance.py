@@ -12,6 +12,7 @@ from tests.evaluation.painter import brightness
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.config import Parameters
+from visual_grpo.config.policy import PolicyConfig
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
 from visual_grpo.provenance import (
     UNREAD,
@@ -96,8 +97,15 @@ def test_results_pair_whatever_the_patience() -> None:
     assert judged({"gain": 2.0}) != judged({})
 
 
+def test_the_signal_check_belongs_to_the_training() -> None:
+    tree = {"policy": {"signal_check": {"rollouts": 0}}}
+    read = {"policy.signal_check.rollouts": 0}
+    assert [decided(pipeline, tree) for pipeline in ("baseline", "train", "evaluate")] == [{}, read, {}]
+
+
 def test_what_decides_nothing_are_names_of_parameters() -> None:
     known = set(Parameters.model_fields) | {f"evaluation.{name}" for name in EvaluationConfig.model_fields}
+    known |= {f"policy.{name}" for name in PolicyConfig.model_fields}
     known |= {f"modules.*.{name}" for name in ModuleConfig.model_fields}
     assert {name for names in UNREAD.values() for name in names} <= known
 

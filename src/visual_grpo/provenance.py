@@ -1,8 +1,8 @@
 """Provenance: what a result depends on, recorded once beside it, and how two records differ.
 
 A record maps names to JSON values: ``parameters`` to the parameter tree, and the names of `MEANING` and of the rewards'
-code and files to digests. training.json, the metadata of a checkpoint and the stamp of a baseline are records, with
-other entries beside. What may differ between two of them is a table of patterns below.
+code and files to digests. training.json is a record with other entries beside; the metadata of a checkpoint and the
+stamp of a baseline hold one as ``provenance``. What may differ between two of them is a table of patterns below.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MEANING = {
     "family_code": "code of the family",
     **RUNTIME,
 }
-"""Entry of a record -> what its digest is of."""
+"""Entry of a record -> what it identifies."""
 
 # Exceptions: patterns of parameters, of whole sections and of entries. A new parameter decides every result until it is
 # named here: a result that is made again for nothing costs time, one that is kept in spite of a change is wrong.
@@ -48,6 +48,7 @@ UNDECISIVE = ("resume", "output", "tracking", "starter", "evaluation.redraw", *B
 """Where and how results are written, and what other pipelines do; the base model's digest stands for ``starter``."""
 _TRAINING_ONLY = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
+    "policy.signal_check",
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
     "modules.*.advantage_epsilon",
     *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight")),

@@ -92,8 +92,8 @@ def test_parameters_with_their_rewards_spelled_out_mean_the_same():
     ("changes", "said"),
     [
         ({"reward": "taget"}, "Did you mean 'target'?"),
-        ({"reward": "listed"}, "nothing is rewarded: set reward to one of text"),
-        ({"reward": None}, "nothing is rewarded: set reward to one of text, target, edit"),
+        ({"reward": "listed"}, "nothing is rewarded: set reward to auto or one of text"),
+        ({"reward": None}, "nothing is rewarded: set reward to auto or one of text, target, edit"),
         ({"reward": "text", "modules": {"dit": {"rewards": {"pallete": 1}}}}, "names 'pallete', which is not in"),
         ({"reward": 3}, "reward = 3"),
     ],

@@ -24,7 +24,7 @@ from visual_grpo.starter.build import pretrain_model
 from visual_grpo.starter.glm_image import corpus, modules
 from visual_grpo.starter.glm_image.pretrain_ar import pretrain_language_half
 from visual_grpo.starter.glm_image.pretrain_decoder import pretrain_decoder_half
-from visual_grpo.starter.pretraining import Job
+from visual_grpo.starter.pretraining import Job, digest_of
 
 HEIGHT, WIDTH, SEED = 32, 64, 3
 STEPS = {"vae": 2, "dit": 2, "ar": 2}
@@ -67,7 +67,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "progress", partial(silent_progress, expected=notes))
         made = pretrain_model(config, DATA, "glm_image", SEED)
-    digest = build.model_digest(config, DATA, "glm_image", SEED)
+    digest = digest_of(build.model_facts(config, DATA, "glm_image", SEED))
     assert made == {"digest": digest, "content": content_digest(config.model)}
     return config
 

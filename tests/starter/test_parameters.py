@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
 from visual_grpo.pipelines import starter
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter.build import model_digest
+from visual_grpo.starter.build import model_facts, render_dataset
 from visual_grpo.starter.parameters import with_world
 
 SHAPES = {"world": "shapes"}
@@ -192,14 +193,20 @@ def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (config.data.path, config.model.family) == ("data/01_raw/dots", "sd3")
     assert list(config.rewards) == ["dotted"]
     report = starter.build(config.starter, config.data, config.model.model_copy(update={"path": "a/b"}), seed=3)
-    assert (report["dataset"], Path("data/01_raw/dots/seed").read_text()) == ("data/01_raw/dots", "3")
-    assert model_digest(config.starter, config.data, "sd3", 3) != model_digest(
-        parameters().starter, config.data, "sd3", 3
-    )
+    records = Path("data/01_raw/dots/records.jsonl")
+    assert (report["dataset"], records.read_text()) == ("data/01_raw/dots", '{"prompt": "dotted 3"}\n')
+    before = model_facts(config.starter, config.data, "sd3", 3)
+    assert before != model_facts(parameters().starter, config.data, "sd3", 3)
+    Path("my_world.py").write_text(MY_WORLD.replace("dotted", "spotted"), encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "my_world")
+    render_dataset(config.starter, config.data, seed=3)
+    assert records.read_text() == '{"prompt": "spotted 3"}\n'
+    assert before != model_facts(config.starter, config.data, "sd3", 3)
 
 
 MY_WORLD = """
 from visual_grpo.config.presets import Preset
+from visual_grpo.starter.pretraining import write_dataset
 from visual_grpo.starter.worlds import SmallModel, World
 
 WORLD = World(
@@ -212,6 +219,5 @@ WORLD = World(
 
 
 def render(folder, records_per_prompt, height, width, seed, task):
-    folder.mkdir(parents=True)
-    (folder / "seed").write_text(str(seed))
+    write_dataset(folder, {"seed": seed}, (), lambda fresh: [{"prompt": f"dotted {seed}"}])
 """

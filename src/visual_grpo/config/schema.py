@@ -102,7 +102,9 @@ class Parameters(Strict):
             return self
         if not self.rewards:
             presets = ", ".join(name for name, preset in PRESETS.items() if preset.rewards)
-            raise ValueError(f"nothing is rewarded: set reward to one of {presets}, or name a reward in rewards")
+            raise ValueError(
+                f"nothing is rewarded: set reward to auto or one of {presets}, or name a reward in rewards"
+            )
         for name, module in self.modules.items():
             for reward in module.rewards:
                 if reward not in self.rewards:

@@ -16,7 +16,7 @@ from visual_grpo.common.console import progress
 from visual_grpo.common.digests import record_content, recorded_content
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter.pretraining import Advance, Job, digest_of, run_side_by_side, write_once
+from visual_grpo.starter.pretraining import Advance, Job, own_code, run_side_by_side, write_once
 from visual_grpo.starter.worlds import SmallModel, find_world
 
 _VERSION = 7
@@ -35,26 +35,25 @@ def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: i
     ``config.processes`` does not change the weights. Returns ``digest``, of the model's configuration, and ``content``,
     of its files.
     """
-    folder, facts = Path(config.model), _facts(config, data, family, seed)
+    folder, facts = Path(config.model), model_facts(config, data, family, seed)
     digest = write_once(folder, facts, lambda fresh: _pretrain(fresh, config, data, family, seed))
     return {"digest": digest, "content": recorded_content(folder)}
 
 
-def model_digest(config: StarterConfig, data: DataConfig, family: str, seed: int) -> str:
-    """Returns a digest of everything that the base model's weights depend on."""
-    return digest_of(_facts(config, data, family, seed))
-
-
-def _facts(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
+def model_facts(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
+    """Returns everything that the base model's weights depend on."""
+    small = _small_model(config, family)
+    code = [own_code(function.partition(":")[0]) for function in small.pretrain]
     return {
         "version": _VERSION,
         "world": config.world,
         "family": family,
         "task": data.task,
-        "steps": _steps(_small_model(config, family), config, data),
+        "steps": _steps(small, config, data),
         "seed": seed,
         "height": data.height,
         "width": data.width,
+        **({"code": code} if any(code) else {}),
     }
 
 

@@ -80,7 +80,7 @@ def _check_task(world: World, task: object) -> None:
 def _check_family(world: World, family: str) -> None:
     if family not in world.models:
         raise UserError(
-            f"model.path is null, and the starter pretrains no small {family} on starter.world {world.name}; it"
+            f"the starter pretrains no small {family} on starter.world {world.name}; it"
             f" pretrains {', '.join(world.models)}.{nearest_hint(family, world.models)} Name a saved model with"
             " model.path, or another model.family."
         )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from visual_grpo.common.files import fresh_folder, heal
+from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Task
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Job:
     """Optimiser steps by module."""
 
 
+def own_code(module: str) -> dict[str, str]:
+    """The digest of a user's code. What this package renders and pretrains has a version instead."""
+    return {} if module.startswith("visual_grpo.") else {"code": code_digest(module)}
+
+
 def digest_of(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -70,7 +76,10 @@ def write_dataset(
     subfolders: Sequence[str],
     records: Callable[[Path], Iterable[Mapping[str, Any]]],
 ) -> str:
-    """Writes ``records.jsonl``, and the pictures that ``records`` draws into ``subfolders``, as `write_once` does."""
+    """Writes ``records.jsonl``, and the pictures that ``records`` draws into ``subfolders``, as `write_once` does.
+
+    A dataset is also written again when the code of a user's ``records`` has changed.
+    """
 
     def write(fresh: Path) -> None:
         for name in subfolders:
@@ -78,7 +87,7 @@ def write_dataset(
         lines = "".join(json.dumps(record) + "\n" for record in records(fresh))
         (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
 
-    return write_once(folder, facts, write)
+    return write_once(folder, {**facts, **own_code(records.__module__)}, write)
 
 
 def minimise(
