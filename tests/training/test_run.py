@@ -30,7 +30,7 @@ def parameters(folder: Path, **changes: Any) -> Parameters:
         "seed": 3,
         "data": {"path": "unused", "height": SIZE[0], "width": SIZE[1]},
         "starter": {"world": "shapes", "records_per_prompt": 1, "vae_steps": 1, "dit_steps": 1, "ar_steps": 1},
-        "model": {"path": "unused", "family": "glm_image", "device": "cpu", "threads": 1},
+        "model": {"path": "unused", "device": "cpu", "threads": 1},
         "policy": {"train": "ar", "signal_check": {"rollouts": 0}},
         "sampling": {
             "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 1, "guidance_scale": 1.0},
