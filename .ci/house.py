@@ -21,8 +21,8 @@ RESOLVE = "resolve"
 """The function that turns parameters into what a command needs."""
 COMMAND_STATE = ("visual_grpo.config.command", "visual_grpo.operations.command")
 STARTER = ("starter/", "pipelines/starter.py")
-WORLDS = {"shapes", "scenes", "palette"}
-"""Without the world of words: texts have words, too."""
+ABOVE_CORE = ("starter/", "pipelines/")
+WORLDS = {"shapes", "words", "scenes", "palette"}
 LAYERS = re.compile(r"0\d_(raw|model_input|models|model_output|reporting)\b")
 ORIGIN = (
     *("provenance.py", "training/cache_key.py", "training/runtime_fingerprint.py", "adapter_folder.py"),
@@ -66,16 +66,13 @@ def ways(trees: Trees) -> dict[str, tuple[int, int]]:
     graph = grimp.build_graph("visual_grpo", exclude_type_checking_imports=False, cache_dir=None)
     states = [module for module in COMMAND_STATE if module in graph.modules]
     importers = {name for module in states for name in graph.find_modules_that_directly_import(module)}
-    below, core = under("operations"), under("starter")
+    below = set().union(*floors()[floors().index({"operations"}) + 1 :])
     origin = [path for path in trees if path.as_posix().endswith(tuple(f"/{name}" for name in ORIGIN))]
     return {
         "signatures that take the whole Parameters": (sum(map(whole_parameters, trees.values())), 35),
         f"calls of {RESOLVE}": (sum(map(resolving_calls, trees.values())), 1),
         "files that know the starter's report": (sum(knows_report(path) for path in trees), 0),
-        "files of the core that know the drawn worlds": (
-            sum(inside(path).split("/")[0] in core and knows_worlds(tree) for path, tree in trees.items()),
-            0,
-        ),
+        "files of the core that know the drawn worlds": (sum(knows_worlds(*item) for item in trees.items()), 0),
         "files below operations that import command state": (sum(name.split(".")[1] in below for name in importers), 0),
         "lists of pipelines beside their module": (pipeline_lists(trees), 2),
         "path literals that repeat the catalog": (sum(map(catalog_paths, trees.values())), 0),
@@ -106,8 +103,10 @@ def knows_report(path: Path) -> bool:
     return not inside(path).startswith(STARTER) and "starter_report" in path.read_text(encoding="utf-8")
 
 
-def knows_worlds(tree: ast.Module) -> bool:
-    """By a string or an import, not by other names: tensors have shapes."""
+def knows_worlds(path: Path, tree: ast.Module) -> bool:
+    """By a string or an import, not by the words: tensors have shapes, and texts have words."""
+    if inside(path).startswith(ABOVE_CORE):
+        return False
     named = [*strings(tree)]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -187,12 +186,6 @@ def floors() -> list[set[str]]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     [contract] = [each for each in settings["tool"]["importlinter"]["contracts"] if "layers" in each]
     return [set(layer.split(" | ")) for layer in contract["layers"]]
-
-
-def under(package: str) -> set[str]:
-    """The packages of the floors below that of ``package``."""
-    level = next(level for level, packages in enumerate(floors()) if package in packages)
-    return set().union(*floors()[level + 1 :])
 
 
 def startup() -> float:
