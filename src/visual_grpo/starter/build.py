@@ -43,7 +43,8 @@ def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: i
 def model_facts(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
     """Returns everything that the base model's weights depend on."""
     small = _small_model(config, family)
-    code = [own_code(function.partition(":")[0]) for function in small.pretrain]
+    functions = [*small.pretrain, *filter(None, [small.assemble])]
+    code = [own_code(function.partition(":")[0]) for function in functions]
     return {
         "version": _VERSION,
         "world": config.world,

@@ -19,8 +19,8 @@ class SmallModel:
     """The pretraining of a family's small model."""
 
     pretrain: Mapping[str, tuple[str, ...]]
-    """Function ``(job, advance)`` -> the modules that it trains, each for ``starter.MODULE_steps``. Each function runs
-    in a process of its own, the longest first."""
+    """Function ``(job, advance)`` -> the modules that it trains, each for ``starter.MODULE_steps``. Functions run in
+    parallel, each in a separate process; the longest starts first."""
     assemble: str | None = None
     """``(job, folder)``: saves the whole model in ``folder`` from the parts in ``job.folder``. None = the only function
     of ``pretrain`` saves all of it."""
