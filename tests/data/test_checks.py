@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.data.making import data_config, picture
 from visual_grpo.data.checks import checked
+from visual_grpo.data.columns import record_from_row
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.queries import parse_solution
 from visual_grpo.data.record import EmbeddedImage, Limits, Note, Place, Record, Rejected
-from visual_grpo.data.tabular import record_from_row
 
 ANYWHERE = Limits.from_config(data_config(".", allow_outside=True), Path())
 VALUES = st.recursive(
@@ -105,7 +105,7 @@ def test_line_breaks_tabs_emoji_and_every_script_are_text(valid, text):
     ("task", "sources", "target", "reason", "message"),
     [
         ("t2i", "a.png", None, "unexpected_source", "data.task to i2i or mixed"),
-        ("i2i", None, None, "missing_source", "data.task to mixed or t2i"),
+        ("i2i", None, None, "missing_source", "name its column with data.columns.source"),
         ("i2i", [], None, "missing_source", "Add the image to edit"),
         ("segmentation", None, "a.png", "missing_source", "Name the image that the query asks about"),
         ("segmentation", ["a.png", "a.png"], "a.png", "several_sources", "Name the image that the query asks about"),
@@ -167,7 +167,9 @@ class TestQueries:
     @pytest.mark.parametrize(("query", "box"), [("prompt", "box"), ("query", "bbox"), ("problem", "box")])
     def test_alternative_names_are_accepted(self, query, box):
         row = {query: "the left wing", "image": "a.png", "mask": "m.png", box: [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
-        record = record_from_row(row, Place("records.jsonl", 3), Path("data"), "segmentation", canonical=True)
+        record = record_from_row(
+            row, Place("records.jsonl", 3), Path("data"), data_config(".", task="segmentation"), canonical=True
+        )
         assert isinstance(record, Record)
         assert (record.prompt, record.source_images, record.target_image) == ("the left wing", "a.png", "m.png")
         assert record.extra == {"box": [1, 2, 3, 4], "points": [[1, 2]], "k": 1}
@@ -177,7 +179,7 @@ class TestQueries:
         task=st.sampled_from(["t2i", "segmentation"]),
     )
     def test_any_row_is_read_or_rejected(self, row, task):
-        outcome = record_from_row(row, Place("a"), Path(), task, canonical=True)
+        outcome = record_from_row(row, Place("a"), Path(), data_config(".", task=task), canonical=True)
         if isinstance(outcome, Record):
             try:
                 check(replace(outcome, id="x"), task)

@@ -18,9 +18,9 @@ from visual_grpo.data.record import Note, Record, Rejected
 from visual_grpo.data.sources import LAYOUTS, find_records
 
 
-def read(path, layout="auto", task="t2i"):
+def read(path, layout="auto", task="t2i", **changes):
     """Records, rejections and notes."""
-    items = list(find_records(data_config(path, layout=layout, task=task)).read())
+    items = list(find_records(data_config(path, layout=layout, task=task, **changes)).read())
     return tuple([item for item in items if isinstance(item, kind)] for kind in (Record, Rejected, Note))
 
 
@@ -63,7 +63,11 @@ class TestPromptsTxt:
         (tmp_path / "prompts.txt").write_bytes(text.encode())
         records, rejections, notes = read(tmp_path)
         assert [(r.place.line, r.prompt.strip()) for r in records] == [(1, "一只猫"), (3, "two")]
-        assert rejections == notes == []
+        assert rejections == []
+        assert notes == [
+            "1 line of prompts.txt that begin with # are comments, such as '# no'; a prompt that begins with # needs"
+            " records.jsonl"
+        ]
 
     @pytest.mark.parametrize(
         ("numbers", "expected"),
@@ -99,12 +103,11 @@ class TestImageFolder:
     def test_jsonl_in_split_folders_with_nested_images(self, tmp_path):
         jsonl(tmp_path / "train/metadata.jsonl", [{"file_name": "a/0.png", "text": "zero", "k": 1}])
         jsonl(tmp_path / "test/metadata.jsonl", [{"file_name": "1.png", "text": "one"}])
-        records, rejections, (note,) = read(tmp_path)
+        records, rejections, _ = read(tmp_path, split="all")
         assert [(r.prompt, r.folder / r.target_image, dict(r.extra)) for r in records] == [
             ("one", tmp_path / "test/1.png", {"split": "test"}),
             ("zero", tmp_path / "train/a/0.png", {"split": "train", "k": 1}),
         ]
-        assert "test, train" in note
         assert rejections == []
 
     @pytest.mark.parametrize("key", ["text", "prompt", "caption"])
@@ -186,7 +189,9 @@ class TestTables:
         assert [record.prompt for record in prepare(tmp_path)] == PROMPTS
         assert find_records(data_config(tmp_path / "data")).count() == 3
         DatasetDict({"a": dataset, "b": dataset.select([1])}).save_to_disk(tmp_path / "splits")
-        assert refusal(tmp_path / "splits").endswith("has the splits a, b: choose one with data.split.")
+        assert refusal(tmp_path / "splits").endswith(
+            "has the splits a, b: choose one with data.split, or data.split=all."
+        )
         assert len(prepare(tmp_path, path=tmp_path / "splits", split="b")) == 1
 
     def test_a_dataset_of_the_hub_is_read_only_if_it_is_named_as_one(self, tmp_path, monkeypatch):

@@ -14,16 +14,14 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.data.manifest import (
     ROWS_PER_GROUP,
     SEEN,
-    SPLITS,
     RecordTable,
-    assign_split,
-    group_key,
     prompt_hash,
     read_seen,
     write_manifest,
     write_seen,
 )
 from visual_grpo.data.record import Place, Record
+from visual_grpo.data.splits import SPLITS, assign_split, group_key, record_key
 
 
 def shares(eval_share, held_out, sealed=0.0):
@@ -32,7 +30,7 @@ def shares(eval_share, held_out, sealed=0.0):
 
 def split_of(number, data):
     record = Record(place=Place("a"), folder=Path(), id=number, prompt=f"prompt {number.split()[-1]}")
-    return assign_split(record, (), data)[0]
+    return assign_split(record_key(record, (), data), record.id, data)
 
 
 def test_shares_are_met():

@@ -52,6 +52,7 @@ def test_nodes_as_functions(parameters, data, tmp_path, capsys):
 
 
 def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path, capsys):
+    jsonl(data, [{"prompt": f"a cat {n}"} for n in range(30)])
     config = parameters.data.model_copy(update={"sealed_share": 0.3})
     table = RecordTable(prepare_records(config, str(tmp_path), {}))
     sealed = len(table.split("sealed"))

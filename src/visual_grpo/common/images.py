@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
@@ -27,6 +27,7 @@ _DAMAGE = (
     *(struct.error, zlib.error),
 )
 """Exceptions that Pillow's decoders raise on damaged files."""
+_UNREADABLE = (".heic", ".heif", ".jxl")
 _RUN_PROGRAMS = ("EPS", "WMF")
 """Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
 
@@ -40,14 +41,14 @@ class TooManyPixelsError(ImageError):
 
 
 def read_image(file: str | Path | IO[bytes]) -> Image.Image:
-    """Reads an image upright (EXIF orientation applied) as RGB; the first frame of an animation.
+    """Reads an image upright (EXIF orientation applied) as RGB in sRGB; the first frame of an animation.
 
     Raises:
         ImageError: missing, empty, cut off, damaged, too large, or not an image at all.
     """
     with _opened(file) as image:
         image.load()
-        return to_rgb(_upright(image))
+        return _to_srgb(_upright(image))
 
 
 def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
@@ -114,6 +115,24 @@ def to_rgb(image: Image.Image) -> Image.Image:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _to_srgb(image: Image.Image) -> Image.Image:
+    """Converts to RGB, and colours with an ICC profile to sRGB; the result has no profile, which a file would keep."""
+    rgb, profile = to_rgb(image), image.info.get("icc_profile")
+    if profile:
+        try:
+            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            # A profile is of the stored colours; blending, scaling and palettes change only those of RGB.
+            colours = {"RGB": rgb, "GRAY": image, "CMYK": image}.get(source.profile.xcolor_space.strip())
+            if colours is not None and "srgb" not in ImageCms.getProfileDescription(source).lower():
+                rgb = (
+                    ImageCms.profileToProfile(colours, source, ImageCms.createProfile("sRGB"), outputMode="RGB") or rgb
+                )
+        except (ImageCms.PyCMSError, *_DAMAGE):
+            pass  # Viewers show a picture with a damaged profile, or one of other colours, without it.
+    rgb.info.pop("icc_profile", None)
+    return rgb
 
 
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
@@ -186,6 +205,8 @@ def _opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
     except _DAMAGE as error:
         # Pillow names the file, or the address of one in memory.
         reason = "empty, damaged or of another format" if isinstance(error, UnidentifiedImageError) else error
+        if _name(file).lower().endswith(_UNREADABLE):
+            reason = "HEIC and JPEG XL are not supported; convert it to PNG or JPEG"
         raise ImageError(f"{_name(file)}: cannot be read as an image ({reason})") from error
 
 

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from visual_grpo.config.base import NotEmpty, Share, Side, Strict, Task
 
 Limit = Annotated[float, Field(ge=0, le=1)]
+
+
+class ColumnsConfig(Strict):
+    """Columns of a table by hand; those that are not given are recognised by their usual names."""
+
+    prompt: str | None = Field(None, description="column of the prompt, the instruction or the query")
+    source: list[str] = Field([], description="column, or columns, of the image to edit or asked about")
+    target: str | None = Field(None, description="column of the target image or, of a query, the mask")
+    ignored: list[str] = Field([], description="columns that are not used")
+
+    @field_validator("source", "ignored", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    def named(self) -> list[str]:
+        """Returns the columns of prompt, sources and target."""
+        return [name for name in (self.prompt, *self.source, self.target) if name is not None]
 
 
 class DataConfig(Strict):
@@ -20,7 +38,15 @@ class DataConfig(Strict):
     layout: Literal["auto", "records", "prompts", "image_folder", "captions", "table", "coco", "masks"] = Field(
         "auto", description="how path is read; auto = the first that fits"
     )
-    split: str | None = Field(None, description="split of a hub or saved dataset; null = train, or the only one")
+    columns: ColumnsConfig = ColumnsConfig()
+    split: str | None = Field(
+        None,
+        description="split to train on, as a file, a folder or the column split names it; null = train, or the only"
+        " one; all = every one",
+    )
+    held_out_split: str | None = Field(
+        None, description="split to hold out instead of held_out_share; its prompts and pictures never train"
+    )
     revision: str | None = Field(None, description="branch, tag or commit of a hub dataset; null = its main branch")
     task: Task = Field(
         "t2i",

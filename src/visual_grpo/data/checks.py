@@ -11,7 +11,7 @@ from typing import Any
 
 from visual_grpo.common.errors import nearest
 from visual_grpo.config import Task
-from visual_grpo.data.record import EmbeddedImage, Limits, Original, Record, Rejected, shorten, wrong_type
+from visual_grpo.data.record import EmbeddedImage, Limits, Original, Record, Rejected, find_file, shorten, wrong_type
 
 _MAX_PROMPT = 20_000
 """Characters: several times what the longest text encoder reads."""
@@ -108,13 +108,17 @@ def _check_image(folder: Path, key: str, kind: str, value: Any, limits: Limits) 
     path, name = folder / value, f"{key} {shorten(value)!r}"
     try:
         limits.check(path, name)
-        problem = "" if path.is_file() else f"does not exist or is not an ordinary file (looked for {path})"
+        found = find_file(folder, value)
+        if found is not None:
+            limits.check(found, name)
+            return found
+        problem = f"does not exist or is not an ordinary file (looked for {path})"
+        if path.is_symlink() and not path.exists():
+            problem = f"is a link to {path.readlink()}, which does not exist"
     except OSError as error:  # A name that is too long, a folder that may not be entered.
         problem = f"cannot be opened ({error.strerror})"
-    if problem:
-        remedy = "Correct the path or add the file; URLs are not fetched"
-        raise Rejected(f"missing_{kind}", f"{name} {problem}", remedy)
-    return path
+    remedy = "Correct the path or add the file; URLs are not fetched"
+    raise Rejected(f"missing_{kind}", f"{name} {problem}", remedy)
 
 
 def _join_metadata(record: Record) -> str:
@@ -133,7 +137,10 @@ def _check_task(task: Task, record: Record) -> None:
         raise Rejected("unexpected_source", message, "Set data.task to i2i or mixed, or leave source_image out")
     if task == "i2i" and not sources:
         message = "there is no source_image, and data.task is i2i"
-        raise Rejected("missing_source", message, "Add the image to edit, or set data.task to mixed or t2i")
+        if record.columns:
+            message += f"; the record has {shorten(', '.join(record.columns))}"
+        remedy = "Add the image to edit as source_image, or name its column with data.columns.source"
+        raise Rejected("missing_source", message, remedy)
     if task == "segmentation" and sources != 1:
         message = f"a query asks about one image, and the record has {sources}"
         reason = "several_sources" if sources else "missing_source"

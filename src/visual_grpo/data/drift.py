@@ -23,7 +23,8 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image
 from visual_grpo.config import DataChecks, Strict
 from visual_grpo.config.adapter_folder import DATA_PROFILE
-from visual_grpo.data.manifest import RecordTable, prompt_key
+from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.splits import prompt_key
 
 T = TypeVar("T")
 Picture = tuple[Path, dict[str, float]]

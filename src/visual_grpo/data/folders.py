@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
 from visual_grpo.data.queries import mask_image
-from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text
+from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text, shorten
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
+CAPTIONS = (".txt", ".caption", ".TXT", ".CAPTION")
+"""Suffixes of captions; the first that is found counts."""
 _COCO_KEYS = ("images", "annotations", "categories")
 
 
@@ -35,7 +37,7 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
     """
     folder = path.parent / TARGETS
     targets = _numbered_images(folder) if folder.is_dir() else None
-    index = 0
+    index, comments = 0, list[str]()
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.lstrip().startswith("#"):
@@ -44,6 +46,7 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
                         f"{path}, line {number}: lines that begin with # cannot stand among prompts with {TARGETS}."
                         " Remove them, and number the images from 0 in the order of the lines."
                     )
+                comments += [line.strip()]
                 continue
             place, target = Place(path.name, number), (targets or {}).get(index)
             if target is not None or (targets is None and line.strip()):
@@ -53,6 +56,9 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
                 message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
                 yield Rejected("missing_target", message, remedy).at(place, index)
             index += 1
+    if comments:
+        shown = f"{counted(len(comments), 'line')} of {path.name} that begin with # are comments, such as"
+        yield Note(f"{shown} {shorten(comments[0])!r}; a prompt that begins with # needs records.jsonl")
     if unused := sum(number >= index for number in targets or ()):
         yield Note(f"{unused} images in {TARGETS} have a number of {index} or more: lines are counted from 0")
 
@@ -72,29 +78,41 @@ def _numbered_images(folder: Path) -> dict[int, str]:
 def find_captions(path: Path, limits: Limits) -> Path | None:
     """Returns the folder if at least one image below it has a caption: ``cat.jpg`` and ``cat.txt``."""
     images = filter(is_image_name, limits.walk(path) if path.is_dir() else ())
-    return path if any((path / caption_name(name)).is_file() for name in images) else None
+    return path if any(_caption_of(path, name) is not None for name in images) else None
 
 
 def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    """Yields a record for each image; an image without a caption is rejected."""
+    """Yields a record for each image; an image without a caption is rejected.
+
+    Raises:
+        UserError: the task needs source images, which this layout does not have.
+    """
+    if data.task == "i2i":
+        folders = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir())) or "none"
+        raise UserError(
+            f"{path} has images with captions, but an edit (data.task=i2i) also needs the image to edit, and nothing"
+            f" says which one that is (folders found: {folders}). Write records.jsonl with prompt, source_image and"
+            " target_image on each line."
+        )
     for image in filter(is_image_name, limits.walk(path)):
         try:
-            prompt = _read_caption(path, image, limits)
+            caption = _caption_of(path, image)
+            if caption is None:
+                remedy = f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0]).name}"
+                raise Rejected("empty_prompt", "the image has no caption", remedy)
+            prompt = _read_caption(path, caption, limits)
         except Rejected as rejected:
             yield rejected.at(Place(image))
         else:
-            yield Record(place=Place(image), folder=path, prompt=prompt, target_image=image)
+            yield Record(place=Place(image), folder=path, prompt=prompt, target_image=image, caption=caption)
 
 
-def caption_name(image: str) -> str:
-    return str(PurePosixPath(image).with_suffix(".txt"))
+def _caption_of(root: Path, image: str) -> str | None:
+    names = (str(PurePosixPath(image).with_suffix(suffix)) for suffix in CAPTIONS)
+    return next((name for name in names if (root / name).is_file()), None)
 
 
-def _read_caption(root: Path, image: str, limits: Limits) -> str:
-    name = caption_name(image)
-    if not (root / name).is_file():
-        remedy = f"Write its prompt to {name.rpartition('/')[2]}"
-        raise Rejected("empty_prompt", "the image has no caption", remedy)
+def _read_caption(root: Path, name: str, limits: Limits) -> str:
     limits.check(root / name, f"the caption {name}")
     try:
         return (root / name).read_text(encoding="utf-8-sig")
@@ -139,9 +157,10 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
 
 def _read_query(path: Path, image: str, mask: str, limits: Limits) -> str:
     for folder, name in ((MASKS, mask), (IMAGES, image)):
-        if (path / folder / caption_name(name)).is_file():
-            return _read_caption(path / folder, name, limits)
-    remedy = f"Write it to {MASKS}/{caption_name(mask)}, or move the mask to {MASKS}/THING/{mask}"
+        if (caption := _caption_of(path / folder, name)) is not None:
+            return _read_caption(path / folder, caption, limits)
+    text = PurePosixPath(mask).with_suffix(CAPTIONS[0])
+    remedy = f"Write it to {MASKS}/{text}, or move the mask to {MASKS}/THING/{mask}"
     raise Rejected("empty_prompt", "nothing says what the mask shows", remedy)
 
 

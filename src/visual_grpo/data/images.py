@@ -29,13 +29,21 @@ from visual_grpo.common.images import (
     stretch_mask,
 )
 from visual_grpo.config import DataConfig
-from visual_grpo.data.record import EmbeddedImage, Original, Record, Rejected, wrong_type
+from visual_grpo.data.record import (
+    LFS_REMEDY,
+    EmbeddedImage,
+    Original,
+    Record,
+    Rejected,
+    is_lfs_pointer,
+    wrong_type,
+)
 
 T = TypeVar("T")
 Size = tuple[int, int]
 """(width, height) in pixels."""
 
-_VERSION = 1
+_VERSION = 2
 """Part of every file's name; raise it when the same original would give different pixels."""
 _MIN_SIDE = 32
 """Pixels; smaller images are rejected instead of enlarged."""
@@ -147,6 +155,8 @@ def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
     except TooManyPixelsError as error:
         raise Rejected("too_many_pixels", str(error), "Scale it down, or raise data.max_pixels") from error
     except ImageError as error:
+        if isinstance(original, Path) and is_lfs_pointer(original):
+            raise Rejected("lfs_pointer", f"{original} is a Git LFS pointer, not the image", LFS_REMEDY) from error
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 

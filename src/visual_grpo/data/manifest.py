@@ -1,13 +1,9 @@
-"""The prepared records: their splits, and the Parquet manifest, written in a stream and read lazily.
-
-Splits depend on hashes of the record alone, so that adding records never moves another.
-"""
+"""The Parquet manifest of the prepared records, written in a stream and read lazily."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -20,54 +16,11 @@ import pyarrow.parquet as pq
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import DataConfig
-from visual_grpo.data.record import Record
+from visual_grpo.data.splits import prompt_key
 
 SEEN = "seen_prompts.json"
-SEALED = "sealed"
-"""The split that only promotions open: nothing else draws, scores or shows its records."""
-OPEN = ("train", "eval", "held_out")
-SPLITS = (*OPEN, SEALED)
 FEW_PROMPTS = 10
 """An interval over fewer independent prompts is not to be relied on."""
-
-
-def assign_split(record: Record, source_sha256: Sequence[str], data: DataConfig) -> tuple[str, str]:
-    """Returns the split and the group key of a checked record; ``source_sha256`` are of its original source images."""
-    # Queries about one image are held out together, whatever they ask.
-    key = group_key(None if data.task == "segmentation" else record.prompt, record.group, source_sha256)
-    # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the other
-    # when it is raised.
-    fraction = _fraction("prompt", key)
-    if fraction < data.held_out_share:
-        return "held_out", key
-    if fraction >= 1 - data.sealed_share:
-        return SEALED, key
-    # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
-    rest = 1 - data.held_out_share - data.sealed_share
-    return "eval" if data.eval_share > 0 and _fraction("id", record.id) < data.eval_share / rest else "train", key
-
-
-def group_key(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
-    """Returns the key of a record's group, which goes to held_out, or to sealed, together or not at all.
-
-    The key is ``group`` if given, else the prompt (None for queries) and the content of the source images: few
-    instructions serve many images, and holding out every "make it red" would hold out a skill.
-    """
-    if group is not None:
-        return f"group\0{prompt_key(group)}"
-    return "\0".join(["" if prompt is None else prompt_key(prompt), *source_sha256])
-
-
-def prompt_key(prompt: str) -> str:
-    """Normalises a prompt: letter case, white space and Unicode compatibility forms (NFKC) do not matter."""
-    return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
-
-
-def _fraction(kind: str, text: str) -> float:
-    """Returns a number in [0, 1), uniform over texts: the first 53 bits of a sha256 hash."""
-    digest = hashlib.sha256(f"{kind}\0{text}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
 
 def prompt_hash(prompt: str) -> str:

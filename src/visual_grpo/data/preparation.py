@@ -10,7 +10,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -23,19 +23,14 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted, sanitize, sentence
 from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
+from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
+from visual_grpo.data.found import Found
 from visual_grpo.data.images import ImageStore
-from visual_grpo.data.manifest import (
-    FEW_PROMPTS,
-    SEALED,
-    SPLITS,
-    RecordTable,
-    assign_split,
-    prompt_hash,
-    write_manifest,
-)
-from visual_grpo.data.record import Item, Note, Record, Rejected
+from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable, prompt_hash, write_manifest
+from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.sources import find_records
+from visual_grpo.data.splits import ALL, HELD_OUT, SEALED, SPLITS, Groups, assign_split, is_split, record_key
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -54,6 +49,8 @@ class Prepared(NamedTuple):
     row: dict[str, Any]
     enlarged: int
     """Number of its images that were smaller than the prepared size."""
+    pictures: tuple[str, ...]
+    """Digests of the prepared pictures that no other split may show."""
 
 
 class Preparation:
@@ -70,28 +67,39 @@ class Preparation:
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
 
+        The splits are known when the last picture has been read: the manifest is written twice.
+
         Raises:
             UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
         """
         config, report = self._config, Report(self._config)
         facts = {"path": config.path, "layout": self.source.layout, "height": config.height, "width": config.width}
         store = ImageStore(manifest.parent / IMAGES, config)
-        with warnings.catch_warnings(), pixel_limit(config.max_pixels):
-            warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
-            write_manifest(manifest, self._rows(store, report, progress), lambda: facts | report.finish())
+        without_splits = manifest.with_suffix(".draft")
+        found, groups = Found(self.source), Groups()
+        try:
+            with warnings.catch_warnings(), pixel_limit(config.max_pixels):
+                warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
+                write_manifest(without_splits, self._rows(store, report, found, groups, progress))
+            rows = self._with_splits(RecordTable(without_splits).rows(), groups, report)
+            write_manifest(manifest, rows, lambda: facts | report.finish() | found.finish())
+        finally:
+            without_splits.unlink(missing_ok=True)
         return report
 
-    def _rows(self, store: ImageStore, report: Report, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
-        """Yields the manifest's rows in the records' order; rejections go to the report."""
+    def _rows(
+        self, store: ImageStore, report: Report, found: Found, groups: Groups, progress: Callable[[], object]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the manifest's rows in the records' order, without their splits; rejections go to the report."""
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        items = with_ids(self.source.read())
+        items = with_ids(self.source.read(found.add))
         ids: set[str] = set()
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(items, _BATCH * threads)):
                 report.warnings += [item for item in batch if isinstance(item, Note)]
-                found = [item for item in batch if not isinstance(item, Note)]
-                outcomes = pool.map(lambda item: self._prepare(item, store), found)
-                for item, outcome in zip(found, outcomes, strict=True):
+                records = [item for item in batch if not isinstance(item, Note)]
+                outcomes = pool.map(lambda item: self._prepare(item, store), records)
+                for item, outcome in zip(records, outcomes, strict=True):
                     if isinstance(outcome, Prepared) and outcome.row["id"] in ids:
                         remedy = "Give every record its own id, or leave ids out to get them made"
                         duplicate = Rejected("duplicate_id", "an earlier record has the same id", remedy)
@@ -100,17 +108,47 @@ class Preparation:
                         report.reject(outcome)
                     else:
                         ids.add(outcome.row["id"])
-                        report.accept(outcome)
+                        report.enlarged += outcome.enlarged
+                        groups.add(
+                            outcome.row["held_with"], outcome.pictures, held_out=outcome.row["split"] == HELD_OUT
+                        )
                         yield outcome.row
                     progress()
+
+    def _with_splits(self, rows: Iterable[dict[str, Any]], groups: Groups, report: Report) -> Iterator[dict[str, Any]]:
+        """Yields the rows with their splits, without those that share a prompt or a picture with `held_out_split`."""
+        unused = [str(split) for split in self.source.splits if split not in self.source.chosen]
+        if unused:
+            report.warnings.append(
+                f"the data's {' and '.join(sorted(unused))} {'is' if len(unused) == 1 else 'are'} not used:"
+                f" data.held_out_split={min(unused)} evaluates on it, data.split={ALL} trains on every split"
+            )
+        held_out, report.joined = groups.held_out(), groups.joined
+        for row in rows:
+            key = groups.of(row["held_with"])
+            if row["split"] == HELD_OUT:
+                split = HELD_OUT
+            elif key in held_out:
+                message = f"its prompt or its picture is in the split {self._config.held_out_split}, too"
+                report.reject(
+                    Rejected("also_held_out", message, "It does not train").at(
+                        Place(row.get("target_file") or self._config.path), row["id"]
+                    )
+                )
+                continue
+            else:
+                split = assign_split(key, row["id"], self._config)
+            row |= {"split": split, "held_with": hashlib.sha256(key.encode()).hexdigest()}
+            report.accept(row)
+            yield row
 
     def _prepare(self, item: Record | Rejected, store: ImageStore) -> Prepared | Rejected:
         if isinstance(item, Rejected):
             return item
-        target = None
+        target, is_query = None, self._config.task == "segmentation"
         try:
             record = checked(item, self._config.task, self.source.limits)
-            if self._config.task == "segmentation":
+            if is_query:
                 record, source, target = store.prepare_query(record)
                 sources = [source]
             else:
@@ -120,12 +158,11 @@ class Preparation:
                 sources = [store.prepare(image, record.id, f"source{number}") for number, image in numbered]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)
-        split, group = assign_split(record, [source.original_sha256 for source in sources], self._config)
         row = {
             "id": record.id,
             "prompt": record.prompt,
-            "split": split,
-            "held_with": hashlib.sha256(group.encode()).hexdigest(),
+            "split": HELD_OUT if is_split(record.split, self._config.held_out_split) else "",
+            "held_with": record_key(record, [source.original_sha256 for source in sources], self._config),
             "metadata": record.metadata,
             "source_images": [f"{IMAGES}/{source.name}" for source in sources],
             "source_sha256": [source.sha256 for source in sources],
@@ -137,12 +174,14 @@ class Preparation:
                 "original_width": target.original_size[0],
                 "original_height": target.original_size[1],
             }
-        if isinstance(item.target_image, str) and self._config.task != "segmentation":
+        if isinstance(item.target_image, str) and not is_query:
             # It may hold bytes that are not UTF-8, which Parquet refuses.
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
         sizes = [image.original_size for image in (*sources, target) if image is not None]
         enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
-        return Prepared(row, enlarged)
+        # A group that is given decides alone, and many queries may have the same mask.
+        shown = [] if record.group is not None else [*sources, *([] if target is None or is_query else [target])]
+        return Prepared(row, enlarged, tuple(image.sha256 for image in shown))
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:
@@ -177,8 +216,8 @@ def remove_unused_images(manifest: Path) -> None:
 @contextmanager
 def ad_hoc_records(path: str, data: DataConfig, parameter: str) -> Iterator[RecordTable]:
     """Prepares all records at ``path`` with the settings ``data``, without splits, for the time of the block."""
-    no_splits = {"eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
-    config = data.model_copy(update={"path": path, "layout": "auto", **no_splits})
+    no_splits = {"split": ALL, "held_out_split": None, "eval_share": 0.0, "held_out_share": 0.0, "sealed_share": 0.0}
+    config = data.model_copy(update={"path": path, "layout": "auto", "columns": ColumnsConfig(), **no_splits})
     with TemporaryDirectory() as folder:
         manifest = Path(folder) / "records.parquet"
         report = Preparation(config, parameter).write(manifest)
@@ -199,7 +238,10 @@ class Report:
         self._records: Counter[str] = Counter()
         self._prompts: dict[str, set[str]] = {split: set() for split in SPLITS}
         """Hashes of the prompts in each split."""
-        self._enlarged = 0
+        self.enlarged = 0
+        """Images smaller than the prepared size."""
+        self.joined = 0
+        """Groups that share a picture with another."""
         self.warnings: list[str] = []
 
     def reject(self, rejection: Rejected) -> None:
@@ -209,11 +251,10 @@ class Report:
         if len(self.rejections) < _MAX_LISTED:
             self.rejections.append(rejection)
 
-    def accept(self, prepared: Prepared) -> None:
-        row, split = prepared.row, prepared.row["split"]
-        self._records[split] += 1
-        self._prompts[split].add(prompt_hash(row["prompt"]))
-        self._enlarged += prepared.enlarged
+    def accept(self, row: Mapping[str, Any]) -> None:
+        """Counts a row of the manifest."""
+        self._records[row["split"]] += 1
+        self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
 
     def finish(self) -> dict[str, Any]:
         """Returns the report as JSON-compatible values.
@@ -254,8 +295,10 @@ class Report:
                 f"{counted(held_out, 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to rely on what an"
                 " evaluation finds. Add records or raise data.held_out_share"
             )
-        if self._enlarged:
-            self.warnings.append(f"{counted(self._enlarged, 'image')} smaller than the prepared size: enlarged")
+        if self.joined:
+            self.warnings.append(f"{counted(self.joined, 'prompt')} share a picture with another one, and so its split")
+        if self.enlarged:
+            self.warnings.append(f"{counted(self.enlarged, 'image')} smaller than the prepared size: enlarged")
 
 
 def no_records_left(rejections: Sequence[Rejected], count: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,10 +18,12 @@ from visual_grpo.config import DataConfig
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"}
-    | {".heic", ".heif", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
+    | {".heic", ".heif", ".jxl", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
 )
-"""In lower case. HEIC cannot be read, but is included so that HEIC files are reported instead of ignored."""
+"""In lower case. HEIC and JPEG XL cannot be read, but are included so that they are reported instead of ignored."""
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+LFS_REMEDY = "Fetch the files with: git lfs pull"
+_LFS_POINTER = b"version https://git-lfs."
 _MB = 1_000_000
 _MOVE = "Move it into the folder, or set data.allow_outside=true if you trust these records"
 _MAX_SHOWN = 80
@@ -81,6 +84,12 @@ class Record:
     """Checked: a JSON object as text, with ``extra``."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Other keys of the record; they become metadata."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column of a table -> what it became."""
+    caption: str | None = None
+    """The text file of the prompt, relative to ``folder``."""
+    split: str | None = None
+    """The split that the reader found it in, if its file and pictures do not tell."""
 
 
 class Note(str):
@@ -97,6 +106,7 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
     remedy: str
     place: Place = Place("")
     id: str | None = None
+    split: str | None = None
 
     def at(self, place: Place, record_id: object = None) -> Self:
         """Returns a copy with its place, without the traceback, whose frames would keep images in memory."""
@@ -179,12 +189,32 @@ class Limits:
             yield from ((below / name).as_posix() for name in sorted(files) if not is_system_file(name))
 
 
+def is_lfs_pointer(path: Path) -> bool:
+    """True if Git LFS has left a pointer in place of the file."""
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+
+
 def open_text(path: Path, newline: str | None = None) -> TextIO:
     """Opens UTF-8 text with or without a byte order mark; other bytes become surrogates, which `checks` rejects."""
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             raise UserError(f"{path}: this is UTF-16 text. Save the file as UTF-8.")
+    if is_lfs_pointer(path):
+        raise UserError(f"{path} is a Git LFS pointer, not the file. {LFS_REMEDY}.")
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def find_file(folder: Path, name: str) -> Path | None:
+    """Returns the file that a dataset names, perhaps with Windows' separators or in another Unicode form.
+
+    None if it does not exist or is not an ordinary file.
+    """
+    for text in (name, name.replace("\\", "/")):
+        for spelling in (text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)):
+            if (folder / spelling).is_file():
+                return folder / spelling
+    return None
 
 
 def is_image_name(name: str) -> bool:

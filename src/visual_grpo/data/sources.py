@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path, PurePath
 from typing import NamedTuple
 from zipfile import BadZipFile, ZipFile
@@ -14,7 +15,8 @@ from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import fresh_folder
 from visual_grpo.config import DataConfig
 from visual_grpo.data import folders, tabular
-from visual_grpo.data.record import Item, Limits, Note, is_image_name, is_system_file
+from visual_grpo.data.record import Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
+from visual_grpo.data.splits import chosen_splits, split_found
 
 
 class Layout(NamedTuple):
@@ -41,7 +43,7 @@ LAYOUTS = {
     "captions": Layout(
         folders.find_captions,
         folders.read_captions,
-        "images with a caption of the same name, such as cat.jpg with cat.txt",
+        "images with a caption of the same name, such as cat.jpg with cat.txt or cat.caption",
     ),
     "table": Layout(
         tabular.find_table,
@@ -69,13 +71,39 @@ class RecordSource:
     path: Path
     limits: Limits
     data: DataConfig
+    folder: Path | None = None
+    """The folder that was given; None = a file, or a dataset of the hub."""
 
-    def read(self) -> Iterator[Item]:
-        return LAYOUTS[self.layout].read(self.path, self.limits, self.data)
+    @cached_property
+    def splits(self) -> Counter[str | None]:
+        """Number of records, also of those that will be rejected, in each split that was found; None = in none."""
+        rows = tabular.count_table(self.path, self.data) if self.layout == "table" else None
+        if rows is not None:
+            return rows
+        items = (item for item in self._items() if not isinstance(item, Note))
+        return Counter(split_found(item, self.layout) for item in items)
+
+    @cached_property
+    def chosen(self) -> frozenset[str | None]:
+        """The splits that are read (`chosen_splits`)."""
+        return chosen_splits(self.splits, self.data)
+
+    def read(self, see: Callable[[Record | Rejected], object] = lambda item: None) -> Iterator[Item]:
+        """Yields the records of the chosen splits, each with its split; ``see`` is called with those of all splits."""
+        for item in self._items():
+            if isinstance(item, Note):
+                yield item
+                continue
+            item = replace(item, split=split_found(item, self.layout))
+            see(item)
+            if item.split in self.chosen:
+                yield item
 
     def count(self) -> int:
-        rows = tabular.count_table(self.path, self.data) if self.layout == "table" else None
-        return sum(not isinstance(item, Note) for item in self.read()) if rows is None else rows
+        return sum(self.splits[split] for split in self.chosen)
+
+    def _items(self) -> Iterator[Item]:
+        return LAYOUTS[self.layout].read(self.path, self.limits, self.data)
 
 
 def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource:
@@ -107,7 +135,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
             if not any(is_image_name(entry) or tabular.is_metadata(entry) for entry in entries):
                 # Tables may lie beside images without being meant, such as a log in CSV.
                 _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
-        return RecordSource(name, file, limits, data)
+        return RecordSource(name, file, limits, data, folder=path if path.is_dir() else None)
     if path.is_dir():
         _refuse_several(path, limits, parameter, names)
     raise UserError(_no_layout_fits(path, limits, parameter, names))
@@ -149,6 +177,8 @@ def _refuse_several(
 def _suggestions(path: Path, parameter: str) -> str:
     """Returns what else could be meant by a path that does not exist."""
     siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    if f"{path.name}.dvc" in siblings:
+        return f" DVC has it in {path.name}.dvc: fetch it with dvc pull."
     text = f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
         text += f" For a dataset of the Hugging Face hub: --params={parameter}={tabular.HUB}{path}."
@@ -162,6 +192,8 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next((PurePath(name).name for name in names if is_image_name(name)), None)
-    hint = f" No image has a caption: for {image} there is no {folders.caption_name(image)}." if image else ""
+    hint = f" No image has a caption: for {image} there is no {PurePath(image).stem}.txt." if image else ""
+    if ".dvc" in kinds:
+        hint = f" DVC tracks data in {next(name for name in names if name.endswith('.dvc'))}: fetch them with dvc pull."
     tried = "".join(f"\n  {name}: {LAYOUTS[name].files}" for name in layouts)
     return f"{parameter}: no records found in {path}, which has {has}.{hint} Looked for:{tried}"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 import glob
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +20,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import DataConfig, Task
-from visual_grpo.data.queries import mask_image, parse_solution
+from visual_grpo.config import DataConfig
+from visual_grpo.data.columns import prompt_columns, record_from_row
 from visual_grpo.data.record import (
+    LFS_REMEDY,
     EmbeddedImage,
     Item,
     Limits,
-    Note,
     Place,
     Record,
     Rejected,
     is_image_name,
+    is_lfs_pointer,
     open_text,
     shorten,
 )
+from visual_grpo.data.splits import ALL, chosen_splits, split_in_path, usual_name
 
-PICTURES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "text", "caption", "instruction", "edit_prompt", "edit"),
-    "source_images": ("source_image", "source", "source_img", "input_image", "original_image"),
-    "target_image": ("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image"),
-}
-"""Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders.
-The first is the key of ``records.jsonl``."""
-QUERIES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "query", "problem", "text", "caption"),
-    "source_images": ("source_image", "image", "file_name"),
-    "target_image": ("target_image", "mask"),
-}
-"""Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 HUB = "hf://datasets/"
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
-_SPLIT_FOLDERS = frozenset({"train", "validation", "valid", "val", "dev", "eval", "test"})
 _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """Spellings of missing values in spreadsheets and pandas, in lower case."""
 _BATCH = 16
@@ -76,24 +65,32 @@ def find_metadata(path: Path, limits: Limits) -> Path | None:
 
 
 def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata."""
+    """Yields the rows of every ``metadata.jsonl`` and ``metadata.csv``; the name of a split folder becomes metadata.
+
+    Where there are images, a row that names none is rejected.
+    """
     if path.is_file():
-        yield from _read_file(path, path.name, data)
-        return
-    splits: dict[Path, str | None] = {}
-    """The name of a split in the path of each folder."""
-    for name in _metadata_files(path, limits):
+        files, names = [path.name], [path.name]
+        path = path.parent
+    else:
+        names = list(limits.walk(path))
+        files = list(_metadata_files(path, limits))
+    has_images = any(map(is_image_name, names))
+    seen: set[Path] = set()
+    for name in files:
         file = path / name
         limits.require_inside(file)
-        if file.parent in splits:
+        if file.parent in seen:
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
-        splits[file.parent] = next((part for part in Path(name).parts[:-1] if part.lower() in _SPLIT_FOLDERS), None)
-        yield from _read_file(file, name, data, split=splits[file.parent])
-    if names := sorted({split for split in splits.values() if split is not None}):
-        yield Note(
-            f"the split folders {', '.join(names)} are only stored as metadata['split'];"
-            " data.eval_share and data.held_out_share determine the splits"
-        )
+        seen.add(file.parent)
+        folder = next((part for part in reversed(Path(name).parts[:-1]) if usual_name(part)), None)
+        for item in _read_file(file, name, data):
+            if has_images and isinstance(item, Record) and item.target_image is None and item.source_images is None:
+                missing = Rejected("missing_target", "the row names no image", "Add its file_name, or remove the row")
+                item = missing.at(item.place, item.id)
+            elif folder is not None and isinstance(item, Record):
+                item = replace(item, extra={"split": folder, **item.extra})
+            yield item
 
 
 def _metadata_files(path: Path, limits: Limits) -> Iterator[str]:
@@ -112,10 +109,12 @@ def find_table(path: Path, limits: Limits) -> Path | None:
 
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    if data.path.startswith(HUB):
-        yield from _read_dataset(_load(path, data), data.path.removeprefix(HUB), None, data.task)
-    elif _is_saved(path):
-        yield from _read_dataset(_load(path, data), path.name, path, data.task)
+    if data.path.startswith(HUB) or _is_saved(path):
+        name, folder = (data.path.removeprefix(HUB), None) if data.path.startswith(HUB) else (path.name, path)
+        datasets = _load(path, data)
+        for split in sorted(chosen_splits(datasets, data), key=str):
+            for item in _read_dataset(datasets[split], name, folder, data):
+                yield replace(item, split=split)
     elif path.is_file():
         yield from _read_file(path, path.name, data)
     else:
@@ -124,37 +123,43 @@ def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
             yield from _read_file(file, file.relative_to(path).as_posix(), data)
 
 
-def count_table(path: Path, data: DataConfig) -> int | None:
-    """Returns the number of rows, or None if it is not known without reading them."""
+def count_table(path: Path, data: DataConfig) -> Counter[str | None] | None:
+    """Returns the number of rows in each split, or None if it is not known without reading them."""
     if data.path.startswith(HUB) or _is_saved(path):
-        return int(_load(path, data).num_rows)
-    files = [path] if path.is_file() else _tables(path)
+        return Counter({split: int(dataset.num_rows) for split, dataset in _load(path, data).items()})
+    base, files = (path.parent, [path]) if path.is_file() else (path, _tables(path))
     if any(file.suffix.lower() != ".parquet" for file in files):
         return None
-    with _name_in_errors(path):
-        return sum(pq.read_metadata(file).num_rows for file in files)
+    counts = Counter[str | None]()
+    for file in files:
+        with _name_in_errors(file):
+            named, table = split_in_path(file.relative_to(base).as_posix()), pq.ParquetFile(file)
+            if "split" in table.schema_arrow.names:
+                column = table.read(columns=["split"])["split"].to_pylist()
+                counts.update(usual_name(value) or named for value in column)
+            else:
+                counts[named] += table.metadata.num_rows
+    return counts
 
 
 def _is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _load(path: Path, data: DataConfig) -> Any:
-    """Loads the configured split, else ``train`` or the only one; hub datasets go into the library's cache once."""
+def _load(path: Path, data: DataConfig) -> dict[str | None, Any]:
+    """Loads the splits of a dataset, None for one without; hub datasets go into the library's cache once."""
     import datasets
 
     with _name_in_errors(data.path):
-        if data.path.startswith(HUB):
-            name = data.path.removeprefix(HUB)
-            dataset = datasets.load_dataset(name, split=data.split, revision=data.revision)
-        else:
+        if not data.path.startswith(HUB):
             dataset = datasets.load_from_disk(str(path))
-    if not isinstance(dataset, dict):
-        return dataset
-    split = data.split or ("train" if "train" in dataset or len(dataset) > 1 else next(iter(dataset)))
-    if split not in dataset:
-        raise UserError(f"{data.path} has the splits {', '.join(dataset)}: choose one with data.split.")
-    return dataset[split]
+            return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
+        name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
+        asked = {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}
+        for split in asked:  # Also a part of one: train[:100].
+            dataset = datasets.load_dataset(name, split=split, revision=data.revision)
+            loaded |= dataset if isinstance(dataset, dict) else {split: dataset}
+        return loaded
 
 
 def _tables(path: Path) -> list[Path]:
@@ -168,10 +173,8 @@ def _is_list(file: Path) -> bool:
         return text.read(100).lstrip().startswith("[")
 
 
-def _read_file(
-    file: Path, name: str, data: DataConfig, *, canonical: bool = False, split: str | None = None
-) -> Iterator[Item]:
-    """Yields the records of one table; ``name`` is its path in the dataset, ``split`` that of rows without one."""
+def _read_file(file: Path, name: str, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
+    """Yields the records of one table; ``name`` is its path in the dataset."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         import datasets
@@ -180,16 +183,19 @@ def _read_file(
         options = {"data_files": glob.escape(str(file)), "streaming": True, "batch_size": _BATCH}
         with _name_in_errors(file):
             dataset = datasets.load_dataset("parquet", split="train", **options)
-        yield from _read_dataset(dataset, name, file.parent, data.task)
+        yield from _read_dataset(dataset, name, file.parent, data)
         return
-    rows = {".csv": _csv_rows, ".tsv": _csv_rows, ".json": _json_rows}.get(suffix, _json_lines)(file)
+    rows = (
+        {".json": _json_rows, ".jsonl": _json_lines}[suffix](file)
+        if suffix in (".json", ".jsonl")
+        else _csv_rows(file, data)
+    )
     for number, row in rows:
         place = Place(name, number)
         if isinstance(row, Rejected):
             yield row.at(place)
         else:
-            row = row if split is None else {"split": split, **row}
-            yield record_from_row(row, place, file.parent, data.task, canonical=canonical)
+            yield record_from_row(row, place, file.parent, data, canonical=canonical)
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
@@ -219,17 +225,17 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
             yield number, value if isinstance(value, dict) else Rejected("not_json", message, remedy)
 
 
-def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
+def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
     """Yields (number of the row's last line, row by column name); missing values are None."""
     with open_text(file, newline="") as text:
         rows = csv.DictReader(text, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", restkey="")
         try:
             rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
-            if not {*PICTURES["prompt"], *QUERIES["prompt"]} & {*header}:
-                names = ", ".join(PICTURES["prompt"])
+            if not {*prompt_columns(data)} & {*header}:
+                names = ", ".join(prompt_columns(data))
                 raise UserError(
                     f"{file}: the header must name the prompt's column ({names}), separated by commas; it is"
-                    f" {shorten(str(header))}. Rename the column, or write a records.jsonl."
+                    f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
                 )
             for row in rows:
                 if isinstance(row.get(""), list):
@@ -242,14 +248,14 @@ def _csv_rows(file: Path) -> Iterator[tuple[int, Row]]:
             raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
 
 
-def _read_dataset(dataset: Any, name: str, folder: Path | None, task: Task) -> Iterator[Item]:
+def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig) -> Iterator[Record | Rejected]:
     """Yields the records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
     rows = dataset.to_iterable_dataset() if hasattr(dataset, "to_iterable_dataset") else dataset
     with _name_in_errors(name):
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
             cells = {key: _cell(value, f"{place}, column {key}", folder) for key, value in row.items()}
-            yield record_from_row(cells, place, folder or Path(name, "none"), task)
+            yield record_from_row(cells, place, folder or Path(name, "none"), data)
 
 
 def _cell(value: Any, name: str, folder: Path | None) -> Any:
@@ -262,74 +268,6 @@ def _cell(value: Any, name: str, folder: Path | None) -> Any:
     return EmbeddedImage(name, value) if isinstance(value, bytes) else value
 
 
-def record_from_row(row: Mapping[str, Any], place: Place, folder: Path, task: Task, *, canonical: bool = False) -> Item:
-    """Returns the record of a row, or its rejection.
-
-    Args:
-        folder: base of the row's relative paths.
-        canonical: a row of records.jsonl: with a ``prompt``, only the first names of `PICTURES` are fields.
-    """
-    extra = dict(row)
-    record_id, group = extra.pop("id", None), extra.pop("group", None)
-    names = QUERIES if task == "segmentation" else _picture_columns(row, task, canonical)
-    fields = {field: _take(extra, columns) for field, columns in names.items()}
-    if task == "segmentation":
-        try:
-            fields["target_image"] = _take_prompts_of_mask(extra, fields["target_image"], record_id, folder)
-        except Rejected as rejected:
-            return rejected.at(place, record_id)
-    if canonical or isinstance(extra.get("metadata"), Mapping):
-        fields["metadata"] = extra.pop("metadata", None)
-    if not canonical:
-        extra = {key: value for key, value in extra.items() if key in ("box", "points") or _is_plain(value)}
-    return Record(place=place, folder=folder, id=record_id, group=group, **fields, extra=extra)
-
-
-def _picture_columns(row: Mapping[str, Any], task: Task, canonical: bool) -> dict[str, list[str]]:
-    """Returns the columns that may hold each field of a picture or an edit."""
-    if canonical and "prompt" in row and (task != "i2i" or "source_image" in row):
-        return {field: [columns[0]] for field, columns in PICTURES.items()}
-    names = {
-        # A column "source" may also say where a picture comes from.
-        field: [name for name in columns if name in (columns[0], "file_name") or _is_image(row.get(name))]
-        for field, columns in PICTURES.items()
-    }
-    # The hub's image folders have their captions in "text", and may have another column "prompt".
-    return names | {"prompt": [*(["text"] if "file_name" in row else []), *PICTURES["prompt"]]}
-
-
-def _take(extra: dict[str, Any], names: tuple[str, ...] | list[str]) -> Any:
-    """Removes the first column with a value from ``extra`` and returns it; if none has a value, the first column."""
-    present = sorted((name for name in names if name in extra), key=lambda name: extra[name] is None)
-    return extra.pop(present[0]) if present else None
-
-
-def _take_prompts_of_mask(extra: dict[str, Any], mask: Any, record_id: Any, folder: Path) -> Any:
-    """Returns the mask; leaves ``box`` and ``points`` in ``extra``, where the row has them."""
-    box = _take(extra, ("box", "bbox"))
-    solution_box, solution_points = parse_solution(extra.pop("solution", None))
-    if isinstance(mask, list):
-        mask = mask_image(mask, "the mask")
-    if mask is None and solution_box is not None and record_id is not None:
-        # Seg-Zero's masks lie next to the tables or, for tables in ``data``, next to that folder.
-        parent = "../" if folder.name == "data" and (folder / "../masks").is_dir() else ""
-        mask = f"{parent}masks/{record_id}.png"
-    box = solution_box if box is None else box
-    points = extra.get("points", solution_points)
-    extra |= {name: value for name, value in (("box", box), ("points", points)) if value is not None}
-    return mask
-
-
-def _is_image(value: Any) -> bool:
-    if isinstance(value, list) and value:
-        return all(map(_is_image, value))
-    return isinstance(value, EmbeddedImage | Path) or (isinstance(value, str) and is_image_name(value))
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
-
-
 @contextmanager
 def _name_in_errors(name: object) -> Iterator[None]:
     """Turns the library's error into one that names the file."""
@@ -338,5 +276,7 @@ def _name_in_errors(name: object) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        if isinstance(name, Path) and name.is_file() and is_lfs_pointer(name):
+            raise UserError(f"{name} is a Git LFS pointer, not the file. {LFS_REMEDY}.") from error
         text = str(error).strip().partition("\n")[0]
         raise UserError(f"{name} cannot be read ({text}). Download or write it again.") from error

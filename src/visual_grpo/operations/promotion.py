@@ -12,7 +12,8 @@ from typing import Any
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
-from visual_grpo.data.manifest import SEALED, RecordTable
+from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.gate import decide, subgroups_of
 from visual_grpo.evaluation.samples import distinct_prompts, read_scores

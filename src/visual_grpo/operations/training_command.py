@@ -20,7 +20,8 @@ from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
-from visual_grpo.data.manifest import SEALED, RecordTable, read_seen, write_seen
+from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
+from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
 from visual_grpo.operations.command import Command, is_stage_of_dvc

@@ -12,8 +12,10 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
 from visual_grpo.common.files import new_draft
 from visual_grpo.config import DataConfig
-from visual_grpo.data.manifest import SEALED, RecordTable
+from visual_grpo.data.found import columns_line, files_line, splits_line
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.splits import SEALED
 
 
 def create_pipeline() -> Pipeline:
@@ -46,9 +48,12 @@ def report_records(records: RecordTable) -> dict[str, Any]:
     console.summary(
         "Records",
         {
+            "found in": f"{report['path']} ({report['layout']})",
+            **({"files": files_line(report["files"])} if report["files"]["found"] else {}),
+            **({"columns": columns_line(report["columns"])} if report["columns"] else {}),
+            **({"splits": splits_line(report["found_splits"])} if report["found_splits"] else {}),
             **{split: _split_line(counts) for split, counts in _shown(report["splits"]).items()},
             "rejected": _rejected_line(rejected),
-            "found in": f"{report['path']} ({report['layout']})",
         },
     )
     for warning in report["warnings"]:

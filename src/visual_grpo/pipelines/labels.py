@@ -20,7 +20,8 @@ from visual_grpo.common.geometry import Box, Pixel, Point, edge, multimask, ring
 from visual_grpo.common.images import read_image, read_mask, to_pil, to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
-from visual_grpo.data.manifest import OPEN, RecordTable
+from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
 from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.rewards.segmentation import (

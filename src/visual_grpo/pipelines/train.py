@@ -18,7 +18,8 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import adapter_digest, check_base, check_weights, modules_of, read_facts
 from visual_grpo.config.presets import pinned
 from visual_grpo.data.drift import profile_of, write_profile
-from visual_grpo.data.manifest import OPEN, RecordTable
+from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.grpo.distributed import launch, ranks

@@ -15,10 +15,10 @@ from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import image_digest
-from visual_grpo.data.manifest import OPEN, SPLITS, assign_split
 from visual_grpo.data.preparation import also_rejected, no_records_left, with_ids
-from visual_grpo.data.record import Note, Original, Record, Rejected
+from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
+from visual_grpo.data.splits import HELD_OUT, OPEN, SPLITS, assign_split, is_split, record_key
 from visual_grpo.operations.command import Command
 from visual_grpo.rewards.ocr import asked_text
 
@@ -187,7 +187,12 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
         "segmentation": "are queries about an image with a mask",
     }
     for task, kind in kinds.items():
-        if task != data.task and any(isinstance(item, Record) for item in islice(_survey(source, task), MOST)):
+        if task == data.task:
+            continue
+        records = [item for item in islice(_survey(source, task), MOST) if isinstance(item, Record)]
+        # Edits whose pictures are somewhere else are no prompts.
+        names = (str(value) for record in records for value in record.extra.values())
+        if records and not (task == "t2i" and any(map(is_image_name, names))):
             text = f"The records in {data.path} {kind}, and data.task is {data.task}."
             if task == "segmentation":  # Another model, with other settings, answers queries.
                 return UserError(text, remedy=Remedy(environment="negative_points"))
@@ -199,7 +204,12 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
 
 def _split_feasibility(records: Sequence[Record], data: DataConfig) -> str:
     """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
-    counts = Counter(assign_split(record, list(map(image_digest, record.source_images)), data)[0] for record in records)
+    counts = Counter(
+        HELD_OUT
+        if is_split(record.split, data.held_out_split)
+        else assign_split(record_key(record, list(map(image_digest, record.source_images)), data), record.id, data)
+        for record in records
+    )
     if counts["train"] and counts["eval"] + counts["held_out"]:
         return ""
     each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))

@@ -1,0 +1,201 @@
+"""From a row of a table to a record: which column holds what, by the names that datasets use or by ``data.columns``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.images import ImageError, read_size
+from visual_grpo.config import DataConfig
+from visual_grpo.data.queries import mask_image, parse_solution
+from visual_grpo.data.record import EmbeddedImage, Place, Record, Rejected, find_file, is_image_name, shorten
+
+PICTURES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "text", "caption", "instruction", "edit_prompt", "edit"),
+    "source": ("source_image", "source", "source_img", "input_image", "original_image"),
+    "target": ("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image", "img"),
+}
+"""Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders.
+The first is the key of ``records.jsonl``."""
+QUERIES: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "query", "problem", "text", "caption"),
+    "source": ("source_image", "image", "file_name"),
+    "target": ("target_image", "mask"),
+}
+"""Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
+IGNORED = "ignored"
+
+
+class _Row:
+    """The columns of a row that are left, and what the others became."""
+
+    def __init__(self, row: Mapping[str, Any], ignored: Iterable[str]) -> None:
+        self.became = {name: IGNORED for name in ignored if name in row}
+        self.left = {name: value for name, value in row.items() if name not in self.became}
+
+    def take(self, field: str, names: Iterable[str]) -> Any:
+        """Takes the first column with a value and returns that; if none has a value, the first column."""
+        present = sorted((name for name in names if name in self.left), key=lambda name: self.left[name] is None)
+        if not present:
+            return None
+        self.became[present[0]] = field
+        return self.left.pop(present[0])
+
+    def rest(self) -> dict[str, Any]:
+        """Takes the other columns, as metadata if JSON can hold them."""
+        values = {name: _json_value(value) for name, value in self.left.items()}
+        kept = {name: value for name, value in values.items() if value is not ...}
+        self.became |= {name: "metadata" if name in kept else IGNORED for name in self.left}
+        return kept
+
+
+def record_from_row(
+    row: Mapping[str, Any], place: Place, folder: Path, data: DataConfig, *, canonical: bool = False
+) -> Record | Rejected:
+    """Returns the record of a row, or its rejection.
+
+    Args:
+        folder: base of the row's relative paths.
+        canonical: a row of records.jsonl: with a ``prompt``, only the first names of `PICTURES` are fields.
+
+    Raises:
+        UserError: the row has no picture of a kind that the task needs, but a column of pictures that is not used.
+    """
+    columns, names = _Row(row, data.columns.ignored), _names(row, data, canonical)
+    record_id, group = columns.take("id", ["id"]), columns.take("group", ["group"])
+    try:
+        if missing := [name for name in data.columns.named() if name not in row]:
+            raise _no_column(missing[0], row)
+        fields = {field: columns.take(field, names[field]) for field in ("prompt", "target")}
+        if len(data.columns.source) > 1:
+            taken = [columns.take("source", [name]) for name in data.columns.source]
+            fields["source"] = [image for image in taken if image is not None]
+        else:
+            fields["source"] = columns.take("source", names["source"])
+        prompts: dict[str, Any] = {}
+        if data.task == "segmentation":
+            fields["target"], prompts = _take_prompts_of_mask(columns, fields["target"], record_id, folder)
+    except Rejected as rejected:
+        return rejected.at(place, record_id)
+    is_metadata = canonical or isinstance(columns.left.get("metadata"), Mapping)
+    metadata = columns.take("metadata", ["metadata"]) if is_metadata else None
+    used = [fields["source"], fields["target"]]
+    unused = [name for name, value in columns.left.items() if value not in used and _is_picture(value, folder)]
+    if unused and (fields["target"] is None or (fields["source"] is None and data.task != "t2i")):
+        raise UserError(_not_used(unused, fields, columns, place, data))
+    target = fields["target"]
+    return Record(
+        place=place,
+        folder=folder,
+        id=record_id,
+        prompt=fields["prompt"],
+        source_images=fields["source"],
+        target_image=target[0] if isinstance(target, list) and len(target) == 1 else target,
+        group=group,
+        metadata=metadata,
+        extra=columns.rest() | prompts,
+        columns=columns.became,
+    )
+
+
+def prompt_columns(data: DataConfig) -> tuple[str, ...]:
+    """Returns the columns that may hold the prompt."""
+    if data.columns.prompt is not None:
+        return (data.columns.prompt,)
+    return QUERIES["prompt"] if data.task == "segmentation" else PICTURES["prompt"]
+
+
+def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[str, list[str]]:
+    """Returns the columns that may hold each field."""
+    if data.task == "segmentation":
+        names = {field: list(columns) for field, columns in QUERIES.items()}
+    elif canonical and "prompt" in row and (data.task != "i2i" or "source_image" in row):
+        names = {field: [columns[0]] for field, columns in PICTURES.items()}
+    else:
+        names = {
+            # A column "source" may also say where a picture comes from.
+            field: [name for name in columns if name in (columns[0], "file_name") or _is_image(row.get(name))]
+            for field, columns in PICTURES.items()
+        }
+        # The hub's image folders have their captions in "text", and may have another column "prompt".
+        names["prompt"] = [*(["text"] if "file_name" in row else []), *PICTURES["prompt"]]
+    given = {"prompt": data.columns.prompt, "target": data.columns.target}
+    chosen = {field: [name] for field, name in given.items() if name is not None}
+    if data.columns.source:
+        chosen["source"] = data.columns.source
+    free = {field: [name for name in columns if name not in data.columns.named()] for field, columns in names.items()}
+    return free | chosen
+
+
+def _no_column(name: str, row: Mapping[str, Any]) -> Rejected:
+    message = f"there is no column {name!r} of data.columns; the columns are {shorten(', '.join(row))}"
+    return Rejected("missing_column", message, f"Correct data.columns.{nearest_hint(name, row)}")
+
+
+def _not_used(unused: list[str], fields: Mapping[str, Any], columns: _Row, place: Place, data: DataConfig) -> str:
+    """Says which columns of pictures have no known name, and how to name them."""
+    lacks = "source" if data.task != "t2i" and fields["source"] is None else "target"
+    known = QUERIES if data.task == "segmentation" else PICTURES
+    found = ", ".join(f"{name} ({columns.became.get(name, 'not used')})" for name in (*columns.became, *columns.left))
+    kind = {"source": "picture to edit", "target": "target picture"}[lacks]
+    if data.task == "segmentation":
+        kind = {"source": "image", "target": "mask"}[lacks]
+    return (
+        f"{place}: there are pictures in the column {unused[0]!r}, which is not known, and no {kind}. Columns found:"
+        f" {found}. Columns known for the {kind}: {', '.join(known[lacks])}. Say which it is with"
+        f" data.columns.{lacks}={unused[0]}, or that it is not wanted with data.columns.ignored=[{','.join(unused)}]."
+    )
+
+
+def _take_prompts_of_mask(columns: _Row, mask: Any, record_id: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """Returns the mask, and ``box`` and ``points`` where the row has them."""
+    box = columns.take("box", ("box", "bbox"))
+    solution_box, solution_points = parse_solution(columns.take("box and points", ("solution",)))
+    if isinstance(mask, list) and not _is_image(mask):
+        mask = mask_image(mask, "the mask")
+    if mask is None and solution_box is not None and record_id is not None:
+        # Seg-Zero's masks lie next to the tables or, for tables in ``data``, next to that folder.
+        parent = "../" if folder.name == "data" and (folder / "../masks").is_dir() else ""
+        mask = f"{parent}masks/{record_id}.png"
+    box = solution_box if box is None else box
+    points = columns.take("points", ("points",)) if "points" in columns.left else solution_points
+    return mask, {name: value for name, value in (("box", box), ("points", points)) if value is not None}
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, list) and value:
+        return all(map(_is_image, value))
+    return isinstance(value, EmbeddedImage | Path) or (isinstance(value, str) and is_image_name(value))
+
+
+def _is_picture(value: Any, folder: Path) -> bool:
+    """True for an image that is there: bytes may be anything, and a name a URL or where the picture came from."""
+    if isinstance(value, list):
+        return bool(value) and all(_is_picture(one, folder) for one in value)
+    try:
+        if isinstance(value, EmbeddedImage):
+            return bool(read_size(value.open()))
+        return _is_image(value) and (not isinstance(value, str) or find_file(folder, value) is not None)
+    except (ImageError, OSError):
+        return False
+
+
+def _json_value(value: Any) -> Any:
+    """Returns the value as JSON holds it, ``...`` for one that it cannot hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, date | time | timedelta | Decimal | UUID):
+        return str(value)
+    if isinstance(value, Mapping):
+        values = {str(key): _json_value(one) for key, one in value.items()}
+        return ... if ... in values.values() else values
+    if isinstance(value, list | tuple):
+        items = [_json_value(one) for one in value]
+        return ... if ... in items else items
+    return value if value is None or isinstance(value, str | int) else ...

@@ -1,0 +1,112 @@
+"""What a dataset holds, and what became of it: files, columns, splits. Nothing that was given goes without a line."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from visual_grpo.common.errors import counted
+from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, is_system_file
+from visual_grpo.data.sources import RecordSource
+from visual_grpo.data.splits import split_in_path
+
+_MAX_LISTED = 1000
+"""Ignored files that are listed one by one; all are counted."""
+
+
+class Found:
+    """Collects the files and columns of the records of one source, also of those in splits that are not read."""
+
+    def __init__(self, source: RecordSource) -> None:
+        self._source = source
+        self._used: set[str] = set()
+        """Files that a record was read from or names, relative to the data's folder."""
+        self._other: dict[str, str | None] = {}
+        """Those of records in splits that are not read, with the split."""
+        self._columns: dict[str, Counter[str]] = {}
+        """Column -> what it became."""
+
+    def add(self, item: Record | Rejected) -> None:
+        files = set(self._files(item))
+        if item.split in self._source.chosen:
+            self._used |= files
+            for column, became in item.columns.items() if isinstance(item, Record) else ():
+                self._columns.setdefault(column, Counter())[became] += 1
+        else:
+            self._other |= dict.fromkeys(files, item.split)
+
+    def finish(self) -> dict[str, Any]:
+        """Returns files, columns and splits as JSON-compatible values; files used and ignored add up to those found."""
+        found = set(_walk(self._source.folder)) if self._source.folder else set()
+        if self._source.folder:  # A name may be spelt otherwise than on the disk.
+            spelt = (find_file(self._source.folder, name) for name in self._used - found)
+            self._used |= {self._relative(file) for file in spelt if file is not None}
+            self._used &= found | {name for name in self._used if (self._source.folder / name).is_file()}
+        ignored = sorted(found - self._used)
+        reasons = Counter(map(self._reason, ignored))
+        columns = {column: dict(counts.most_common()) for column, counts in self._columns.items()}
+        splits = self._source.splits.items()
+        return {
+            "files": {
+                "found": len(found | self._used),
+                "used": len(self._used),
+                "ignored": dict(reasons.most_common()),
+                "listed": ignored[:_MAX_LISTED],
+            },
+            "columns": columns,
+            "found_splits": {
+                str(name): {"records": n, "used": name in self._source.chosen} for name, n in splits if name
+            },
+        }
+
+    def _files(self, item: Record | Rejected) -> Iterator[str]:
+        if self._source.folder is None:
+            return
+        if self._source.path.is_file():
+            yield self._relative(self._source.path)
+        yield item.place.file
+        if isinstance(item, Record):
+            images = item.source_images if isinstance(item.source_images, list) else [item.source_images]
+            names = [name for name in (item.caption, item.target_image, *images) if isinstance(name, str)]
+            yield from (self._relative(item.folder / name) for name in names)
+
+    def _relative(self, file: Path) -> str:
+        return Path(os.path.relpath(file, self._source.folder)).as_posix()
+
+    def _reason(self, name: str) -> str:
+        """Says why a file is not used."""
+        split = self._other.get(name, split_in_path(name))
+        if split is not None and split not in self._source.chosen:
+            return f"of the split {split}"
+        if is_image_name(name):
+            return "pictures that no record names"
+        return f"{PurePosixPath(name).suffix.lower() or 'without suffix'}, not read as {self._source.layout}"
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    for base, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not is_system_file(name)]
+        yield from ((Path(base) / name).relative_to(folder).as_posix() for name in files if not is_system_file(name))
+
+
+def files_line(files: dict[str, Any]) -> str:
+    """Returns ``12 found, 9 used; ignored: 2 of the split test, 1 .md, not read as captions``."""
+    ignored = "; ".join(f"{count} {reason}" for reason, count in files["ignored"].items())
+    return f"{files['found']} found, {files['used']} used" + (f"; ignored: {ignored}" if ignored else "")
+
+
+def columns_line(columns: dict[str, dict[str, int]]) -> str:
+    """Returns ``text -> prompt, file_name -> target, score -> metadata``."""
+    return ", ".join(f"{name} -> {' or '.join(became)}" for name, became in columns.items())
+
+
+def splits_line(splits: dict[str, Any]) -> str:
+    """Returns ``train: 8 records used; test: 6 records not used``."""
+    lines = (
+        f"{name}: {counted(one['records'], 'record')} {'' if one['used'] else 'not '}used"
+        for name, one in splits.items()
+    )
+    return "; ".join(lines)

@@ -1,0 +1,178 @@
+"""The splits that people's data come with, and those that records are trained and evaluated in.
+
+The second depend on hashes of the record alone, so that adding records never moves another; only records that show the
+same picture are joined.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import DataConfig
+from visual_grpo.data.record import Record, Rejected
+
+HELD_OUT = "held_out"
+SEALED = "sealed"
+"""The split that only promotions open: nothing else draws, scores or shows its records."""
+OPEN = ("train", "eval", HELD_OUT)
+SPLITS = (*OPEN, SEALED)
+ALL = "all"
+"""``data.split`` of those who want the records of every split."""
+_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+"""Names of splits -> the usual one, as the library `datasets` recognises them."""
+
+
+def usual_name(name: object) -> str | None:
+    """Returns ``train``, ``validation`` or ``test`` for a name of a split such as ``val`` or ``train2017``."""
+    return _NAMES.get(re.sub(r"[-_]?\d*$", "", name.strip().lower())) if isinstance(name, str) else None
+
+
+def split_in_path(path: str) -> str | None:
+    """Returns the split that a folder (``images/val/1.png``) or a file (``train-00000.parquet``) is named after."""
+    *folders, file = PurePosixPath(path.replace("\\", "/")).parts or ("",)
+    named = [split for folder in folders if (split := usual_name(folder))]
+    if named:
+        return named[-1]
+    words = {split for word in re.split(r"[^a-z]+", PurePosixPath(file).stem.lower()) if (split := _NAMES.get(word))}
+    return words.pop() if len(words) == 1 else None
+
+
+def split_found(item: Record | Rejected, layout: str) -> str | None:
+    """Returns the split that a record was found in, by its column ``split``, its file or its picture; None = none."""
+    pictures: list[str] = []
+    if isinstance(item, Record):
+        if (named := item.split or usual_name(item.extra.get("split"))) is not None:
+            return named
+        images = item.source_images if isinstance(item.source_images, list) else [item.source_images]
+        # The file's name says nothing: a picture may be called test.png.
+        names = [name for name in (item.target_image, *images) if isinstance(name, str) and not name.startswith("/")]
+        pictures = [f"{PurePosixPath(name).parent}/_" for name in names]
+    # A folder of masks is named after a thing, and a picture is its own record's file.
+    place = {"masks": "", "captions": f"{PurePosixPath(item.place.file).parent}/_"}.get(layout, item.place.file)
+    return next((split for path in (place, *pictures) if (split := split_in_path(path)) is not None), None)
+
+
+def chosen_splits(found: Collection[str | None], data: DataConfig) -> frozenset[str | None]:
+    """Returns the splits to read among those that were found, None standing for records without one.
+
+    By default records without a split and those of ``train``, else the only split; with ``data.held_out_split``, that
+    one, too.
+
+    Raises:
+        UserError: a split that was asked for is not there, or nothing says which of several to take.
+    """
+    if data.split == ALL or not found:
+        return frozenset(found)
+    held_out = frozenset[str | None]()
+    if data.held_out_split is not None:
+        held_out = _matching(found, data.held_out_split, "held_out_split", data)
+    if data.split is not None:
+        return held_out | _matching(found, data.split, "split", data)
+    rest = frozenset(found) - held_out
+    chosen = {split for split in rest if split is None or usual_name(split) == "train"}
+    if not chosen and len(rest) != 1:
+        raise UserError(f"{data.path} has {_listed(found)}: choose one with data.split, or data.split={ALL}.")
+    return held_out | (chosen or rest)
+
+
+def is_split(split: str | None, name: str | None) -> bool:
+    """True if ``split``, as it was found, is the one that a user calls ``name``."""
+    return (
+        name is not None and split is not None and (split == name or usual_name(split) == usual_name(name) is not None)
+    )
+
+
+def _matching(found: Collection[str | None], name: str, key: str, data: DataConfig) -> frozenset[str | None]:
+    same = frozenset(split for split in found if is_split(split, name))
+    if not same:
+        raise UserError(f"data.{key}={name}: {data.path} has {_listed(found)}.")
+    return same
+
+
+def _listed(found: Iterable[str | None]) -> str:
+    named = sorted(split for split in found if split is not None)
+    return f"the splits {', '.join(named)}" if named else "no splits that its files, folders or a column split name"
+
+
+def group_key(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
+    """Returns the key of a record's group, which goes to held_out, or to sealed, together or not at all.
+
+    The key is ``group`` if given, else the prompt (None for queries) and the content of the source images: few
+    instructions serve many images, and holding out every "make it red" would hold out a skill.
+    """
+    if group is not None:
+        return f"group\0{prompt_key(group)}"
+    return "\0".join(["" if prompt is None else prompt_key(prompt), *source_sha256])
+
+
+def record_key(record: Record, source_sha256: Sequence[str], data: DataConfig) -> str:
+    """Returns `group_key` of a checked record; ``source_sha256`` are of its original source images."""
+    # Queries about one image are held out together, whatever they ask.
+    return group_key(None if data.task == "segmentation" else record.prompt, record.group, source_sha256)
+
+
+def assign_split(key: str, record_id: str, data: DataConfig) -> str:
+    """Returns the split of a record whose group has the key ``key``."""
+    # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the other
+    # when it is raised. Where a split of the data is held out, no further record is.
+    fraction, held_out = _fraction("prompt", key), 0 if data.held_out_split else data.held_out_share
+    if fraction < held_out:
+        return HELD_OUT
+    if fraction >= 1 - data.sealed_share:
+        return SEALED
+    # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
+    rest = 1 - held_out - data.sealed_share
+    return "eval" if data.eval_share > 0 and _fraction("id", record_id) < data.eval_share / rest else "train"
+
+
+class Groups:
+    """Joins the groups that show the same picture, so that none is on both sides; a picture is known by its content."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+        self._pictures: dict[str, str] = {}
+        """Content -> a key of the group that shows it."""
+        self._held_out: set[str] = set()
+
+    def add(self, key: str, pictures: Iterable[str], *, held_out: bool = False) -> None:
+        self._parents.setdefault(key, key)
+        for picture in pictures:
+            first, other = sorted((self.of(key), self.of(self._pictures.setdefault(picture, key))))
+            self._parents[other] = first
+        if held_out:
+            self._held_out.add(key)
+
+    def of(self, key: str) -> str:
+        """Returns the first key, in the order of text, of the joined groups."""
+        while (parent := self._parents[key]) != key:
+            self._parents[key] = key = self._parents[parent]
+        return key
+
+    @property
+    def joined(self) -> int:
+        """Number of groups that have joined another."""
+        return sum(key != parent for key, parent in self._parents.items())
+
+    def held_out(self) -> set[str]:
+        """Returns `of` the groups with a record that was found in ``data.held_out_split``."""
+        return {self.of(key) for key in self._held_out}
+
+
+def prompt_key(prompt: str) -> str:
+    """Normalises a prompt: letter case, white space and Unicode compatibility forms (NFKC) do not matter."""
+    return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
+
+
+def _fraction(kind: str, text: str) -> float:
+    """Returns a number in [0, 1), uniform over texts: the first 53 bits of a sha256 hash."""
+    digest = hashlib.sha256(f"{kind}\0{text}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53

@@ -1,0 +1,345 @@
+"""Datasets as people have them: what was given is used, or said with its reason, and no split leaks into another."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageCms
+
+from tests.data.making import data_config, embedded, jsonl, parquet, picture, prepare
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image
+from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.splits import split_in_path, usual_name
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+def colour(number: int) -> tuple[int, int, int]:
+    return (number % 256, number // 256, 90)
+
+
+def captioned(path: Path, number: int, suffix: str = ".txt") -> None:
+    picture(path, colour=colour(number)).with_suffix(suffix).write_text(f"picture {number}")
+
+
+def split_folders(data: Path, names=("train", "validation", "test")) -> None:
+    """Six pictures with captions in each folder."""
+    for k, name in enumerate(names):
+        for n in range(6):
+            captioned(data / name / f"{n}.png", 10 * k + n)
+
+
+def refusal(folder, **changes):
+    with pytest.raises(UserError) as error:
+        prepare(folder, **changes)
+    return str(error.value)
+
+
+def captions(data):
+    split_folders(data, ("train", "test"))
+
+
+def root_metadata(data):
+    names = [f"{split}/{n}.png" for split in ("train", "test") for n in range(6)]
+    for number, name in enumerate(names):
+        picture(data / name, colour=colour(number))
+    jsonl(data / "metadata.jsonl", [{"file_name": name, "text": f"picture {n}"} for n, name in enumerate(names)])
+
+
+def metadata_in_folders(data):
+    for k, split in enumerate(("training", "test2017")):
+        for n in range(6):
+            picture(data / split / f"{n}.png", colour=colour(10 * k + n))
+        rows = [{"file_name": f"{n}.png", "text": f"{split} {n}"} for n in range(6)]
+        jsonl(data / split / "metadata.jsonl", rows)
+
+
+def parquets(data):
+    for k, split in enumerate(("train", "test")):
+        rows = [{"text": f"{split} {n}", "image": embedded(colour=f"#{k}{n}0000")} for n in range(6)]
+        parquet(data / f"data/{split}-00000-of-00001.parquet", rows)
+
+
+def column(data):
+    splits = ("train", "test")
+    parquet(data / "all.parquet", [{"text": f"{split} {n}", "split": split} for split in splits for n in range(6)])
+
+
+def json_lines(data):
+    for split in ("train", "test"):
+        rows = [{"prompt": f"{split} {n}", "include": [{"class": "cup", "count": n}]} for n in range(6)]
+        jsonl(data / f"{split}_metadata.jsonl", rows)
+
+
+LAYOUTS = (captions, root_metadata, metadata_in_folders, parquets, column, json_lines)
+
+
+class TestSplits:
+    @pytest.mark.parametrize("make", LAYOUTS)
+    def test_only_train_is_read_unless_another_split_is_asked_for(self, tmp_path, make):
+        make(tmp_path / "data")
+        table = prepare(tmp_path)
+        assert table.report["found_splits"] == {
+            "train": {"records": 6, "used": True},
+            "test": {"records": 6, "used": False},
+        }
+        assert len(table) == 6
+        assert "data.held_out_split=test evaluates on it" in table.report["warnings"][0]
+        assert len(prepare(tmp_path, split="test")) == 6
+        assert len(prepare(tmp_path, split="all")) == 12
+        both = prepare(tmp_path, held_out_split="testing", held_out_share=0.9)
+        assert [len(both.split(name)) for name in ("train", "held_out")] == [6, 6]
+        assert {record.prompt for record in both.split("train")} == {record.prompt for record in table}
+        assert f"data.split=validation: {tmp_path / 'data'} has the splits test, train." in refusal(
+            tmp_path, split="validation"
+        )
+        files = table.report["files"]
+        assert files["found"] == files["used"] + sum(files["ignored"].values())
+        assert all("split" in reason for reason in files["ignored"])
+
+    def test_the_only_split_is_read_and_of_several_without_train_one_must_be_chosen(self, tmp_path):
+        split_folders(tmp_path / "data", ("val",))
+        assert len(prepare(tmp_path)) == 6
+        split_folders(tmp_path / "data", ("test",))
+        assert "has the splits test, validation: choose one with data.split, or data.split=all." in refusal(tmp_path)
+        captioned(tmp_path / "data/more/1.png", 99)
+        assert [record.prompt for record in prepare(tmp_path)] == ["picture 99"]
+
+    @pytest.mark.parametrize(
+        ("path", "split"),
+        [
+            ("images/val/1.png", "validation"),
+            ("train2017/a.jpg", "train"),
+            ("data/train-00000-of-00002.parquet", "train"),
+            ("annotations/instances_val2017.json", "validation"),
+            ("Test/a.png", "test"),
+            ("train\\a.png", "train"),
+            ("trainstation.parquet", None),
+            ("train_val.jsonl", None),
+            ("contest/a.csv", None),
+            ("testimonials/1.jsonl", None),
+        ],
+    )
+    def test_names_of_splits(self, path, split):
+        assert split_in_path(path) == split
+
+    def test_a_held_out_split_shares_neither_prompt_nor_picture_with_training(self, tmp_path):
+        data = tmp_path / "data"
+        split_folders(data, ("train", "test"))
+        (data / "train/0.txt").write_text("PICTURE 10 ")
+        Image.open(data / "test/3.png").save(data / "train/copy.bmp")
+        (data / "train/copy.txt").write_text("another prompt")
+        table = prepare(tmp_path, held_out_split="test")
+        assert len(table.split("held_out")) == 6
+        assert sorted(record.prompt for record in table.split("train")) == [f"picture {n}" for n in range(1, 6)]
+        assert table.report["rejected"]["by_reason"] == {"also_held_out": 2}
+
+
+@settings(max_examples=15, deadline=None)
+@given(pairs=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.booleans()), min_size=8, max_size=24))
+def test_no_prompt_and_no_picture_is_on_both_sides(tmp_path_factory, pairs):
+    """Pictures are equal by what they show: under other names, and in other formats."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for n, (prompt, shown, is_bmp) in enumerate(pairs):
+        path = picture(folder / f"data/{n}{'.bmp' if is_bmp else '.png'}", colour=colour(40 * shown))
+        path.with_suffix(".txt").write_text(f"prompt {prompt}")
+    for n in range(20):  # So that something is left to train on.
+        captioned(folder / f"data/other{n}.png", 1000 + n)
+    table = prepare(folder, held_out_share=0.5)
+    sides = [
+        {
+            (kind, value)
+            for row in part.rows()
+            for kind, value in (("prompt", row["prompt"]), ("", row["target_sha256"]))
+        }
+        for part in (table.split("held_out"), table.split("train", "eval"))
+    ]
+    assert not sides[0] & sides[1]
+    # The order of the records does not matter.
+    again = {row["id"]: row["split"] for row in prepare(folder, held_out_share=0.5).rows()}
+    assert again == {row["id"]: row["split"] for row in table.rows()}
+
+
+class TestColumns:
+    def test_every_column_is_listed_and_lists_reach_the_metadata(self, tmp_path):
+        row = {"caption": "a cup", "img": embedded(), "thumbnail": embedded(), "include": [{"n": 1}], "raw": b"\0"}
+        parquet(tmp_path / "data/train.parquet", [row, {**row, "caption": "two cups"}])
+        table = prepare(tmp_path)
+        assert table.report["columns"] == {
+            "caption": {"prompt": 2},
+            "img": {"target": 2},
+            "thumbnail": {"ignored": 2},
+            "include": {"metadata": 2},
+            "raw": {"ignored": 2},
+        }
+        assert [record.metadata for record in table] == [{"include": [{"n": 1}]}] * 2
+
+    @pytest.mark.parametrize(
+        ("task", "row", "named"),
+        [
+            ("t2i", {"prompt": "a", "images": [embedded(), embedded()]}, "data.columns.target=images"),
+            ("t2i", {"prompt": "a", "photo": embedded()}, "data.columns.target=photo"),
+            ("i2i", {"text": "a", "image": embedded(), "control": embedded()}, "data.columns.source=control"),
+            ("mixed", {"text": "a", "image": embedded(), "control": embedded()}, "data.columns.source=control"),
+            ("segmentation", {"query": "a", "image": embedded(), "labels": embedded()}, "data.columns.target=labels"),
+        ],
+    )
+    def test_pictures_that_are_not_used_stop_the_run(self, tmp_path, task, row, named):
+        parquet(tmp_path / "data/train.parquet", [row])
+        message = refusal(tmp_path, task=task)
+        assert named in message
+        assert "Columns found:" in message
+        assert "t2i" not in message
+
+    def test_columns_by_hand(self, tmp_path):
+        row = {"do": "make it red", "one": embedded(colour="blue"), "two": embedded(), "after": embedded(), "x": "y"}
+        parquet(tmp_path / "data/train.parquet", [row])
+        columns = {"prompt": "do", "source": ["one", "two"], "target": "after", "ignored": "x"}
+        (record,) = prepare(tmp_path, task="i2i", columns=columns)
+        assert (record.prompt, len(record.source_images), record.metadata) == ("make it red", 2, {})
+        assert read_image(record.source_images[0]).getpixel((1, 1)) == (0, 0, 255)
+        message = refusal(tmp_path, task="i2i", columns={**columns, "target": "aftr"})
+        assert "there is no column 'aftr' of data.columns; the columns are do, one, two, after, x" in message
+        assert "Did you mean 'after'?" in message
+
+    def test_urls_and_names_without_a_file_are_metadata(self, tmp_path):
+        rows = [{"prompt": "a", "url": "https://example.org/a.png", "taken": "/camera/1.jpg"}]
+        jsonl(tmp_path / "data/list.jsonl", rows)
+        (record,) = prepare(tmp_path)
+        assert record.metadata == {"url": "https://example.org/a.png", "taken": "/camera/1.jpg"}
+
+    def test_a_row_that_names_no_image_is_rejected_where_there_are_images(self, tmp_path):
+        picture(tmp_path / "data/a.png")
+        rows: list[dict[str, str | None]] = [
+            {"file_name": "a.png", "text": "a"},
+            {"text": "b"},
+            {"file_name": None, "text": "c"},
+        ]
+        jsonl(tmp_path / "data/metadata.jsonl", rows)
+        assert prepare(tmp_path).report["rejected"]["by_reason"] == {"missing_target": 2}
+        (tmp_path / "data/a.png").unlink()
+        jsonl(tmp_path / "data/metadata.jsonl", [{"text": "b"}])
+        assert len(prepare(tmp_path)) == 1
+
+
+class TestFiles:
+    def test_files_used_and_ignored_add_up(self, tmp_path):
+        data = tmp_path / "data"
+        for n, suffix in enumerate((".txt", ".TXT", ".caption")):
+            captioned(data / f"{n}.png", n, suffix)
+        picture(data / "without.png")
+        picture(data / "both.png").with_suffix(".caption").write_text("other")
+        (data / "both.txt").write_text("both")
+        (data / "README.md").touch()
+        (data / "notes.txt").touch()
+        report = prepare(tmp_path).report
+        assert report["files"] == {
+            "found": 12,
+            "used": 9,
+            "ignored": {
+                ".md, not read as captions": 1,
+                ".caption, not read as captions": 1,
+                ".txt, not read as captions": 1,
+            },
+            "listed": ["README.md", "both.caption", "notes.txt"],
+        }
+        assert report["rejected"]["by_reason"] == {"empty_prompt": 1}
+
+    def test_pictures_without_a_row_are_counted(self, tmp_path):
+        for name in "abc":
+            picture(tmp_path / f"data/{name}.png")
+        jsonl(tmp_path / "data/metadata.jsonl", [{"file_name": "a.png", "text": "a"}])
+        assert prepare(tmp_path).report["files"]["ignored"] == {"pictures that no record names": 2}
+
+    @settings(max_examples=15, deadline=None)
+    @given(name=st.text("aé가ö ñ", min_size=1, max_size=6).map(str.strip).filter(bool), data=st.data())
+    def test_names_in_any_unicode_form_and_with_windows_separators(self, tmp_path_factory, name, data):
+        folder = tmp_path_factory.mktemp("names")
+        forms = st.sampled_from(["NFC", "NFD"])
+        on_disk, written = (unicodedata.normalize(data.draw(forms), name) for _ in range(2))
+        picture(folder / f"data/in/{on_disk}.png")
+        jsonl(folder / "data/metadata.jsonl", [{"file_name": f"in\\{written}.png", "text": "a"}])
+        report = prepare(folder).report
+        assert report["files"] == {"found": 2, "used": 2, "ignored": {}, "listed": []}
+
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (
+                lambda data: (data / "a.png").write_bytes(POINTER),
+                "a.png is a Git LFS pointer, not the image. Fetch the",
+            ),
+            (lambda data: (data / "a.png").symlink_to("gone/b.png"), "is a link to gone/b.png, which does not exist"),
+            (lambda data: (data / "a.png").symlink_to(data), "does not exist or is not an ordinary file"),
+        ],
+    )
+    def test_why_a_file_cannot_be_used(self, tmp_path, make, message):
+        data = tmp_path / "data"
+        data.mkdir()
+        make(data)
+        jsonl(data / "metadata.jsonl", [{"file_name": "a.png", "text": "a"}])
+        assert message in refusal(tmp_path)
+
+    def test_tables_that_git_or_dvc_have_not_fetched(self, tmp_path):
+        for name in ("train.parquet", "records.jsonl", "prompts.txt"):
+            file = tmp_path / name.partition(".")[0] / name
+            file.parent.mkdir()
+            file.write_bytes(POINTER)
+            assert f"{file} is a Git LFS pointer, not the file." in refusal(tmp_path, path=file.parent)
+        (tmp_path / "mine.dvc").touch()
+        assert "DVC has it in mine.dvc: fetch it with dvc pull." in refusal(tmp_path, path=tmp_path / "mine")
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "mine.dvc").rename(tmp_path / "folder/mine.dvc")
+        assert "DVC tracks data in mine.dvc: fetch them with dvc pull." in refusal(tmp_path, path=tmp_path / "folder")
+
+    def test_edits_in_folders_of_captions_are_refused(self, tmp_path):
+        split_folders(tmp_path / "data", ("control", "target"))
+        assert "(folders found: control, target). Write records.jsonl" in refusal(tmp_path, task="i2i")
+
+
+class TestColours:
+    @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+    def test_prepared_pictures_are_in_srgb_without_a_profile(self, tmp_path, mode):
+        lab = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+        srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+        plain = Image.new("RGB", (64, 64), (200, 120, 60)).convert(mode)
+        (tmp_path / "data").mkdir()
+        for name, profile in (("lab", lab), ("srgb", srgb), ("broken", b"\0" * 200)):
+            plain.save(tmp_path / f"data/{name}.png", icc_profile=profile)
+            (tmp_path / f"data/{name}.txt").write_text(name)
+        expected = np.asarray(plain.convert("RGB"))[9, 9]
+        for record in prepare(tmp_path):
+            with Image.open(record.target_image) as image:
+                assert "icc_profile" not in image.info
+                assert (np.asarray(image)[9, 9] == expected).all()
+
+    def test_wide_colours_are_converted(self, tmp_path):
+        """The profile's primaries are those of sRGB with red and green swapped: its colours come out swapped."""
+        content = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+        names = content[132 : 132 + 12 * int.from_bytes(content[128:132], "big")]
+        names = names.replace(b"rXYZ", b"????").replace(b"gXYZ", b"rXYZ").replace(b"????", b"gXYZ")
+        content[132 : 132 + len(names)] = names
+        swapped = bytes(content).replace("sRGB".encode("utf-16-be"), "xRGB".encode("utf-16-be"))
+        image = Image.new("RGB", (64, 64), (200, 120, 60))
+        image.save(tmp_path / "a.png", icc_profile=swapped)
+        pixel = np.asarray(read_image(tmp_path / "a.png"))[9, 9].astype(int)
+        assert np.abs(pixel - (120, 200, 60)).max() <= 1
+
+
+@given(name=st.text(max_size=12))
+def test_a_name_of_a_split_is_one_of_three_or_none(name):
+    assert usual_name(name) in {None, "train", "validation", "test"}
+
+
+def test_comments_and_columns_are_in_the_report_as_json(tmp_path):
+    jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "score": 1.5}])
+    report = prepare(tmp_path).report
+    assert json.loads(json.dumps(report)) == report
+    assert Preparation(data_config(tmp_path / "data")).source.count() == 1
