@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import unicodedata
 from pathlib import Path
 
@@ -208,6 +209,16 @@ class TestColumns:
         message = refusal(tmp_path, task="i2i", columns={**columns, "target": "aftr"})
         assert "there is no column 'aftr' of data.columns; the columns are do, one, two, after, x" in message
         assert "Did you mean 'after'?" in message
+
+    def test_webdataset(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        with tarfile.open(tmp_path / "data/train-0.tar", "w") as archive:
+            for name, content in (("1.png", embedded()["bytes"]), ("1.txt", b"a cup"), ("1.json", b'{"k": [1]}')):
+                (tmp_path / name).write_bytes(content)
+                archive.add(tmp_path / name, name)
+        (record,) = prepare(tmp_path)
+        assert (record.prompt, record.metadata) == ("a cup", {"__key__": "1", "json": {"k": [1]}})
+        assert read_image(record.target_image).size == (64, 32)
 
     def test_urls_and_names_without_a_file_are_metadata(self, tmp_path):
         rows = [{"prompt": "a", "url": "https://example.org/a.png", "taken": "/camera/1.jpg"}]

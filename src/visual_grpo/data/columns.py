@@ -17,12 +17,15 @@ from visual_grpo.data.queries import mask_image, parse_solution
 from visual_grpo.data.record import EmbeddedImage, Place, Record, Rejected, find_file, is_image_name, shorten
 
 PICTURES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "text", "caption", "instruction", "edit_prompt", "edit"),
+    "prompt": ("prompt", "text", "caption", "instruction", "edit_prompt", "edit", "txt"),
     "source": ("source_image", "source", "source_img", "input_image", "original_image"),
-    "target": ("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image", "img"),
+    "target": (
+        *("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image", "img"),
+        *("png", "jpg", "jpeg", "webp"),
+    ),
 }
-"""Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders.
-The first is the key of ``records.jsonl``."""
+"""Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders,
+webdataset. The first is the key of ``records.jsonl``."""
 QUERIES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "query", "problem", "text", "caption"),
     "source": ("source_image", "image", "file_name"),

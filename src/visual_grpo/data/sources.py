@@ -48,7 +48,7 @@ LAYOUTS = {
     "table": Layout(
         tabular.find_table,
         tabular.read_table,
-        "*.parquet, *.csv or *.jsonl (also in data), or a folder of save_to_disk, with a column for the prompt",
+        "*.parquet, *.csv, *.jsonl or *.tar (also in data), or a folder of save_to_disk, with a column for the prompt",
     ),
     "coco": Layout(folders.find_coco, folders.read_coco, "COCO annotations (*.json) beside the images"),
     "masks": Layout(

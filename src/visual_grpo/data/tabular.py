@@ -1,6 +1,6 @@
-"""Rows of tables: JSON lines, JSON, CSV, Parquet, a `Dataset` on disk or on the Hugging Face hub.
+"""Rows of tables: JSON lines, JSON, CSV, Parquet, webdataset's tar, a `Dataset` on disk or on the Hugging Face hub.
 
-The library `datasets` reads Parquet, saved and hub datasets. JSON lines and CSV are read here: its readers need
+The library `datasets` reads Parquet, tar, saved and hub datasets. JSON lines and CSV are read here: its readers need
 columns of one type and give up a whole file for one bad line, where only that record should be rejected.
 """
 
@@ -38,12 +38,16 @@ from visual_grpo.data.record import (
 from visual_grpo.data.splits import ALL, chosen_splits, split_in_path, usual_name
 
 HUB = "hf://datasets/"
-SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
-_NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
-"""Spellings of missing values in spreadsheets and pandas, in lower case."""
 _BATCH = 16
 """Rows of a Parquet table in memory."""
-
+SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".tar")
+_BUILDERS: dict[str, dict[str, Any]] = {
+    ".parquet": {"path": "parquet", "batch_size": _BATCH},
+    ".tar": {"path": "webdataset"},
+}
+"""Suffix -> options of `datasets.load_dataset`."""
+_NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
+"""Spellings of missing values in spreadsheets and pandas, in lower case."""
 Row = dict[str, Any] | Rejected
 
 
@@ -176,13 +180,13 @@ def _is_list(file: Path) -> bool:
 def _read_file(file: Path, name: str, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
     """Yields the records of one table; ``name`` is its path in the dataset."""
     suffix = file.suffix.lower()
-    if suffix == ".parquet":
+    if suffix in _BUILDERS:
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # The UserError is the one message.
-        options = {"data_files": glob.escape(str(file)), "streaming": True, "batch_size": _BATCH}
         with _name_in_errors(file):
-            dataset = datasets.load_dataset("parquet", split="train", **options)
+            files = glob.escape(str(file))
+            dataset = datasets.load_dataset(data_files=files, split="train", streaming=True, **_BUILDERS[suffix])
         yield from _read_dataset(dataset, name, file.parent, data)
         return
     rows = (
@@ -254,6 +258,7 @@ def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig
     with _name_in_errors(name):
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
+            row.pop("__url__", None)  # Where a tar lies is no property of a record.
             cells = {key: _cell(value, f"{place}, column {key}", folder) for key, value in row.items()}
             yield record_from_row(cells, place, folder or Path(name, "none"), data)
 
