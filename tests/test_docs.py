@@ -22,10 +22,10 @@ from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
+from visual_grpo.data.columns import PICTURES
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.sources import LAYOUTS
-from visual_grpo.data.tabular import PICTURES
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer
 from visual_grpo.tracking.sync import result_metrics
