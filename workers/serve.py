@@ -47,6 +47,16 @@ Score = Callable[[Request], Scores | tuple[Scores, Mapping[str, Scores]]]
 """Returns B scores, None = unscored; optionally with named parts."""
 
 
+_reasons: list[str] = []
+"""Why images of the request that is being scored have no score."""
+
+
+def unscored(reason: str) -> None:
+    """Says why an image has no score, here and in the answer, so that the user of the trainer sees it."""
+    sys.stderr.write(f"unscored: {reason}\n")
+    _reasons.append(reason)
+
+
 class Body(BaseModel):
     """The JSON of POST /score."""
 
@@ -88,9 +98,12 @@ class Worker:
             raise HTTPException(503, "the weights are still being loaded", {"Retry-After": "5"})
         request = body.decoded()
         with self.one_at_a_time:
+            _reasons.clear()
             returned = self.score(request)
+            unscored = _reasons[0] if _reasons else None
         scores, parts = returned if isinstance(returned, tuple) else (returned, {})
-        return {"model": self.name, "scores": plain(scores), "parts": {name: plain(own) for name, own in parts.items()}}
+        plain_parts = {name: plain(own) for name, own in parts.items()}
+        return {"model": self.name, "scores": plain(scores), "parts": plain_parts, "unscored": unscored}
 
     def load_weights(self) -> None:
         try:

@@ -12,10 +12,9 @@ repository TIGER-AI-Lab/EditReward, from which the wording is read.
 from __future__ import annotations
 
 import os
-import sys
 
 from edit_wording import ASPECTS, read_wording
-from serve import Request, Score, serve
+from serve import Request, Score, serve, unscored
 
 MODEL = os.environ.get("EDITREWARD", "TIGER-Lab/EditReward-Qwen2.5-VL-7B")
 BASE = os.environ.get("EDITREWARD_BASE", "Qwen/Qwen2.5-VL-7B-Instruct")
@@ -31,7 +30,7 @@ def load() -> Score:
 
     def judged(image, prompt, sources) -> tuple[float | None, dict[str, float | None]]:
         if len(sources) != 1:
-            sys.stderr.write(f"unscored: one image that was edited is needed, {len(sources)} came (sources: true)\n")
+            unscored(f"one image that was edited is needed, {len(sources)} came (sources: true)")
             return None, dict.fromkeys(PARTS)
         found = model(sources[0], image, prompt)
         scores = {aspect: score for aspect, (score, _) in found.items()}

@@ -12,12 +12,11 @@ weights, because GenEval's are in mmdet's format. Variables: ``GENEVAL_DETECTOR`
 from __future__ import annotations
 
 import os
-import sys
 from functools import partial
 
 from geneval_names import NAMES
 from geneval_rules import UnusableError, Verdict, judge, task_of
-from serve import Request, Score, serve
+from serve import Request, Score, serve, unscored
 
 DETECTOR = os.environ.get("GENEVAL_DETECTOR", "facebook/mask2former-swin-small-coco-instance")
 CLIP = os.environ.get("GENEVAL_CLIP", "openai/clip-vit-large-patch14")
@@ -39,7 +38,7 @@ def load() -> Score:
         try:
             task = task_of(metadata, NAMES)
         except UnusableError as error:
-            sys.stderr.write(f"unscored: {error}\n")
+            unscored(str(error))
             return None
         return judge(task, detector(image), partial(colours, image))
 

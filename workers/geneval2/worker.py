@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from serve import Request, Score, serve
+from serve import Request, Score, serve, unscored
 from soft_tifa import SUFFIX, arithmetic_mean, geometric_mean, questions_of, spellings
 
 MODEL = os.environ.get("VLM", "Qwen/Qwen3-VL-8B-Instruct")
@@ -48,6 +48,8 @@ def load() -> Score:
         arithmetic: list[float | None] = []
         for image, metadata in zip(request.images, request.metadata, strict=True):
             found = [probability(image, question, answer) for question, answer in questions_of(metadata)]
+            if not found:
+                unscored(f"the metadata have no vqa_list, only {', '.join(metadata) or 'nothing'}")
             geometric.append(geometric_mean(found) if found else None)
             arithmetic.append(arithmetic_mean(found) if found else None)
         return geometric, {"arithmetic": arithmetic}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from serve import Request, Score, serve
+from serve import Request, Score, serve, unscored
 from vqa_question import as_published, probability
 
 MODEL = os.environ.get("VQASCORE", "zhiqiulin/clip-flant5-xxl")
@@ -27,6 +27,8 @@ def load() -> Score:
 
     def score(request: Request) -> tuple[list[float | None], dict[str, list[float | None]]]:
         # One at a time: in a batch the padding of the prompts moves the scores.
+        if any(not prompt.strip() for prompt in request.prompts):
+            unscored("a prompt is empty")
         pairs = zip(request.images, request.prompts, strict=True)
         answers = [model.answer(image, prompt) if prompt.strip() else None for image, prompt in pairs]
         return (

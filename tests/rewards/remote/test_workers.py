@@ -23,7 +23,7 @@ soft_tifa, scores = module_of("geneval2", "soft_tifa"), module_of("unifiedreward
 
 FAILING = """
 import sys
-from serve import serve
+from serve import serve, unscored
 
 def load():
     if sys.argv[0].endswith("broken.py"):
@@ -31,6 +31,8 @@ def load():
     def score(request):
         if "crash" in request.prompts:
             raise RuntimeError("out of memory")
+        if "none" in request.prompts:
+            unscored("the prompt is 'none'")
         said = {"nan": float("nan"), "none": None, "text": "0.5"}
         return [said.get(prompt, 0.5) for prompt in request.prompts]
     return score
@@ -74,7 +76,9 @@ def test_the_template_scores_over_http() -> None:
     assert output.parts["contrast"].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_null_is_unscored_and_a_crash_or_nan_loses_its_own_image(failing: str) -> None:
+def test_null_is_unscored_and_a_crash_or_nan_loses_its_own_image(
+    failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
     reward = FunctionReward("judge", HttpReward(failing, retries=0, stop_after=0), max_failed_share=0.5)
     output = reward(records("a", "none", "crash", "b", "nan", "text"), grey(0, 1, 2, 3, 4, 5))
     assert output.values.isnan().tolist() == [False, True, True, False, True, True]
@@ -82,6 +86,7 @@ def test_null_is_unscored_and_a_crash_or_nan_loses_its_own_image(failing: str) -
     assert "a score must be a number or None" in output.failed[5]
     assert 'answered 500: {"error":"RuntimeError: out of memory"}' in output.failed[2]
     assert "a score that is not finite" in output.failed[4]
+    assert caplog.text.count("leaves images unscored: the prompt is 'none'") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -146,6 +147,7 @@ def _number(value: Any) -> float:
 
 
 HEALTH = "/health"
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -176,6 +178,7 @@ class HttpReward(ServerReward):
             raise UserError("http: with protocol unirl, model must name the reward of the service")
         check_whole_number("http: batch_size", self.batch_size, 1)
         self._protocol = PROTOCOLS[self.protocol]
+        self._reasons: set[str] = set()
         self.needs = Needs(source=self.sources)
 
     def check_machine(self) -> None:
@@ -223,6 +226,10 @@ class HttpReward(ServerReward):
             raise RequestError(f"{url} must answer with a JSON object, got {str(answer)[:100]}", by_sample=True)
         if answer.get("model") is not None:  # A worker may have been restarted with other weights.
             self._check_model([str(answer["model"])])
+        why = sanitize(str(answer.get("unscored") or ""))[:200]
+        if why and why not in self._reasons:
+            self._reasons.add(why)
+            log.warning("the worker at %s leaves images unscored: %s", shown(self.url), why)
         try:
             return self._protocol.answers(answer, batch)
         except RequestError as error:
