@@ -40,33 +40,36 @@ class Found:
 
     def finish(self) -> dict[str, Any]:
         """Returns files, columns and splits as JSON-compatible values; files used and ignored add up to those found."""
-        found = set(_walk(self._source.folder)) if self._source.folder else set()
-        if self._source.folder:  # A name may be spelt otherwise than on the disk.
-            spelt = (find_file(self._source.folder, name) for name in self._used - found)
-            self._used |= {self._relative(file) for file in spelt if file is not None}
-            self._used &= found | {name for name in self._used if (self._source.folder / name).is_file()}
-        ignored = sorted(found - self._used)
-        reasons = Counter(map(self._reason, ignored))
-        columns = {column: dict(counts.most_common()) for column, counts in self._columns.items()}
-        splits = self._source.splits.items()
+        found, used = self._on_disk()
+        ignored = sorted(found - used)
+        splits, chosen = self._source.splits, self._source.chosen
         return {
             "files": {
-                "found": len(found | self._used),
-                "used": len(self._used),
-                "ignored": dict(reasons.most_common()),
+                "found": len(found | used),
+                "used": len(used),
+                "ignored": dict(Counter(map(self._reason, ignored)).most_common()),
                 "listed": ignored[:_MAX_LISTED],
             },
-            "columns": columns,
-            "found_splits": {
-                str(name): {"records": n, "used": name in self._source.chosen} for name, n in splits if name
-            },
+            "columns": {column: dict(counts.most_common()) for column, counts in self._columns.items()},
+            "found_splits": {str(name): {"records": n, "used": name in chosen} for name, n in splits.items() if name},
         }
+
+    def _on_disk(self) -> tuple[set[str], set[str]]:
+        """Returns the files of the folder, and those of them that are used, spelt as on the disk."""
+        folder = self._source.folder
+        if folder is None:
+            return set(), set()
+        found, used = set(_walk(folder)), {self._relative(self._source.path)} - {"."}
+        for name in self._used:
+            if name in found:
+                used.add(name)
+            elif (file := find_file(folder, name)) is not None:
+                used.add(self._relative(file))
+        return found, used
 
     def _files(self, item: Record | Rejected) -> Iterator[str]:
         if self._source.folder is None:
             return
-        if self._source.path.is_file():
-            yield self._relative(self._source.path)
         yield item.place.file
         if isinstance(item, Record):
             images = item.source_images if isinstance(item.source_images, list) else [item.source_images]

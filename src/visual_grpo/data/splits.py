@@ -10,6 +10,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 from visual_grpo.common.errors import UserError
@@ -36,6 +37,7 @@ def usual_name(name: object) -> str | None:
     return _NAMES.get(re.sub(r"[-_]?\d*$", "", name.strip().lower())) if isinstance(name, str) else None
 
 
+@lru_cache(1024)  # The same few files, for every record.
 def split_in_path(path: str) -> str | None:
     """Returns the split that a folder (``images/val/1.png``) or a file (``train-00000.parquet``) is named after."""
     *folders, file = PurePosixPath(path.replace("\\", "/")).parts or ("",)
