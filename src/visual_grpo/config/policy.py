@@ -108,7 +108,7 @@ class SignalCheckConfig(Strict):
         default=None,
         ge=0,
         description="most rollouts of each module; null = a quarter of grpo.steps, between 6 and 48; 0 = no check; 3 "
-        "to 5 never stop a run",
+        "to 5 stop a run only if every gradient is exactly 0",
     )
 
     @field_validator("rollouts")

@@ -1,9 +1,9 @@
 """Signal check: before the first step, there is something to learn.
 
 Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
-two of them is about 0 and training is a random walk at any learning rate. A run is stopped only after the last allowed
-rollout, if the cosine is not significantly above 0 and its standard error is small enough to have shown a useful cosine
-(`Signal.verdict`). The gradients are scaled as AdamW scales them: else a few elements would decide the cosine.
+two of them is about 0 and training is a random walk at any learning rate. A run is stopped where every gradient is
+exactly 0, else only after the last allowed rollout, if the cosine is not significantly above 0 and its standard error
+is small enough to have shown a useful cosine (`Signal.verdict`). The gradients are scaled as AdamW scales them: else a few elements would decide the cosine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 _SEED_OFFSET = 7_919
 """Makes the check's rollouts differ from the training's."""
 _FIRST_LOOK = 6
-"""Rollouts before the first test, doubled before each further one. Fewer never stop a run: their standard error is so
+"""Rollouts before the first test, doubled before each further one. Fewer stop no run by their cosine: its standard error is so
 uncertain that with 3 or 4 rollouts up to 4% of runs with a planted cosine of .1 would be refused (300 draws each)."""
 _GREATEST_USEFUL_COSINE = 0.05
 """Upper limit of `useful_cosine`: a short run learns little from any cosine."""
@@ -54,15 +54,19 @@ class Signal:
     rollouts: int
     samples: int
     """Images of one rollout."""
+    vanished: bool = False
+    """Every gradient was exactly 0, which is no matter of chance."""
 
     def __str__(self) -> str:
         return f"{self.cosine:z.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
 
     def verdict(self, useful: float) -> Literal["passed", "refused", "unclear"]:
-        """Returns whether the cosine is above 0; final if ``passed``, else only after the last allowed rollout.
+        """Returns whether the cosine is above 0; final if ``passed`` or all vanished, else only after the last rollout.
 
         ``useful``: the run is refused only if its rollouts would have shown such a cosine.
         """
+        if self.vanished:
+            return "refused"
         if self.cosine - 2 * self.error > 0:
             return "passed"
         enough = self.rollouts >= _FIRST_LOOK and 2 * self.error < useful
@@ -101,9 +105,14 @@ def measure_signal(
             gradients.append(probe_gradient(trainer, chosen, generator))
             advance(len(gradients), look)
         cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
-        samples = config.prompts_per_step * config.group_size
-        signal = Signal(cosine=cosine, error=error, rollouts=look, samples=samples)
-        if look == most or signal.verdict(useful) == "passed" or not any(gradient.any() for gradient in gradients):
+        signal = Signal(
+            cosine=cosine,
+            error=error,
+            rollouts=look,
+            samples=config.prompts_per_step * config.group_size,
+            vanished=not any(gradient.any() for gradient in gradients),
+        )
+        if look == most or signal.vanished or signal.verdict(useful) == "passed":
             return signal
         note(f"Signal check: {trainer.module} {signal} cannot tell yet; drawing more")
         look = min(2 * look, most)
@@ -162,7 +171,7 @@ def check_signal(signals: Mapping[str, Signal], useful: float, advice: Mapping[s
         if signal.verdict(useful) != "refused":
             continue
         why = "Near 0 the reward cannot see what this module varies, and training would be a random walk."
-        if signal.cosine == signal.error == 0:
+        if signal.vanished:
             why = "Every gradient was exactly 0: all samples of a prompt got the same reward, so none is better."
         raise NoSignalError(
             f"The signal check stopped the run before its first step: nothing to learn for the module {module!r}.\n"
