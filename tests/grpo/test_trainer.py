@@ -69,7 +69,7 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
     assert metrics[0].values["update_3/clip_fraction"] > 0
     with pytest.raises(UserError, match=r"loss is dppo, but .* no divergence.*Use another loss for tokens"):
         trained(ToyTokenPolicy(), loss="dppo")
-    with pytest.raises(ValueError, match="gspo needs all steps"):
+    with pytest.raises(UserError, match="gspo, whose ratio is of all steps at once, but the policy replays them apart"):
         trained(ToyGaussianPolicy(), loss="gspo")
 
 

@@ -39,6 +39,14 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
     ("glm_image", {"grpo": {"loss": "dppo"}}, "exact divergence of a denoising step, but ar draws tokens"),
     *(
+        ("sd3", {"grpo": {"loss": "gspo"}, "policy": policy}, r"gspo, whose .* but the 2 trained steps of dit are")
+        for policy in (
+            {"flow": {"window_steps": 2}},
+            {"flow": {"window_start": 1, "window_steps": None}},
+            {"flow": {"likelihood": "matching", "draws": 2}, "share_start_noise": False},
+        )
+    ),
+    *(
         (family, {"policy": {"decode_guidance_scale": 2, **policy}}, "guidance_scale is 2, which changes nothing")
         for family, policy in (
             ("sd3", {}),

@@ -82,6 +82,14 @@ class FlowConfig(Strict):
         " adapter (arXiv 2606.27771)",
     )
 
+    def stochastic_steps(self, steps: int) -> int:
+        """Length of the window among ``steps`` denoising steps."""
+        return self.window_steps or steps - 1 - (self.window_start or 0)
+
+    def trained_steps(self, window: int) -> int:
+        """How many of the decisions of a ``window`` are trained."""
+        return max(1, round(self.train_share * window))
+
     @model_validator(mode="after")
     def _cps_noise_is_an_angle(self) -> Self:
         if self.sampler == "cps" and self.noise > 1:

@@ -262,7 +262,10 @@ class PolicyLoss:
         elif old.shape[1] == mask.shape[1]:
             ratio = sequence_ratio(chunk.log_probs, old, counted)
         else:
-            raise ValueError("gspo needs all steps of a row in one chunk; this policy replays them apart")
+            raise UserError(
+                "grpo.loss is gspo, whose ratio is of all steps at once, but the policy replays them apart. Use another"
+                " loss, or train one denoising step (policy.flow.window_steps=1)."
+            )
         loss = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
         clipped = clipped_away(ratio, advantages, self.clip_low, self.clip_high)
         if self.kind.divergence_limit is not None:

@@ -3,7 +3,8 @@
 Where a reward cannot see what a policy varies, each rollout's gradient is noise: the cosine between
 two of them is about 0 and training is a random walk at any learning rate. A run is stopped where every gradient is
 exactly 0, else only after the last allowed rollout, if the cosine is not significantly above 0 and its standard error
-is small enough to have shown a useful cosine (`Signal.verdict`). The gradients are scaled as AdamW scales them: else a few elements would decide the cosine.
+is small enough to have shown a useful cosine (`Signal.verdict`). The gradients are scaled as AdamW scales them: else a
+few elements would decide the cosine.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 _SEED_OFFSET = 7_919
 """Makes the check's rollouts differ from the training's."""
 _FIRST_LOOK = 6
-"""Rollouts before the first test, doubled before each further one. Fewer stop no run by their cosine: its standard error is so
-uncertain that with 3 or 4 rollouts up to 4% of runs with a planted cosine of .1 would be refused (300 draws each)."""
+"""Rollouts before the first test, doubled before each further one. Fewer stop no run by their cosine: its standard
+error is so uncertain that with 3 or 4 rollouts up to 4% of runs with a planted cosine of .1 would be refused (300 draws each)."""
 _GREATEST_USEFUL_COSINE = 0.05
 """Upper limit of `useful_cosine`: a short run learns little from any cosine."""
 _ADAM_EPSILON = 1e-8

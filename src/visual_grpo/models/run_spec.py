@@ -164,7 +164,15 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             f"grpo.loss is dppo, which masks by the exact divergence of a denoising step, but {tokens[0]} draws tokens."
             " Set another loss, or train only a flow module (policy.train)."
         )
-    yield from _flow_problems([name for name in modules if family.modules[name].kind == "flow"], config)
+    flows = [name for name in modules if family.modules[name].kind == "flow"]
+    window = policy.flow.stochastic_steps(config.sampling.rollout.steps or 0) * policy.flow.draws
+    if grpo.loss == "gspo" and flows and policy.flow.trained_steps(window) > 1:
+        yield (
+            f"grpo.loss is gspo, whose ratio is of all steps at once, but the {policy.flow.trained_steps(window)}"
+            f" trained steps of {flows[0]} are replayed one at a time, to hold one graph in memory. Set another loss,"
+            " or train one step (policy.flow.window_steps=1)."
+        )
+    yield from _flow_problems(flows, config)
     scale = policy.decode_guidance_scale
     decodes = "flow" in kinds and any(family.modules[name].kind == "tokens" for name in modules)
     # None or 1 as conf/base has it, which configurations of other families are differences from.

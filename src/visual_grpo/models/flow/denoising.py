@@ -77,7 +77,7 @@ class Denoiser(Generic[C]):
     def window(self, steps: int, generator: torch.Generator) -> Sequence[int]:
         """Returns the stochastic steps among ``steps`` denoising steps; a window without a start gets a random one."""
         flow = self.flow
-        count = flow.window_steps or steps - 1 - (flow.window_start or 0)
+        count = flow.stochastic_steps(steps)
         start, latest = flow.window_start, steps - 1 - count
         if start is None:
             start = int(torch.randint(max(latest, 0) + 1, (1,), generator=generator))
@@ -90,7 +90,7 @@ class Denoiser(Generic[C]):
 
     def trained_columns(self, window: int, generator: torch.Generator) -> list[int]:
         """Picks the trained steps at random among the ``window`` stochastic ones, the same for all rows."""
-        count = max(1, round(self.flow.train_share * window))
+        count = self.flow.trained_steps(window)
         if count == window:
             return list(range(window))
         return sorted(torch.randperm(window, generator=generator)[:count].tolist())
