@@ -92,6 +92,33 @@ def test_each_module_has_parameters_of_its_own(pipeline_folder: Path) -> None:
         assert min(value.shape) == (2 if name.startswith("ar/") else 5)
 
 
+@pytest.mark.parametrize(
+    ("targets", "complaint"),
+    [
+        (
+            ["to_q", "to_x"],
+            r"target_modules .*: 'to_x' names no layer of GlmImageTransformer2DModel; .* It has attn1\.to_k",
+        ),
+        (
+            ["embeddings"],
+            r"'embeddings' names model\.visual\.embeddings \(\w+\) of GlmImageFor\w+; expected a list of ends",
+        ),
+        ("to_q", r"'to_q' names no layer .* or a regular expression of whole names\."),
+        ("(", "'\\(' is no regular expression: missing \\)"),
+        ([], "'' names no layer"),
+    ],
+)
+def test_target_modules_that_are_no_linear_layers_are_refused(
+    pipeline_folder: Path, targets: Any, complaint: str
+) -> None:
+    adapters = load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters
+    module = "ar" if targets == ["embeddings"] else "dit"
+    with pytest.raises(UserError, match=complaint):
+        adapters.attach({module: LoraParams(target_modules=targets)}, 0)
+    adapters.attach({"dit": LoraParams(target_modules=["to_q", "ff.net.2"])}, 0)
+    assert {name.split(".", 3)[-1].split(".lora_")[0] for name in adapters.state()} == {"to_q", "net.2"}
+
+
 def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
     model = load_model(str(pipeline_folder), size=SIZE, train=["ar"], device="cpu")
     for ask in (lambda: model.adapters["dit"], lambda: model.policy("dit", rollout=SAMPLER, evaluation=SAMPLER)):

@@ -43,7 +43,9 @@ class LoraParams(Strict):
     rank: int = Field(default=8, ge=1, le=65536, description="rank of the two matrices added to each target layer")
     alpha: int = Field(default=16, ge=1, description="scale of their product: alpha / rank")
     target_modules: str | list[str] | None = Field(
-        default=None, description="target layers, as peft names them; null = attention and MLP matrices"
+        default=None,
+        description="Linear layers that get one: a list of ends of their names, a regular expression of whole names, or"
+        " all-linear; null = attention and MLP matrices",
     )
 
 

@@ -28,7 +28,8 @@ _SEED_OFFSET = 7_919
 """Makes the check's rollouts differ from the training's."""
 _FIRST_LOOK = 6
 """Rollouts before the first test, doubled before each further one. Fewer stop no run by their cosine: its standard
-error is so uncertain that with 3 or 4 rollouts up to 4% of runs with a planted cosine of .1 would be refused (300 draws each)."""
+error is so uncertain that with 3 or 4 rollouts up to 4% of runs with a planted cosine of .1 would be refused (300 draws
+each)."""
 _GREATEST_USEFUL_COSINE = 0.05
 """Upper limit of `useful_cosine`: a short run learns little from any cosine."""
 _ADAM_EPSILON = 1e-8

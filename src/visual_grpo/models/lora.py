@@ -7,6 +7,7 @@ diffusers: so each loads by the plain call of the library that its module comes 
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import check_target_module_exists
+from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -50,7 +53,9 @@ class Adapter(ABC):
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
         ``seed``; torch's own generator is left as it was.
         """
-        targets = targets if params.target_modules is None else params.target_modules
+        if params.target_modules is not None:
+            targets = params.target_modules
+            _check_targets(base, targets)
         config = LoraConfig(r=params.rank, lora_alpha=params.alpha, lora_dropout=0.0, target_modules=targets)
         base.requires_grad_(False)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
@@ -187,6 +192,32 @@ class AdapterPolicy(Policy[T]):
 
     def save_adapter(self, folder: Path | str) -> None:
         self.adapter.save(folder)
+
+
+def _check_targets(base: nn.Module, targets: str | list[str]) -> None:
+    """Raises UserError unless each of the ``targets`` of a user names layers of ``base``, and only Linear ones."""
+    linear = {name for name, layer in base.named_modules() if isinstance(layer, nn.Linear)}
+    # As a target: without the number of its block.
+    known = sorted({re.sub(r"^.*?\.\d+\.", "", name) for name in linear})
+    for target in [targets] if isinstance(targets, str) else targets or [""]:
+        if target == INCLUDE_LINEAR_LAYERS_SHORTHAND:
+            continue
+        config = LoraConfig(target_modules=target if isinstance(targets, str) else [target])
+        try:
+            found = {
+                name: layer for name, layer in base.named_modules() if name and check_target_module_exists(config, name)
+            }
+        except re.error as error:
+            raise UserError(f"policy.lora.target_modules: {target!r} is no regular expression: {error}") from error
+        other = next((name for name in found if name not in linear), None)
+        if other is None and found:
+            continue
+        is_what = "no layer" if other is None else f"{other} ({type(found[other]).__name__})"
+        raise UserError(
+            f"policy.lora.target_modules (or modules.NAME.lora): {target!r} names {is_what} of {type(base).__name__};"
+            " expected a list of ends of names of Linear layers, or a regular expression of whole names."
+            f" It has {', '.join(known)}."
+        )
 
 
 @contextmanager
