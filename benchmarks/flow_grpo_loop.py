@@ -122,7 +122,7 @@ class Loop:
         self.trainer: GRPOTrainer = trainer.modules[module]
         if halves:
             parts = (self.trainer.policy, self.trainer.scorer, self.trainer.config)
-            self.trainer = HalvesTrainer(*parts, seed=config.seed, dtype=config.model.dtype, module=module)
+            self.trainer = HalvesTrainer(*parts, seed=config.seed, module=module)
         self.spent = 0.0
         self.history: list[dict[str, float]] = []
         self._steps: Iterator[StepMetrics] = iter(())

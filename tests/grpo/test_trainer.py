@@ -29,7 +29,8 @@ def config(**changes: Any) -> GRPOConfig:
 
 
 def trainer_of(policy: Any, scorer: Any = None, dtype: str = "float32", **changes: Any) -> GRPOTrainer[Any]:
-    return GRPOTrainer(policy, scorer or CountingScorer(), config(**changes), seed=1, dtype=dtype)
+    policy.dtype = dtype
+    return GRPOTrainer(policy, scorer or CountingScorer(), config(**changes), seed=1)
 
 
 def trained(policy: Any, scorer: Any = None, **changes: Any) -> tuple[Any, list[Any]]:
@@ -193,6 +194,33 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(options: dict[str, A
     second.load_state(*first.state())
     assert shown(stopped + list(second.fit(records(10)))) == shown(want)
     assert torch.equal(second.policy.adapter_state_dict()["table"], whole.policy.adapter_state_dict()["table"])
+
+
+def test_a_state_in_memory_stays_as_it_was_while_training_goes_on() -> None:
+    trainer, other = trainer_of(ToyTokenPolicy(), steps=9), trainer_of(ToyTokenPolicy(), steps=9)
+    steps = trainer.fit(records(10))
+    next(steps)
+    kept, facts = trainer.state()
+    before = {name: value.clone() for name, value in kept.items()}
+    next(steps)
+    other.load_state(kept, facts)
+    next(other.fit(records(10)))
+    assert all(torch.equal(value, before[name]) for name, value in kept.items())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "complaint"),
+    [
+        (
+            ["a circle"],
+            r"each prompt must be a PromptRecord, got the str 'a circle'; make one of a text: PromptRecord\(",
+        ),
+        ([], "There are no prompts to train on; expected at least one PromptRecord"),
+    ],
+)
+def test_what_are_no_prompts_is_refused_before_any_rollout(prompts: Any, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        next(trainer_of(ToyTokenPolicy()).fit(prompts))
 
 
 class Telling(ToyTokenPolicy):

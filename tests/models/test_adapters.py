@@ -73,6 +73,33 @@ def test_saved_adapters_load_into_their_modules(pipeline_folder: Path, tmp_path:
     assert all(torch.equal(value, state[name]) for name, value in model.adapters.state().items())
     one = load_model(str(pipeline_folder), size=SIZE, train=["dit"], adapters=tmp_path, device="cpu").adapters
     assert one.state().keys() == {name for name in state if name.startswith("dit/")}
+    everything = load_model(str(pipeline_folder), size=SIZE, adapters=str(tmp_path), device="cpu").adapters
+    assert everything.state().keys() == state.keys()
+
+
+@pytest.mark.parametrize("module", ["ar", "dit"])
+def test_what_a_policy_saves_is_loaded_again(pipeline_folder: Path, tmp_path: Path, module: str) -> None:
+    policy = load_policy(str(pipeline_folder), module=module, size=SIZE, device="cpu")
+    stir(policy)
+    policy.save_adapter(tmp_path / "mine")
+    model = load_model(str(pipeline_folder), size=SIZE, adapters=tmp_path / "mine", device="cpu")
+    saved = {f"{module}/{name}": value for name, value in policy.adapter_state_dict().items()}
+    loaded = model.adapters.state()
+    assert loaded.keys() == saved.keys()
+    assert all(torch.equal(value, saved[name]) for name, value in loaded.items())
+    with pytest.raises(UserError, match=r"holds no adapter of the modules ar, dit\."):
+        load_model(str(pipeline_folder), size=SIZE, adapters=tmp_path, device="cpu")
+
+
+def test_a_size_that_would_be_rounded_and_prompts_that_are_no_records_are_refused(pipeline_folder: Path) -> None:
+    with pytest.raises(UserError, match=r"size is \(60, 100\); expected .* multiples of 32 pixels, such as \(64, 96\)"):
+        load_policy(str(pipeline_folder), size=(60, 100), device="cpu")
+    model = load_model(str(pipeline_folder), size=SIZE, device="cpu")
+    assert model.generate([], [], SAMPLER) == []
+    with pytest.raises(
+        UserError, match=r"each prompt must be a PromptRecord, got the str 'a circle'; make one of a text"
+    ):
+        model.generate(["a circle"], [0], SAMPLER)  # type: ignore[list-item]
 
 
 def test_the_seed_decides_the_initial_values(pipeline_folder: Path) -> None:

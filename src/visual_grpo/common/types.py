@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
+from visual_grpo.common.errors import UserError
+
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
@@ -51,6 +53,16 @@ class PromptRecord:
     """Other fields of the record; rewards may read them."""
     split_group: str | None = None
     """Records that share this key (one image, one prompt) go to the same split; None = split by the id."""
+
+
+def checked_record(record: object) -> PromptRecord:
+    """Raises UserError for what is no `PromptRecord`, such as a plain string."""
+    if isinstance(record, PromptRecord):
+        return record
+    raise UserError(
+        f"each prompt must be a PromptRecord, got the {type(record).__name__} {record!r:.80}; make one of a text:"
+        " PromptRecord(id='1', prompt='a red circle')"
+    )
 
 
 Fraction = tuple["Tensor", "Tensor"]

@@ -209,10 +209,13 @@ def in_double(parameter: nn.Parameter) -> bool:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``NUMBER/NAME`` -> tensor, for each parameter in its order that was updated; numbers as tensors of one."""
+    """``NUMBER/NAME`` -> tensor, for each parameter in its order that was updated; numbers as tensors of one.
+
+    Copies, which training does not change.
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     return {
-        f"{index}/{name}": torch.as_tensor(value)
+        f"{index}/{name}": torch.as_tensor(value).clone()
         for index, parameter in enumerate(parameters)
         for name, value in optimizer.state.get(parameter, {}).items()
         if not (_is_8bit(optimizer) and name in _TABLES)
@@ -224,7 +227,7 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Tensor]) -> None:
     entries: dict[int, dict[str, Any]] = {}
     for key, value in state.items():
         index, name = key.split("/")
-        entries.setdefault(int(index), {})[name] = value
+        entries.setdefault(int(index), {})[name] = value.clone()  # The optimizer takes it for its own.
     names = {name for entry in entries.values() for name in entry}
     if names and ("state1" in names) != _is_8bit(optimizer):
         raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, TrainBatch, begin_scoring
+from visual_grpo.common.types import (
+    Policy,
+    PromptRecord,
+    Rollout,
+    Scorer,
+    Scores,
+    TrainBatch,
+    begin_scoring,
+    checked_record,
+)
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.losses import zero_variance_groups
@@ -43,7 +52,9 @@ class PromptOrder:
     def __init__(self, prompts: Iterable[PromptRecord], seed: int, positions: Mapping[str, int] | None = None) -> None:
         """``positions``: by the kind's name, to continue an order. Reads each prompt once."""
         self.seed = seed
-        kinds = [len(prompt.source_images) for prompt in prompts]
+        kinds = [len(checked_record(prompt).source_images) for prompt in prompts]
+        if not kinds:
+            raise UserError("There are no prompts to train on; expected at least one PromptRecord.")
         self._members = {kind: [i for i, k in enumerate(kinds) if k == kind] for kind in sorted(set(kinds))}
         self.positions = {str(kind): (positions or {}).get(str(kind), 0) for kind in self._members}
         self._passes: dict[int, tuple[int, list[int]]] = {}

@@ -42,15 +42,14 @@ class GRPOTrainer(Generic[T]):
         config: GRPOConfig,
         *,
         seed: int = 0,
-        dtype: str = "float32",
         module: str = "policy",
     ) -> None:
-        """``dtype`` is that of the weights: it decides on loss scaling and on the floor of the ratio check."""
-        self.policy, self.scorer, self.config, self.seed, self.dtype = policy, scorer, config, seed, dtype
-        self.module = module
+        """The policy's ``dtype``, that of its weights, decides on loss scaling and on the floor of the ratio check."""
+        self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, seed, module
+        self.dtype: str = getattr(policy, "dtype", "float32")
         self.parameters = policy.trainable_parameters()
         self.device = self.parameters[0].device
-        self.optimizer = AdapterOptimizer(self.parameters, config, dtype)
+        self.optimizer = AdapterOptimizer(self.parameters, config, self.dtype)
         self._ratio_checked = False
         self.generator = torch.Generator().manual_seed(seed)
         self.step = 0

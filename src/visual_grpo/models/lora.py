@@ -181,6 +181,12 @@ class AdapterPolicy(Policy[T]):
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
 
+    @property
+    def dtype(self) -> str:
+        """The narrowest floating-point precision of the frozen weights."""
+        frozen = {p.dtype for p in self.adapter.model.parameters() if not p.requires_grad}
+        return next((name for name in ("float16", "bfloat16") if getattr(torch, name) in frozen), "float32")
+
     def trainable_parameters(self) -> list[nn.Parameter]:
         return self.adapter.parameters()
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, Sample
+from visual_grpo.common.types import PromptRecord, Sample, checked_record
 from visual_grpo.config import LoraParams, SamplerConfig
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.models.flow.denoising import Denoiser
@@ -47,11 +47,20 @@ class AdapterSet:
             with on_device(self.networks[name]):  # The LoRA is put where the weights are, and stays there.
                 self._adapters[name] = module.adapter.attach(self.networks[name], lora, module.targets, seed)
 
-    def load(self, folder: Path, names: Sequence[str]) -> None:
-        """Saved adapters, one folder a module, for sampling only."""
+    def load(self, folder: Path, names: Sequence[str] = ()) -> None:
+        """Saved adapters, for sampling only; no ``names``: all that are there.
+
+        ``folder`` has one folder a module, as `save` writes them, or the files of one module, as
+        `AdapterPolicy.save_adapter` does.
+        """
+        files = {name: module.adapter.file for name, module in self._modules.items()}
+        places = {name: folder if (folder / file).is_file() else folder / name for name, file in files.items()}
+        names = names or [name for name, place in places.items() if (place / files[name]).is_file()]
+        if not names:
+            raise UserError(f"{folder} holds no adapter of the modules {', '.join(self._modules)}.")
         for name in names:
             with on_device(self.networks[name]):
-                self._adapters[name] = self._modules[name].adapter.load(self.networks[name], folder / name)
+                self._adapters[name] = self._modules[name].adapter.load(self.networks[name], places[name])
 
     def start_from(self, folder: Path) -> None:
         """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""
@@ -106,6 +115,9 @@ class Model:
     @torch.no_grad()
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
         """Generates one sample per record; each depends only on its record, its seed and the weights."""
+        if not records:
+            return []
+        records = [checked_record(record) for record in records]
         name, module = list(self.modules.items())[-1]
         model = self.part(name, sampler)
         if module.kind == "tokens":

@@ -104,7 +104,6 @@ def build_trainer(
             scorer.weighted(config.weights([module])),
             grpo,
             seed=config.training_seed,
-            dtype=config.model.dtype,
             module=module,
         )
     if spec.joint:
@@ -128,7 +127,7 @@ def load_model(
     size: tuple[int, int] = (1024, 1024),
     policy: PolicyConfig | None = None,
     train: Sequence[str] = (),
-    adapters: Path | None = None,
+    adapters: Path | str | None = None,
     family: str = "auto",
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
@@ -142,8 +141,12 @@ def load_model(
         model: folder or hub id, whose family ``auto`` recognises.
         size: (height, width) in pixels, multiples of 32.
         train: the modules that get an adapter.
-        adapters: folder with the saved adapters of these modules to sample with, instead of fresh ones to train.
+        adapters: folder with the saved adapters of these modules (by default of all that it has) to sample with,
+            instead of fresh ones to train; also one that a policy's ``save_adapter`` wrote.
     """
+    if any(side % 32 for side in size):
+        near = tuple(max(32, round(side / 32) * 32) for side in size)
+        raise UserError(f"size is {size}; expected (height, width) in multiples of 32 pixels, such as {near}.")
     config = policy or PolicyConfig()
     model_family = find_family(family, model)
     settings = ModelSettings(size=size, policy=config, options=options_of(model_family, options or {}))
@@ -151,7 +154,7 @@ def load_model(
     built = model_family.build(model_family.load(model, model_config), settings)
     require_quantized(built.adapters.networks, base_weights)
     if adapters is not None:
-        built.adapters.load(adapters, train)
+        built.adapters.load(Path(adapters), train)
     else:
         built.adapters.attach(dict.fromkeys(train, config.lora), seed)
     return built

@@ -36,7 +36,7 @@ def first_step(policy: Any, **changes: Any) -> dict[str, float]:
     config = GRPOConfig(
         steps=1, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01, updates_per_rollout=2, **changes
     )
-    trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config, dtype="bfloat16")
+    trainer = GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config)
     return dict(next(trainer.fit(RECORDS)).values)
 
 
@@ -56,7 +56,9 @@ def test_half_precision_trains(pipeline_folder: Path, module: str, dtype: Dtype)
     assert {parameter.dtype for parameter in policy.trainable_parameters()} == {torch.float32}
     config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-3)
     before = policy.adapter_state_dict()
-    metrics = list(GRPOTrainer(policy, RewardSet({"b": (brightness, 1.0)}), config, dtype=dtype).fit(RECORDS))
+    trainer = GRPOTrainer(policy, RewardSet({"b": (brightness, 1.0)}), config)
+    assert (trainer.dtype, trainer.optimizer.scaler.is_enabled()) == (dtype, dtype == "float16")
+    metrics = list(trainer.fit(RECORDS))
     after = policy.adapter_state_dict()
     assert any(not torch.equal(before[name], value) for name, value in after.items())
     assert all(value.isfinite().all() for value in after.values())
