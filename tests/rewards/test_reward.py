@@ -1,4 +1,6 @@
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -297,6 +299,29 @@ def test_a_reward_that_paints_sorts_or_switches_gradients_off_changes_nothing_ou
     assert torch.is_grad_enabled()
     assert prompts == PROMPTS
     assert all(torch.equal(*pair) for pair in zip(before, SAMPLES, strict=True))
+
+
+class Wandering:
+    """Goes into another folder and to another precision, as scripts of research code do."""
+
+    def __init__(self, folder: str) -> None:
+        os.chdir(folder)
+
+    def __call__(self, prompts: Any, samples: Any) -> list[float]:
+        torch.set_default_dtype(torch.float64)
+        return [0.0] * len(samples)
+
+
+def test_what_a_reward_changes_for_the_process_is_put_back_and_said_once(tmp_path, caplog) -> None:
+    before = Path.cwd()
+    reward = make_reward("wandering", f"{__name__}:Wandering", {"folder": str(tmp_path)})
+    for _ in range(2):
+        reward(PROMPTS, SAMPLES)
+    assert (Path.cwd(), torch.get_default_dtype()) == (before, torch.float32)
+    assert [line.split(" again")[0] for line in caplog.messages] == [
+        f"reward 'wandering' changed the working directory to {tmp_path}; it is {before}",
+        "reward 'wandering' changed torch's default dtype to torch.float64; it is torch.float32",
+    ]
 
 
 def test_a_reward_that_compares_samples_is_asked_again_group_by_group() -> None:

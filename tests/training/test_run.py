@@ -135,11 +135,12 @@ def test_a_blind_reward_stops_the_run(pipeline_folder: Path, tmp_path: Path) -> 
     def blind(prompts: Any, images: Any) -> list[float]:
         return [0.0] * len(images)
 
-    config = parameters(tmp_path, policy={"signal_check": {"rollouts": 6}})
+    config = parameters(tmp_path, policy={"signal_check": {"rollouts": 3}}, grpo={"warmup_steps": 4 * STEPS})
     notes: list[str] = []
     with pytest.raises(UserError, match=r"(?s)signal check stopped the run.*module 'ar'.*signal_check.rollouts=0"):
         make_run(config, pipeline_folder, reward=blind).run(Callbacks(on_step=ignore, note=notes.append))
     assert any("guidance 1, the eval sampler has 1.5" in note for note in notes)
+    assert any("but ar has only" in note and "ends at 50% of grpo.learning_rate" in note for note in notes)
     assert not (tmp_path / "checkpoints").exists()
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +22,8 @@ from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample
 from visual_grpo.config.training import with_variables
 from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids
+
+log = logging.getLogger(__name__)
 
 PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
 """Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
@@ -54,7 +59,9 @@ class FunctionReward:
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
         copies = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
-        with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), torch.no_grad():
+        # Beside one that waits, other rewards run: a change would be blamed on the wrong one.
+        kept = torch.no_grad() if self.waits else kept_settings(f"reward {self.name!r}")
+        with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), kept:
             # A list of its own as well: a reward may sort it. And a generator fails, if it does, while it is read.
             returned = self.function(list(prompts), copies)
             returned = list(returned) if isinstance(returned, Iterator) else returned
@@ -103,7 +110,7 @@ def groups_of(prompts: Sequence[PromptRecord]) -> list[list[int]]:
 
 def load_function(path: str) -> Any:
     """Imports ``package.module:function``. Raises ``UserError`` if there is no such callable."""
-    with torch.no_grad():  # Puts the mode back: scripts that score pictures often switch gradients off when imported.
+    with kept_settings(path):  # Scripts that score pictures often switch gradients off when imported.
         function = load_attribute(path, "a function")
     if not callable(function):
         raise UserError(f"{path!r} must be a function or class, it is of type {type(function).__name__}")
@@ -125,7 +132,7 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
         # What a function says of itself (`needs`, `waits`) is copied to the partial one.
         bound = functools.update_wrapper(functools.partial(target, **values), target) if values else target
         return FunctionReward(name, bound)
-    with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), torch.no_grad():
+    with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), kept_settings(f"reward {name!r}"):
         try:
             return FunctionReward(name, target(**values))
         except TypeError as error:
@@ -140,6 +147,28 @@ def _check_options(what: str, parameters: Sequence[inspect.Parameter], options: 
         raise UserError(f"{what} has no option {unknown[0]!r}; it takes: {known}.{hint}")
     if missing := [name for name, p in taken.items() if p.default is p.empty and name not in options]:
         raise UserError(f"{what} needs the option {missing[0]!r}, got {', '.join(options) or 'none'}")
+
+
+@contextmanager
+def kept_settings(whose: str) -> Iterator[None]:
+    """Runs the code of a reward without gradients, and puts back what it changes for the whole process."""
+    folder, dtype = Path.cwd(), torch.get_default_dtype()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if (other := Path.cwd()) != folder:
+            os.chdir(folder)
+            _tell(f"{whose} changed the working directory to {other}; it is {folder} again: name files by whole paths")
+        if (wrong := torch.get_default_dtype()) != dtype:
+            torch.set_default_dtype(dtype)
+            _tell(f"{whose} changed torch's default dtype to {wrong}; it is {dtype} again: give dtype where you load")
+
+
+@functools.cache
+def _tell(line: str) -> None:
+    """Once, though every call may do it."""
+    log.warning(line)
 
 
 @contextmanager

@@ -110,6 +110,7 @@ class TrainingRun:
             )
         if not self.checkpoints.resume(callbacks.note):
             self._warn_of_another_guidance(callbacks)
+            self._warn_of_a_long_warm_up(callbacks)
             self._check_signal(callbacks)
             self.checkpoints.begin()
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
@@ -189,6 +190,16 @@ class TrainingRun:
                 " is learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
                 " sampling.eval.guidance_scale agree."
             )
+
+    def _warn_of_a_long_warm_up(self, callbacks: Callbacks) -> None:
+        for module in self.spec.modules:
+            grpo = self.config.grpo_of(module)
+            updates = grpo.steps * grpo.updates_per_rollout
+            if grpo.warmup_steps > updates:
+                callbacks.note(
+                    f"Warning: grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only"
+                    f" {updates}: its learning rate ends at {updates / grpo.warmup_steps:.0%} of grpo.learning_rate."
+                )
 
     def _check_signal(self, callbacks: Callbacks) -> None:
         """Stops a run that has nothing to learn, before its first step."""

@@ -179,6 +179,20 @@ def test_the_deadline_ends_all_requests_of_a_call_and_is_no_verdict_on_the_serve
     assert "did not answer within" in caplog.text or "were over" in caplog.text
 
 
+def test_a_server_that_hangs_is_named_while_it_is_waited_for(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setattr(client, "SILENCE", 0.1)
+    with running("ok,hang") as server:
+        reward = http(server, share=0.9, timeout=60, deadline=0.5, batch_size=1, concurrency=1)
+        reward(prompts({}, 1), images(1))
+        assert caplog.text == ""
+        reward(prompts({}, 9), images(9))
+    told = [line for line in caplog.messages if "has not answered for" in line]
+    assert [re.sub(r"http://[^ ]+", "URL", line).split(";")[0] for line in told] == [
+        "URL has not answered for 0.1 s, with 0 of 9 samples judged",
+        "URL has not answered for 0.3 s, with 0 of 9 samples judged",
+    ]
+
+
 def test_requests_at_a_time_are_bounded() -> None:
     with running("slow") as server:
         http(server, batch_size=1, concurrency=2, timeout=5)(prompts({}, 6), images(6))

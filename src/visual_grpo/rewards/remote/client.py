@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ from visual_grpo.common.errors import UserError, sanitize
 from visual_grpo.common.images import to_base64
 from visual_grpo.common.types import RewardOutput
 
+log = logging.getLogger(__name__)
+
 Body = Callable[[Sequence[int]], bytes]
 """JSON that asks about the samples of these indices."""
 Read = Callable[[Any, Sequence[int]], Sequence[Any]]
@@ -38,6 +41,8 @@ Read = Callable[[Any, Sequence[int]], Sequence[Any]]
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first retry, which double with each retry, and the most seconds."""
 _CHECK_SECONDS = 5.0
+SILENCE = 15.0
+"""Seconds without an answer after which the user is told; he is told again after twice as many, and so on."""
 _SHOWN = 200
 """Characters of an answer that are shown in an error."""
 _CHUNK, _MOST_BYTES = 65_536, 8_000_000
@@ -158,6 +163,7 @@ class ServerReward:
                 answers.update(zip(rows, replies, strict=True))
 
         async with self._session() as session:
+            telling = asyncio.create_task(self._tell_of_silence(path, answers, count))
             try:
                 async with asyncio.timeout(self.deadline), asyncio.TaskGroup() as workers:
                     for _ in range(self.concurrency):
@@ -166,8 +172,24 @@ class ServerReward:
                 pass
             except ExceptionGroup as group:
                 raise group.exceptions[0] from None
+            finally:
+                telling.cancel()
         late = RequestError(f"the {self.deadline:g} s for all requests of one call were over")
         return [answers.get(row, late) for row in range(count)]
+
+    async def _tell_of_silence(self, path: str, answers: Mapping[int, Any], count: int) -> None:
+        wait, silent = SILENCE, 0.0
+        while True:
+            known = len(answers)
+            await asyncio.sleep(wait)
+            silent = silent + wait if len(answers) == known else 0.0
+            if silent:
+                log.warning(
+                    "%s has not answered for %g s, with %s of %s samples judged; a request is waited for %g s, all of"
+                    " them %g s (the reward's options timeout and deadline)",
+                    *(shown(self.url + path), silent, known, count, self.timeout, self.deadline),
+                )
+                wait *= 2
 
     async def _retried(
         self, session: ClientSession, path: str, rows: Sequence[int], body: Body, read: Read
