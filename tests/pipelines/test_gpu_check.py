@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.models.families.sd3 import tiny as sd3
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.gpu_check import Stopwatch, caught, known_card, measure, single_module
@@ -75,6 +77,17 @@ def test_a_model_without_weights_gets_random_ones_of_its_size(pipeline_folder, t
     weight = transformer.transformer_blocks[0].attn1.to_q.weight
     assert weight.device == CPU
     assert weight.std() > 0
+
+
+@pytest.mark.parametrize(("saved", "dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")])
+def test_random_weights_have_the_dtype_that_is_asked_for_whatever_the_configuration_names(tmp_path, saved, dtype):
+    sd3.pipeline().to(getattr(torch, saved)).save_pretrained(tmp_path)
+    for weights in tmp_path.rglob("*.safetensors"):
+        weights.unlink()
+    own = {"model": {"path": str(tmp_path), "device": "cpu", "dtype": dtype}, "data": {"height": 64, "width": 96}}
+    found = planned_model(parameters_of("sd3", {"rewards": {"planned": {"function": "x:y"}}, **own}), measured=True)
+    assert {p.dtype for part in found.networks.values() for p in part.parameters()} == {getattr(torch, dtype)}
+    assert found.model.model.conditions([PromptRecord(id="1", prompt="red")], [0], 1.0).prompts
 
 
 def test_without_a_gpu_it_says_what_needs_none():

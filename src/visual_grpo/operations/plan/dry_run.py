@@ -143,6 +143,8 @@ def frozen(build: Callable[[], Any], dtype: torch.dtype, device: str = "meta") -
         torch.set_default_dtype(before)
     kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else ()
     for name, part in module.named_modules():
+        for parameter in part.parameters(recurse=False):  # A network inside may have its configuration's dtype.
+            parameter.data = parameter.data.to(dtype)
         for key, buffer in part.named_buffers(recurse=False):
             if buffer.is_floating_point() and key not in part._non_persistent_buffers_set:
                 part.register_buffer(key, buffer.to(dtype))
