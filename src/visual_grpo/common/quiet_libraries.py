@@ -1,4 +1,4 @@
-"""Hides the warnings, notices and progress bars of other libraries, and sets how long MLflow's client waits.
+"""Hides the warnings, notices and progress bars of other libraries, and sets how MLflow's client and torch wait.
 
 Kedro calls ``silence_libraries`` through the entry point ``kedro.init``, before it loads plugins: mlflow reads
 its environment variables at import time, which is before the project's settings are read.
@@ -40,9 +40,14 @@ _QUIET = (
 
 
 def silence_libraries() -> None:
-    """Hides the warnings and notices of installed libraries, unless the environment or ``python -W`` says otherwise."""
+    """Hides the warnings and notices of installed libraries, and shortens torch's spinning, unless the environment or
+    ``python -W`` says otherwise."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # libgomp's threads spin while they wait for each other. By its default of 300000 turns they take a busy
+        # machine's cores from the thread that they wait for. Read when torch is imported.
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     sys.excepthook = _without_traceback_of_ctrl_c
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)
