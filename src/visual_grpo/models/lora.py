@@ -78,6 +78,10 @@ class Adapter(ABC):
         with _loading(folder, cls.file):
             return load_file(folder / cls.file)
 
+    def restore(self, folder: Path) -> None:
+        """Puts saved weights of the same LoRA on."""
+        self.load_state(self.saved(folder))
+
     @abstractmethod
     def save(self, folder: Path | str) -> None:
         """Writes `file` and the adapter's configuration."""
@@ -149,8 +153,13 @@ class DiffusersAdapter(Adapter):
             if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
                 raise ValueError(f"no tensor's name starts with {cls.prefix}.")
         adapter = cls(base)._in_single_precision()
-        adapter.load_state(cls.saved(folder))  # diffusers has rounded it to the model's precision.
+        adapter.restore(folder)  # diffusers has rounded it to the model's precision.
         return adapter
+
+    def restore(self, folder: Path) -> None:
+        own = self.model.peft_config["default"]
+        scale = _scale(_config(folder / self.file)) / (own.lora_alpha / own.r)
+        self.load_state(_scaled(self.saved(folder), scale))
 
     def _in_single_precision(self) -> Self:
         """Keeps the LoRA in float32, as peft does for a PeftModel: half precision would round updates away."""
@@ -241,19 +250,34 @@ def _start(prefix: str | None) -> str:
     return f"{prefix}." if prefix else ""
 
 
-def _rewrite(file: Path, prefix: str | None) -> None:
-    """Gives names and configuration their prefix, and makes equal adapters equal files.
-
-    A pipeline reads only what has the prefix, and without the configuration it takes alpha to be the rank. diffusers
-    writes several metadata entries, and the names in a set, in any order.
-    """
+def _config(file: Path) -> dict[str, Any]:
+    """peft's configuration in a file of diffusers, by names that may have a prefix."""
     with safe_open(file, framework="pt") as opened:
-        config = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
+        config: dict[str, Any] = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
+    return config
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    (alpha,), (rank,) = ([config[key] for key in config if key.split(".")[-1] == name] for name in ("lora_alpha", "r"))
+    return float(alpha / rank)
+
+
+def _scaled(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    return {name: value * scale if ".lora_B." in name else value for name, value in state.items()}
+
+
+def _rewrite(file: Path, prefix: str | None) -> None:
+    """Gives names and configuration their prefix, makes alpha the rank, and equal adapters equal files.
+
+    A pipeline reads only what has the prefix. What does not read the configuration, as ComfyUI, takes alpha to be the
+    rank: so B has the scale. diffusers writes several metadata entries, and the names in a set, in any order.
+    """
+    config = _config(file)
+    tensors = _scaled(load_file(file), _scale(config))
+    config["lora_alpha"] = config["r"]
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
-    tensors, config = (
-        {_start(prefix) + name: value for name, value in part.items()} for part in (load_file(file), config)
-    )
+    tensors, config = ({_start(prefix) + name: value for name, value in part.items()} for part in (tensors, config))
     save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
 
 

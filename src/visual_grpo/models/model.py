@@ -65,7 +65,7 @@ class AdapterSet:
     def start_from(self, folder: Path) -> None:
         """Gives the attached adapters the weights of saved ones of the same LoRA, to be trained on."""
         for name, adapter in self._adapters.items():
-            adapter.load_state(self._modules[name].adapter.saved(folder / name))
+            adapter.restore(folder / name)
 
     def save(self, folder: Path) -> None:
         """Writes a folder for each module, in its library's format."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file
 
+from tests.conftest import stir
 from tests.evaluation.painter import brightness
 from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
@@ -97,6 +100,28 @@ def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]]) ->
     }
     assert [part for part in TRAINED[name] if not any(part in key for key in after)] == []
     assert still == UNTRAINED.get(name, set())
+
+
+def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
+    case: tuple[str, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """As ComfyUI reads the file: up times down, at strength 1. The pipeline reads the configuration as well."""
+    _, folder, _ = case
+    policy: Any = load_policy(
+        str(folder), size=SIZE, policy=PolicyConfig(lora=LoraParams(rank=4, alpha=12)), device="cpu"
+    )
+    stir(policy)
+    policy.save_adapter(tmp_path)
+    pipeline = find_family("auto", str(folder)).load(str(folder), CPU)
+    pipeline.load_lora_weights(str(tmp_path), adapter_name="mine")
+    saved = load_file(tmp_path / "pytorch_lora_weights.safetensors")
+    layers = {name: layer for name, layer in policy.model.transformer.named_modules() if isinstance(layer, LoraLayer)}
+    for name, layer in layers.items():
+        down, up = (saved[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
+        torch.testing.assert_close(up @ down, layer.get_delta_weight("default"), rtol=1e-5, atol=1e-6)
+        read = pipeline.transformer.get_submodule(name).get_delta_weight("mine")
+        torch.testing.assert_close(read, layer.get_delta_weight("default"), rtol=1e-5, atol=1e-6)
+    assert len(saved) == 2 * len(layers)
 
 
 @pytest.mark.parametrize("name", ["flux", "z_image", "flux2_klein"])
