@@ -114,7 +114,11 @@ def local_code(config: Parameters) -> dict[str, str]:
     digests = {f"{CODE}{name}": code for name, code in reward_codes(config.rewards).items()}
     for name, reward in config.rewards.items():
         digests |= {f"{FILE}{name}: {o}": found for o, found in option_files(reward.options, config.output).items()}
-    return digests | ({"family_code": code_digest(config.model.family)} if ":" in config.model.family else {})
+    return digests | _family_code(config)
+
+
+def _family_code(config: Parameters) -> dict[str, str]:
+    return {"family_code": code_digest(config.model.family)} if ":" in config.model.family else {}
 
 
 def reward_codes(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
@@ -212,6 +216,7 @@ def conditions(spec: RunSpec, base_model: Mapping[str, Any], data: str) -> dict[
             "dtype": config.model.dtype,
             "device": device_kind(config.model.device),
             "base_weights": config.model.base_weights,
+            **_family_code(config),
         },
         "dataset": data,
         "data": {side: tree["data"][side] for side in ("height", "width")},

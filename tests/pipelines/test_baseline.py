@@ -8,6 +8,7 @@ from kedro.io import DatasetError
 
 from tests.evaluation.defaults import conditions_of, parameters
 from tests.pipelines.painted import SMALL, Project
+from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import register_pipelines
@@ -105,15 +106,29 @@ def test_conditions_contain_the_models_options_and_files() -> None:
 def test_conditions_contain_a_rewards_files_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     code, file = tmp_path / "an_edited_reward.py", tmp_path / "head.json"
-    config = parameters(
-        rewards={"mine": {"function": "an_edited_reward:score", "options": {"head": str(file)}}, "clip_score": {}}
-    )
+    mine: dict[str, Any] = {"function": "an_edited_reward:score", "options": {"head": str(file)}}
+    config = parameters(rewards={"mine": mine, "clip_score": {}})
+    other = parameters(rewards={"mine": mine | {"function": "an_edited_reward:other"}, "clip_score": {}})
     found = []
     for value, content, commit in ((1.0, "1", "a"), (5.0, "1", "a"), (5.0, "2", "a"), (5.0, "2", "b")):
-        code.write_text(f"def score(prompts, images): return [{value}] * len(images)")
+        code.write_text(f"def score(prompts, images): return [{value}] * len(images)\nother = None")
         file.write_text(content)
         made = [conditions_of(config, {"clip_score": {"model": commit * 40}})["rewards"] for _ in range(2)]
         assert made[0] == made[1]
         assert "code" not in made[0]["clip_score"]
         found.append(made[0])
     assert all(before != after for before, after in pairwise(found))
+    assert conditions_of(config) != conditions_of(other), "of the same file"
+
+
+def test_conditions_and_records_contain_the_code_of_an_own_family(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    config = parameters(model={"path": "a/model", "family": "an_edited_family:FAMILY"})
+    found = []
+    for edit in ("", "# edited"):
+        (tmp_path / "an_edited_family.py").write_text(f"from visual_grpo.models.families.glm_image import FAMILY{edit}")
+        inputs = provenance.inputs(config, {"model": "a/model", "digest": "d", "content": None}, "data")
+        found.append((conditions_of(config), inputs))
+    assert all(before != after for before, after in zip(*found, strict=True))
