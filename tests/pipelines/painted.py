@@ -121,7 +121,7 @@ class Project:
         SequentialRunner().run(pipeline, catalog, hook_manager=hooks)
         return catalog
 
-    def train(self, digest: str = "digest", **facts_too: str) -> None:
+    def train(self, digest: str = "digest", **facts_too: Any) -> None:
         """Leaves what the train pipeline leaves, as far as evaluation reads it."""
         adapters = self.folder / "adapters"
         for module in ("ar", "dit"):

@@ -17,16 +17,19 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter
 from tests.pipelines.painted import STARTER_REPORT, Project
 from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.head import pixel_features
 from visual_grpo.rewards.votes.reward import read_head
+from visual_grpo.training import components
 
 
 class Voter(threading.Thread):
@@ -115,6 +118,18 @@ def test_choices_between_the_models_samples_become_a_reward(painted: Project, mo
     assert len(pd.read_csv(folder / "choices.csv")) == 60
     scores = pd.read_csv(folder / "scores.csv")
     assert scores.groupby("family")["score"].sum().abs().max() < 1e-6
+
+
+def test_a_named_adapter_draws_with_the_model_and_the_modules_of_its_training(
+    painted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = parameters(policy={"train": "ar"}).public()
+    painted.train(model="its model", parameters=trained)
+    specs: list[RunSpec] = []
+    build = components.build_model
+    monkeypatch.setattr(components, "build_model", lambda spec, folder: specs.append(spec) or build(spec, folder))
+    vote(painted, monkeypatch, pairs=2, adapter=str(painted.folder / "adapters"))
+    assert [(spec.model, spec.modules) for spec in specs] == [("its model", ("ar",))]
 
 
 def test_an_interrupted_vote_goes_on(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:

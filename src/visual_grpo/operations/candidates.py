@@ -145,9 +145,9 @@ def _differences(before: provenance.Record, now: provenance.Record) -> list[str]
 
 
 def sampled_alike(parameters: Parameters, facts: Mapping[str, Any]) -> RunSpec:
-    """Resolves ``parameters`` with the base model, modules and LoRA of a training; all else is shared."""
+    """Resolves ``parameters`` with the base model and modules of a training; all else is shared."""
     training = Parameters.model_validate(facts["parameters"]) if "parameters" in facts else parameters
-    trained = {"train": training.policy.train, "stages": training.policy.stages, "lora": training.policy.lora}
+    trained = {"train": training.policy.train, "stages": training.policy.stages}
     config = parameters.model_copy(
         update={
             "policy": parameters.policy.model_copy(update=trained),

@@ -39,7 +39,8 @@ from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed, read_scores
-from visual_grpo.models.run_spec import RunSpec, resolve
+from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.operations.candidates import sampled_alike
 from visual_grpo.provenance import require_pair
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
@@ -164,7 +165,7 @@ def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
     parameters = spec.config
     adapters = adapters_or_base(parameters.vote.adapter, Path(parameters.adapters_folder))
     if adapters is not None:
-        spec = resolve(parameters, read_facts(adapters)["model"])
+        spec = sampled_alike(parameters, read_facts(adapters))
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
     what = {
         "model": [spec.model, content_digest(spec.model)],
