@@ -39,6 +39,9 @@ def test_options_and_parameters_of_the_run_are_kept() -> None:
             "pipeline_names": ["train", "evaluate"],
             "runtime_params": {"data": {"path": "my photos"}, "seed": 3, "output": None, "policy": {"train": "dit"}},
             "tags": None,
+            "namespaces": ["train"],
+            "from_inputs": ["records"],
+            "node_names": ["train.train"],
         }
     )
     words = shlex.split(str(command.with_parameters({"data.task": "i2i", "seed": 4})))
@@ -46,6 +49,9 @@ def test_options_and_parameters_of_the_run_are_kept() -> None:
         "run",
         "--env=sd3_small",
         "--pipelines=train,evaluate",
+        "--namespaces=train",
+        "--from-inputs=records",
+        "--nodes=train.train",
         "--params=data.path=my photos,seed=4,output=null,policy.train=dit,data.task=i2i",
     ]
     assert words[0].rpartition("/")[2] == "kedro"
@@ -132,6 +138,7 @@ def test_remedies_exist_and_libraries_print_no_commands() -> None:
             if name == "Remedy":
                 used |= {each.value for each in call.args if isinstance(each, ast.Constant)}
                 assert given.get("make", "ui") in targets, f"{file}:{call.lineno}"
+                assert (root / "conf" / given.get("environment", "base")).is_dir(), f"{file}:{call.lineno}"
             used |= {given["remedy"]} if "remedy" in given else set()
             if name.endswith("Error") and top not in ("hooks", "operations", "pipelines"):
                 texts = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant)]

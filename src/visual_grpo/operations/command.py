@@ -22,7 +22,10 @@ from visual_grpo.config import flatten
 
 _OPTIONS = {
     "pipeline_names": "pipelines",
+    "namespaces": "namespaces",
     "tags": "tags",
+    "from_inputs": "from-inputs",
+    "to_outputs": "to-outputs",
     "from_nodes": "from-nodes",
     "to_nodes": "to-nodes",
     "node_names": "nodes",
