@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.evaluation.defaults import conditions_of, parameters
 from tests.evaluation.painter import brightness
+from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.config import Parameters
 from visual_grpo.config.policy import PolicyConfig
+from visual_grpo.config.schema import validate
 from visual_grpo.config.training import EvaluationConfig, ModuleConfig
 from visual_grpo.provenance import (
     UNREAD,
@@ -21,6 +24,7 @@ from visual_grpo.provenance import (
     differences,
     parameters_to_judge,
     require_pair,
+    source_digest,
 )
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
 
@@ -135,6 +139,22 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
     assert judged["policy"]["denoise_batch"] == 5
     assert judged["adapter"] == "a run"
     assert judged["sampling"]["eval"] == {**own["sampling"]["eval"], "steps": 3}
+    removed = tree(data={"path": "mine"}, reward="target", rewards={"edge_density": None})
+    assert list(validate(parameters_to_judge(present, removed, {})).rewards) == ["ssim", "colour_entropy"]
+
+
+def test_every_file_is_a_source_but_those_that_only_call_show_and_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = {file.parent.name for file in provenance.PACKAGE.glob("*/__init__.py")}
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
+    seen, before = set(), source_digest()
+    for name in packages:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").touch()
+        seen |= {name} if source_digest() != before else set()
+        before = source_digest()
+    assert packages - seen == {"operations", "tracking"}
 
 
 def test_other_code_of_a_reward_than_the_trainings_is_told() -> None:

@@ -57,7 +57,7 @@ def terminate(report):
 
 def judge(adapters, parameters):
     folder = new_folder(Path(parameters.output, "trained"))
-    (folder / "seed").write_text(f"{parameters.seed} {parameters.grpo.loss}")
+    (folder / "seed").write_text(f"{parameters.seed} {parameters.grpo.loss} {parameters.data.height}")
     if parameters.evaluation.every == 77:
         raise UserError("no room left")
     return folder
@@ -152,7 +152,8 @@ parameters = {**settings_of_training, "seed": 5, "grpo": {**settings_of_training
 facts = {"mlflow_run_id": out["made"]["id"], "parameters": parameters}
 (adapters / "training.json").write_text(json.dumps(facts))
 for name, every in (("judged", 1), ("badly_judged", 77)):
-    out[name] = run("evaluate", evaluation={"every": every}) | {"of": mlflow.get_run(out["made"]["id"]).to_dictionary()}
+    given = {"evaluation": {"every": every}, "data": {"height": 64}}
+    out[name] = run("evaluate", **given) | {"of": mlflow.get_run(out["made"]["id"]).to_dictionary()}
 checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
 
@@ -162,6 +163,7 @@ def checkpoint_of(run_id, number):
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
 checkpoint_of(out["interrupt"]["id"], 1)
+out["other"] = run("trained", resume="auto", seed=77)
 out["resumed"] = run("trained", resume="auto", grpo={"steps": 7, "schedule": "constant"})
 out["resumed_by_name"] = run("trained", resume=str(checkpoints / "step-000001"))
 elsewhere = root / "elsewhere"
@@ -297,7 +299,7 @@ def test_a_run_that_did_not_end_well_says_so_why_and_where(runs, name, status, e
 def test_an_evaluation_goes_on_in_the_trainings_run_with_its_parameters(runs):
     judged = runs["judged"]
     assert judged["end"] == "done"
-    assert (runs["data"] / "trained/seed").read_text() == "5 dapo"
+    assert (runs["data"] / "trained/seed").read_text() == "5 dapo 64"
     run, before = judged["of"], runs["made"]
     assert run["info"]["status"] == "FINISHED"
     assert run["data"]["params"] == before["params"]
@@ -316,6 +318,8 @@ def test_a_failed_evaluation_does_not_fail_the_training(runs):
 
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):
+    assert "made with other values of seed (was 0, is 77)" in runs["other"]["end"][1]
+    assert runs["other"]["runs"] == runs["badly_judged"]["runs"], "refused before its first node"
     assert runs["resumed"]["end"] == "done"
     assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["badly_judged"]["runs"]
     assert runs["resumed_by_name"]["runs"] == runs["badly_judged"]["runs"]

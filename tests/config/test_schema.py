@@ -109,6 +109,8 @@ def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
     assert parameters.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0}
     assert parameters.weights(["dit"]) == {"shapes": 1.0, "palette": 1.0}
     assert parameters.weights(["ar", "dit"]) == {"shapes": 1.0, "palette": 0.5}
+    without = validate(changed(tree, "modules.ar.rewards", {"shapes": 0.0}))
+    assert without.weights(["ar"]) == {"shapes": 0.0, "palette": 0.0}
 
 
 def test_every_problem_is_listed(defaults):

@@ -97,7 +97,10 @@ def test_where_no_gradient_is_there_is_no_agreement() -> None:
 
 @pytest.mark.parametrize(("most", "drawn"), [(3, 3), (48, 6)])
 def test_a_constant_reward_is_refused_at_any_number_of_rollouts(most: int, drawn: int) -> None:
+    batches = []
+
     def constant(prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> Scores:
+        batches.append(torch.stack(list(samples)))
         return one_reward(torch.ones(len(samples)))
 
     trainer = trainer_of(ToyGaussianPolicy(), constant, group_size=4)
@@ -105,3 +108,5 @@ def test_a_constant_reward_is_refused_at_any_number_of_rollouts(most: int, drawn
     assert (found.cosine, found.error, found.rollouts) == (0, 0, drawn)
     with pytest.raises(NoSignalError, match="Every gradient was exactly 0: all samples of a prompt got the same"):
         check_signal({"dit": found}, useful_cosine(80), {})
+    next(iter(trainer.fit(records(10))))
+    assert len(torch.stack(batches).unique(dim=0)) == drawn + 1, "the training's samples are others"

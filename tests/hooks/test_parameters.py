@@ -1,17 +1,24 @@
-"""What a command is given is refused with its name before anything is touched, whatever it is."""
+"""The parameters of a command: what is given is used, or refused with its name before anything is touched."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from kedro.config import OmegaConfigLoader
+from kedro.io import DataCatalog, MemoryDataset
 
 from tests.small_project import ROOT
+from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
+from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.grpo.checkpoint import save_checkpoint
 from visual_grpo.hooks.cli import parsed
-from visual_grpo.hooks.parameters import ParameterHooks
+from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 
 
@@ -38,10 +45,49 @@ def test_a_slip_is_named(given: str, named: str) -> None:
 
 def test_grpo_parameters_of_the_command_line_replace_those_of_single_modules() -> None:
     """conf/base sets another learning rate and KL weight for dit."""
-    hooks = ParameterHooks()
-    hooks.after_context_created(context_of("grpo.learning_rate=1e-4,grpo.kl_weight=0.02,modules.dit.kl_weight=0.03"))
+    hooks = hooks_of("grpo.learning_rate=1e-4,grpo.kl_weight=0.02,modules.dit.kl_weight=0.03")
     dit = hooks._parameters.grpo_of("dit")
     assert (dit.learning_rate, dit.kl_weight, dit.advantage_epsilon) == (1e-4, 0.03, 0.03)
+
+
+@pytest.mark.parametrize(("given", "output"), [("", "before"), (",output=moved", "moved")])
+def test_a_resumed_run_has_its_parameters_and_the_folder_that_is_given(given: str, output: str, tmp_path: Path) -> None:
+    metadata = {"parameters": hooks_of("seed=5,output=before")._parameters.public()}
+    written = save_checkpoint(tmp_path, 1, {"a": torch.zeros(1)}, metadata)
+    resumed = hooks_of(f"resume={written}{given}")._parameters
+    assert (resumed.seed, resumed.output) == (5, output)
+    assert resumed.tracking.checkpoints == f"{output}/06_models/checkpoints"
+
+
+def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "start/ar").mkdir(parents=True)
+    (tmp_path / "start/training.json").write_text("{}")
+    weights = tmp_path / "start/ar/adapter_model.safetensors"
+    weights.write_bytes(b"weights")
+    base_model = {"model": "data/06_models/base", "digest": "digest", "content": None}
+    hooks = hooks_of("resume=same,train.start=start")
+    config = hooks._parameters
+    made = provenance.record(config, base_model, "data", adapter_digest(tmp_path / "start"))
+    metadata = {"parameters": made.pop("parameters"), "provenance": made, "mlflow_run_id": None}
+    save_checkpoint(Path(config.tracking.checkpoints), 1, {"a": torch.zeros(1)}, metadata)
+
+    def settled() -> tuple[str, str]:
+        inputs = {"base_model": base_model, "records": SimpleNamespace(digest="data")}
+        catalog = DataCatalog({name: MemoryDataset(value) for name, value in inputs.items()})
+        hooks.after_catalog_created(catalog)
+        hooks.before_pipeline_run({}, register_pipelines()["train"], catalog)
+        return catalog.load("parameters").resume, catalog.load(RUN_SPEC).config.resume
+
+    assert settled() == ("auto", "auto")
+    weights.write_bytes(b"others")
+    assert settled() == ("never", "never"), "from other adapters"
+
+
+def hooks_of(given: str) -> ParameterHooks:
+    hooks = ParameterHooks()
+    hooks.after_context_created(context_of(given))
+    return hooks
 
 
 def context_of(given: str) -> Any:

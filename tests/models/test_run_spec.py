@@ -62,6 +62,22 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"policy": {"train": "all", "stages": "joint"}, "grpo": {"max_refills": 2}},
         r"policy\.stages is joint, which draws one rollout of all prompts a step: it has neither grpo\.max_refills",
     ),
+    (
+        "glm_image",
+        {"policy": {"train": "all", "stages": "joint"}, "grpo": {"rollout_prompts": 1}},
+        "nor grpo.rollout_p",
+    ),
+    *(
+        (
+            "sd3",
+            {"model": {"path": "saved/model", **model}, "distributed": {"processes": 2, "sharded": True}},
+            complaint,
+        )
+        for model, complaint in (
+            ({"offload": "phases"}, "no network is whole on a GPU, .* Set model.offload to none"),
+            ({"base_weights": "4bit"}, "only weights of full precision are sharded. Set model.base_weights to full"),
+        )
+    ),
     ("glm_image", {"policy": {"train": "dit", "stages": "joint"}}, r"policy\.stages is joint, .* but only dit is"),
     ("glm_image", {"modules": {"foo": {}}}, r"modules names 'foo'\. The family glm_image has the modules: ar, d"),
     ("sd3", {"modules": {"ar": {}}}, r"modules names 'ar'\. The family sd3 has the modules: dit"),
@@ -115,6 +131,12 @@ def test_what_a_family_lacks_is_refused(tmp_path: Path, family: str, changes: di
     resolve(base(tmp_path), family=found)
     with pytest.raises(UserError, match=complaint):
         resolve(base(tmp_path, **changes), family=found)
+
+
+def test_a_given_model_takes_the_place_of_the_configured_one(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text('{"_class_name": "StableDiffusion3Pipeline"}')
+    spec = resolve(of_sd3(tmp_path, model={"path": "saved/model", "family": "auto"}), str(tmp_path))
+    assert (spec.model, spec.family.name) == (str(tmp_path), "sd3")
 
 
 def test_a_window_does_not_matter_where_no_flow_module_is_trained(tmp_path: Path) -> None:

@@ -82,10 +82,10 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
             Remedy("baseline"),
         ),
         (
-            {},
+            {"mlflow_run_id": "a run"},
             {"sampling": {"eval": {"steps": 3}}},
             r"sampling\.eval\.steps: 10 in the baseline, 3 now",
-            Remedy("baseline"),
+            Remedy("baseline", {"adapter": "a run"}),
         ),
         ({"digest": "another digest"}, {}, "another base model", Remedy("train")),
         ({"data": "other data"}, {}, "trained on other data", Remedy("compare", {"compare.second": "ADAPTER"})),

@@ -50,12 +50,12 @@ class Gate:
         mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
         self.client = MlflowClient()
 
-    def train(self, name: str, gain: float, *, data: str | None = None, **changes: Any) -> str:
+    def train(self, name: str, gain: float, **changes: Any) -> str:
         """A folder of adapters."""
         folder = self.folder / name
         (folder / "ar").mkdir(parents=True)
         (folder / "ar/adapter_model.safetensors").write_text(name)
-        self.note(folder, self._config(**changes), data=data or self.records.digest)
+        self.note(folder, self._config(**changes))
         self.gains[adapter_digest(folder)] = gain
         return str(folder)
 
@@ -257,8 +257,9 @@ def test_more_gates_than_the_years_error_was_divided_by_are_refused(gate: Gate) 
         gate.ask(gate.train("third", 0.1), gates_per_year=2)
     assert gate.drawn == []
     assert gate.ask(str(gate.folder / "worse 0"), gates_per_year=2)["promoted"] is False, "asked before: it counts once"
-    with pytest.raises(UserError, match="2 adapters asked"):  # With other settings it is another gate.
-        gate.ask(str(gate.folder / "worse 0"), gates_per_year=2, margin=0.001)
+    for other in ({"margin": 0.001}, {"judged_by": {"evaluation": {"images_per_prompt": 3}}}):
+        with pytest.raises(UserError, match="2 adapters asked"):  # With other settings it is another gate.
+            gate.ask(str(gate.folder / "worse 0"), gates_per_year=2, **other)
 
 
 def test_a_champion_of_something_else_is_refused(gate: Gate) -> None:
@@ -272,11 +273,13 @@ def test_a_champion_of_something_else_is_refused(gate: Gate) -> None:
     assert gate.champion() == 1
 
 
-def test_data_that_have_grown_are_judged_on_prompts_that_neither_has_seen(gate: Gate) -> None:
+@pytest.mark.parametrize("facts", [{"data": "before they grew"}, {"start": "adapters of other data"}])
+def test_prompts_that_an_adapter_has_seen_do_not_judge_it(gate: Gate, facts: dict[str, str]) -> None:
     seen = [record.prompt for record in gate.records.split("held_out")][:4]
-    grown = gate.train("grown", 0.1, data="before they grew")
-    write_seen(seen, Path(grown))
-    decision = gate.ask(grown)["stages"]["held_out"]
+    grown = Path(gate.train("grown", 0.1))
+    gate.note(grown, gate._config(), **facts)
+    write_seen(seen, grown)
+    decision = gate.ask(str(grown))["stages"]["held_out"]
     assert decision["prompts"] == 8
 
 

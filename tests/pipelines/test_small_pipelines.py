@@ -17,7 +17,7 @@ from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
-from visual_grpo.models.run_spec import resolve
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.candidates import ComparedModel
 from visual_grpo.pipelines.compare import compare_adapters, differences
 from visual_grpo.pipelines.generate import draw_prompts
@@ -139,6 +139,8 @@ class Trainings:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.gains: dict[Path, float] = {}
+        self.built: list[tuple[str, tuple[str, ...], Path | None]] = []
+        """Base model, modules and adapters of each model that was drawn."""
         found = [*records("held_out", 4), *records("sealed", 2)]
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
         write_manifest(folder / "records.parquet", rows)
@@ -186,7 +188,8 @@ class Trainings:
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
         return found
 
-    def _model(self, spec: object, adapters: Path | None = None) -> Painter:
+    def _model(self, spec: RunSpec, adapters: Path | None = None) -> Painter:
+        self.built.append((spec.model, spec.modules, adapters))
         return Painter(gain=0.0 if adapters is None else self.gains[adapters])
 
 
@@ -221,7 +224,9 @@ def test_an_adapter_is_compared_with_the_base_model(trainings: Trainings) -> Non
 def test_both_sides_are_scored_with_the_weights_of_the_one_that_is_judged(trainings: Trainings) -> None:
     heavy: dict[str, Any] = {"modules": {"ar": {"rewards": {"brightness": 3.0}}}}
     first = trainings.add("first", 0.1, module="dit", **heavy)
-    trainings.compare(first=first, second=trainings.add("second", 0.3, **heavy), **heavy)
+    second = trainings.add("second", 0.3, **heavy)
+    trainings.compare(first=first, second=second, **heavy)
+    assert trainings.built == [("base", ("dit",), Path(first)), ("base", ("ar",), Path(second))], "each as trained"
     for name in ("first", "second"):
         scores = read_scores(trainings.folder / "out" / name)
         assert scores["total"].tolist() == pytest.approx((3 * scores["reward/brightness"]).tolist())

@@ -227,6 +227,10 @@ def test_other_adapters_to_start_from_are_another_training(project: Project) -> 
     made_by = json.loads((adapters / "training.json").read_text())["mlflow_run_id"]
     assert json.loads((project.folder / "adapters/training.json").read_text()).get("start.run") == made_by
     again = shutil.copytree(project.folder / "adapters", project.folder / "after")
+    facts = json.loads((adapters / "training.json").read_text()) | {"model_content": "another"}
+    (adapters / "training.json").write_text(json.dumps(facts))
+    with pytest.raises(UserError, match="was trained on a base model with other files"):
+        project.run(grpo=few, train={"start": str(adapters)})
     shutil.copytree(again, adapters, dirs_exist_ok=True)
     with pytest.raises(UserError, match="has changed: adapters at the start"):
         project.run(grpo=few, train={"start": str(adapters)}, resume="auto")

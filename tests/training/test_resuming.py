@@ -17,6 +17,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
 from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line
+from visual_grpo.provenance import MEANING, RUNTIME
 from visual_grpo.training import resuming
 from visual_grpo.training.resuming import Origin, mark_finished, why_another
 from visual_grpo.training.run import Callbacks, TrainingRun, check_resumable
@@ -92,6 +93,7 @@ DECISIVE: list[tuple[str, Any]] = [
     ("grpo", {"learning_rate": 0.5}),
     ("evaluation", {"every": 2, "prompts": 3, "images_per_prompt": 1}),
     ("sampling", {"rollout": {"temperature": 0.5}, "eval": {"temperature": 1.0}}),
+    ("model", {"dtype": "bfloat16"}),
 ]
 
 
@@ -103,6 +105,22 @@ def test_cadences_device_and_memory_may_change_and_what_decides_the_result_may_n
         said = rf"made with other values of {name}.*\(was .*, is .*resuming would mix two runs"
         with pytest.raises(UserError, match=said):
             check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
+
+
+def test_what_a_resume_changes_in_the_result_is_noted(tmp_path: Path) -> None:
+    run = Origin(tmp_path / "step-000006", {"parameters": parameters(tmp_path).public()})
+    changed = {name: FREE[name] for name in ("tracking", "evaluation", "model", "grpo", "generate")}
+    noted = [line.removesuffix(" after step 6") for line in resuming.adjusted(run, parameters(tmp_path, **changed))]
+    assert noted == ["evaluation.batch_size: 32, 1", "evaluation.every: 2, 4", "grpo.micro_batch_size: None, 2"]
+
+
+@pytest.mark.parametrize("name", [*(MEANING.keys() - RUNTIME.keys()), "code of reward mine"])
+def test_other_inputs_are_refused(name: str) -> None:
+    run = Origin(Path("step-000001"), {"provenance": {name: "a", "numerics": "torch 1"}})
+    resuming.refuse_other_inputs(run, {name: "a"})
+    for now in ({name: "b"}, {}):
+        with pytest.raises(UserError, match=f"depends on has changed: {MEANING.get(name, name)}"):
+            resuming.refuse_other_inputs(run, now)
 
 
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -> None:
@@ -183,7 +201,7 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
     finished(tmp_path, seed=11, grpo=CONSTANT)
     run = resuming.origin("auto", tmp_path / "checkpoints")
     assert run is not None
-    assert run.mlflow_run_id is None
+    assert run.mlflow_run_id == "run"
     used = resuming.parameters_of_run(run, {"resume": "auto", "grpo": {"steps": 9}})
     assert (used["seed"], used["grpo"]["steps"], used["grpo"]["schedule"]) == (11, 9, "constant")
     configured = parameters(tmp_path, seed=12, grpo={**CONSTANT, "group_size": 5}).model_dump(mode="json")

@@ -76,7 +76,7 @@ def token_run(
         GRPOTrainer(model, scorer, config.grpo, module="vl"),
         data={"train": RECORDS[:6], "eval": RECORDS[6:]},
         provenance={},
-        run_id=None,
+        run_id="run",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.command import Command
-from visual_grpo.operations.preflight.check import _check_only_where, check, check_before_run
+from visual_grpo.operations.preflight.check import check, check_before_run
 from visual_grpo.operations.preflight.data import Findings
 from visual_grpo.starter.worlds import WORLDS
 
@@ -258,13 +257,10 @@ def test_a_hub_id_of_a_named_family_is_not_looked_up_before_it_is_loaded(monkeyp
 
 def test_a_gated_reward_has_weights_of_one_sign():
     """Its worst is another one by each sign, and a joint rollout judges both modules together."""
-    gated = {"hard": {"function": "x:y"}, "easy": {"function": "x:y", "clip": [0, 1], "only_where": {"hard": 0.5}}}
-    for sign in (0.5, 0.0, -0.5):
-        config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}})
-        spec = replace(resolve(parameters()), config=config)
-        _check_only_where(replace(spec, modules=("ar",)))
-        if sign >= 0:
-            _check_only_where(replace(spec, modules=("ar", "dit")))
-            continue
-        with pytest.raises(UserError, match=r"rewards.easy.only_where.*\[1.0, -0.5\]. Expected weights of one sign"):
-            _check_only_where(replace(spec, modules=("ar", "dit")))
+    bright = {"function": "tests.evaluation.painter:brightness"}
+    gated = {"hard": bright, "easy": bright | {"clip": [0, 1], "only_where": {"hard": 0.5}}}
+    for sign, train, refused in ((0.5, "all", False), (0.0, "all", False), (-0.5, "ar", False), (-0.5, "all", True)):
+        config = parameters(rewards=gated, modules={"dit": {"rewards": {"easy": sign}}}, policy={"train": train})
+        said = r"rewards.easy.only_where.*\[1.0, -0.5\]. Expected weights of one sign"
+        with pytest.raises(UserError, match=said) if refused else nullcontext():
+            check(config)
