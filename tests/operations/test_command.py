@@ -138,7 +138,7 @@ def test_remedies_exist_and_libraries_print_no_commands() -> None:
             if name == "Remedy":
                 used |= {each.value for each in call.args if isinstance(each, ast.Constant)}
                 assert given.get("make", "ui") in targets, f"{file}:{call.lineno}"
-                assert (root / "conf" / given.get("environment", "base")).is_dir(), f"{file}:{call.lineno}"
+                assert (root / "conf" / str(given.get("environment", "base"))).is_dir(), f"{file}:{call.lineno}"
             used |= {given["remedy"]} if "remedy" in given else set()
             if name.endswith("Error") and top not in ("hooks", "operations", "pipelines"):
                 texts = [each.value for each in ast.walk(call) if isinstance(each, ast.Constant)]

@@ -127,7 +127,12 @@ def test_a_named_adapter_draws_with_the_model_and_the_modules_of_its_training(
     painted.train(model="its model", parameters=trained)
     specs: list[RunSpec] = []
     build = components.build_model
-    monkeypatch.setattr(components, "build_model", lambda spec, folder: specs.append(spec) or build(spec, folder))
+
+    def noted(spec: RunSpec, adapters: Path | None = None) -> Any:
+        specs.append(spec)
+        return build(spec, adapters)
+
+    monkeypatch.setattr(components, "build_model", noted)
     vote(painted, monkeypatch, pairs=2, adapter=str(painted.folder / "adapters"))
     assert [(spec.model, spec.modules) for spec in specs] == [("its model", ("ar",))]
 

@@ -197,11 +197,21 @@ def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (report["dataset"], records.read_text()) == ("data/01_raw/dots", '{"prompt": "dotted 3"}\n')
     before = model_facts(config.starter, config.data, "sd3", 3)
     assert before != model_facts(parameters().starter, config.data, "sd3", 3)
+    for name, value in {"task": "i2i", "height": 64, "width": 64}.items():
+        assert before != model_facts(config.starter, config.data.model_copy(update={name: value}), "sd3", 3)
     Path("my_world.py").write_text(MY_WORLD.replace("dotted", "spotted"), encoding="utf-8")
     monkeypatch.delitem(sys.modules, "my_world")
     render_dataset(config.starter, config.data, seed=3)
     assert records.read_text() == '{"prompt": "spotted 3"}\n'
     assert before != model_facts(config.starter, config.data, "sd3", 3)
+    assembled = MY_WORLD.replace('("vae", "dit")}', '("vae", "dit")}, assemble="my_saving:save"')
+    Path("my_world.py").write_text(assembled, encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "my_world")
+    facts = []
+    for code in ("", "# edited"):
+        Path("my_saving.py").write_text(code, encoding="utf-8")
+        facts.append(model_facts(config.starter, config.data, "sd3", 3))
+    assert facts[0] != facts[1]
 
 
 MY_WORLD = """
