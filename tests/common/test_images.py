@@ -1,4 +1,4 @@
-"""Reading images of every mode, masks, resizing, and conversion to tensors."""
+"""Reading images of every mode, resizing, and conversion to tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from visual_grpo.common.images import (
     is_intact_png,
     pixel_limit,
     read_image,
-    read_mask,
     read_size,
     stretch,
     stretch_mask,
@@ -250,67 +249,6 @@ def test_tensors_are_channels_height_width_and_come_back():
 
 def grey(values, dtype=np.uint8):
     return Image.fromarray(np.array([values], dtype))
-
-
-def black_and_white_palette():
-    """White is the first colour of the palette, as some encoders write it."""
-    image = Image.fromarray(np.array([[1, 0]], np.uint8))
-    image.putpalette([255, 255, 255, 0, 0, 0])
-    return image
-
-
-def label_palette():
-    image = Image.fromarray(np.array([[0, 1]], np.uint8))
-    image.putpalette([0, 0, 0, 128, 0, 0])
-    return image
-
-
-def cut_out(mode, *pixels):
-    image = Image.new(mode, (2, 1))
-    image.putdata(pixels)
-    return image
-
-
-@pytest.mark.parametrize(
-    "image",
-    [
-        grey([False, True], bool),
-        grey([0, 1]),
-        grey([127, 128]),
-        grey([0, 1], np.uint16),
-        grey([100, 255], np.uint16),
-        grey([32767, 32768], np.uint16),
-        grey([0, 65535], np.int32),
-        grey([0.4, 0.6], np.float32),
-        black_and_white_palette(),
-        label_palette(),
-        cut_out("RGB", (0, 0, 0), (0, 0, 200)),
-        cut_out("RGBA", (255, 255, 255, 0), (9, 9, 9, 255)),
-        cut_out("RGBA", (9, 9, 9, 255), (255, 255, 255, 255)),
-        cut_out("LA", (255, 100), (0, 200)),
-    ],
-)
-def test_the_right_pixel_of_every_kind_of_mask_is_foreground(image, tmp_path):
-    image.save(tmp_path / "m.tif" if image.mode in ("F", "I") else tmp_path / "m.png")
-    (path,) = tmp_path.iterdir()
-    mask = read_mask(path)
-    assert mask.dtype == torch.bool
-    assert mask.tolist() == [[False, True]]
-
-
-def test_an_upright_mask(tmp_path):
-    image = grey([0, 255, 255])
-    exif = image.getexif()
-    exif[0x0112] = 6
-    image.save(tmp_path / "m.png", exif=exif)
-    assert read_mask(tmp_path / "m.png").tolist() == [[False], [True], [True]]
-
-
-@pytest.mark.parametrize("values", [[-1.0, 1.0], [0.0, 70000.0], [0.0, np.nan]])
-def test_a_mask_of_other_values_is_refused(values, tmp_path):
-    grey(values, np.float32).save(tmp_path / "m.tif")
-    with pytest.raises(ImageError, match=r"m.tif: a mask's values must lie within 0\.\.1"):
-        read_mask(tmp_path / "m.tif")
 
 
 def test_stretching_crops_nothing_and_keeps_a_mask_two_valued():

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Image
 from tests.data.folders import FOLDERS
 from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.common.images import read_image, read_mask
+from visual_grpo.common.images import read_image
 from visual_grpo.data.record import Note, Record, Rejected
 from visual_grpo.data.sources import LAYOUTS, find_records
 
@@ -263,31 +263,13 @@ class TestMasks:
         ]
         assert "images without a mask were ignored, such as images/d.jpg" in table.report["warnings"][0]
 
-    @pytest.mark.parametrize("folder", ["", "annotations/"])
-    def test_coco_polygons_and_run_lengths(self, tmp_path, folder):
-        picture(tmp_path / "data/photos/a.png", (48, 64))
-        counts = [40 * 64, *[8, 56] * 8]  # The first 8 pixels of the last 8 columns.
-        content = {
-            "images": [{"id": 1, "file_name": "a.png", "height": 64, "width": 48}],
-            "categories": [{"id": 7, "name": "wing"}, {"id": 8, "name": "eye"}],
-            "annotations": [
-                {"image_id": 1, "category_id": 7, "segmentation": [[12, 8, 24, 8, 24, 32, 12, 32]]},
-                {"image_id": 1, "category_id": 7, "segmentation": {"counts": counts, "size": [64, 48]}},
-                {"image_id": 1, "category_id": 8, "segmentation": {"counts": [1], "size": [64, 48]}},
-                {"image_id": 1, "category_id": 9, "segmentation": {"counts": "PQ1", "size": [64, 48]}},
-                {"image_id": 2, "category_id": 8, "segmentation": []},
-            ],
-        }
-        file = tmp_path / f"data/{folder}instances.json"
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(content))
-        (record,) = table = prepare(tmp_path, task="segmentation", height=64, width=64)
-        assert (record.prompt, record.metadata["category_id"]) == ("wing", 7)
-        seen = read_mask(record.target_image)
-        assert seen[8:32, 16:32].float().mean() > 0.95
-        assert seen[0:8, 54:].all()
-        assert seen.float().mean() == pytest.approx((12 * 24 + 64) / (64 * 48), abs=0.02)
-        assert table.report["rejected"]["by_reason"] == {"wrong_mask": 3}
+    def test_a_second_image_of_a_masks_name_is_named(self, tmp_path):
+        for name in ("a.png", "a.jpg", "b.png"):
+            picture(tmp_path / f"data/images/{name}", (48, 64))
+        for name in ("a", "b"):
+            mask(tmp_path / f"data/masks/wing/{name}.png", (48, 64), (12, 8, 23, 31))
+        (note,) = read(tmp_path / "data", task="segmentation")[2]
+        assert note == "1 image of the same name as another not used, such as images/a.png beside images/a.jpg"
 
 
 class TestDetection:

@@ -106,7 +106,7 @@ class TestOtherLayouts:
 
     def test_tables(self, tmp_path, data):
         (data / "folder").unlink()
-        good = {"image": "../a.png", "problem": "a", "id": "m", "solution": "<box>(1,1),(9,9)</box>"}
+        good = {"image": "../a.png", "problem": "a", "id": "m", "solution": "<box>(0,0),(39,39)</box>"}
         picture(data / "masks/m.png", colour="white")
         rows = [good, {**good, "id": "../../private/secret"}, {**good, "image": "../../private/secret.png"}]
         file = parquet(data / "data/train.parquet", rows)

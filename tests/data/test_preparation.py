@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
-from tests.data.making import data_config, jsonl, picture, prepare
+from tests.data.making import data_config, jsonl, mask, picture, prepare
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import fit, read_image, read_size
 from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable
@@ -117,8 +117,23 @@ def test_too_few_held_out_prompts_are_a_warning_before_anything_is_trained(tmp_p
         rows = [{"prompt": prompt} for prompt in [*held_out[:prompts] * 3, *others]]
         jsonl(tmp_path / "data/records.jsonl", rows)
         warnings = prepare(tmp_path, held_out_share=0.5).report["warnings"]
-        expected = [f"{counted(prompts, 'prompt')} in held_out"] if prompts < FEW_PROMPTS else []
+        expected = [f"{counted(prompts, 'independent prompt')} in held_out"] if prompts < FEW_PROMPTS else []
         assert [warning.split(":")[0] for warning in warnings] == expected
+
+
+def test_of_queries_the_images_are_independent(tmp_path):
+    """Many images of one class, and many queries about one image."""
+    mask(tmp_path / "data/m.png", (40, 40), (4, 4, 19, 19))
+    for number in range(40):
+        picture(tmp_path / f"data/{number}.png", colour=(number, 0, 0))
+    row = {"query": "box", "mask": "m.png"}
+    many, few = ([{**row, "image": f"{n % images}.png", "query": f"{n}"} for n in range(40)] for images in (40, 6))
+    for rows in ([{**row, "query": "box"} for row in many], few):
+        jsonl(tmp_path / "data/records.jsonl", rows)
+        table = prepare(tmp_path, task="segmentation", width=32, held_out_share=0.5)
+        images = {record.split_group for record in table.split("held_out")}
+        expected = [] if len(images) >= FEW_PROMPTS else [f"{counted(len(images), 'independent image')} in held_out"]
+        assert [warning.split(":")[0] for warning in table.report["warnings"]] == expected
 
 
 def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from tests.rewards.segmentation.small_sam2 import save_sam2
-from visual_grpo.common.images import read_image, read_mask, to_tensor
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.masks import read_mask
 from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample
 from visual_grpo.rewards.negative_points import (
     NegativePointsReward,

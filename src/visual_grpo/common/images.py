@@ -1,6 +1,6 @@
-"""Reads images and masks of every Pillow mode, resizes them, and converts between Pillow and tensors.
+"""Reads images of every Pillow mode, resizes them and masks, and converts between Pillow and tensors.
 
-A sample image is a uint8 tensor [3, height, width] in RGB order, a mask a bool tensor [height, width].
+A sample image is a uint8 tensor [3, height, width] in RGB order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 
-_UINT16_MAX = 65535
+UINT16_MAX = 65535
 _DAMAGE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError),
     *(struct.error, zlib.error),
@@ -46,43 +46,23 @@ def read_image(file: str | Path | IO[bytes]) -> Image.Image:
     Raises:
         ImageError: missing, empty, cut off, damaged, too large, or not an image at all.
     """
-    with _opened(file) as image:
+    with opened(file) as image:
         image.load()
-        return _to_srgb(_upright(image))
+        return _to_srgb(upright(image))
 
 
 def read_size(file: str | Path | IO[bytes]) -> tuple[int, int]:
     """Width and height of the upright image in pixels; reads only the file's header."""
-    with _opened(file) as image:
+    with opened(file) as image:
         # EXIF orientations 5 to 8 swap width and height. Pillow itself turns a TIFF's size.
         turned = image.format != "TIFF" and _orientation(image) >= 5
         return (image.height, image.width) if turned else (image.width, image.height)
 
 
-def read_mask(file: str | Path | IO[bytes]) -> Tensor:
-    """Reads a mask: bool tensor [height, width], True = foreground as defined by `read_mask_image`."""
-    return torch.from_numpy(np.array(read_mask_image(file)) > 0)
-
-
-def read_mask_image(file: str | Path | IO[bytes]) -> Image.Image:
-    """Reads a mask of any Pillow mode upright as mode L with values 0 and 255 only.
-
-    A pixel is foreground if its brightest channel exceeds half of the range, the smallest of 0..1, 0..255 and 0..65535
-    that has all values. If the alpha channel is not constant, it is the mask instead (a cut-out object).
-
-    Raises:
-        ImageError: as for `read_image`, and for values outside all of the ranges.
-    """
-    with _opened(file) as image:
-        image.load()
-        values = _mask_values(_upright(image))
-        white = next((bound for bound in (1, 255, _UINT16_MAX) if values.min() >= 0 and values.max() <= bound), None)
-        if white is None:
-            value_range = f"{values.min()} to {values.max()}"
-            raise ImageError(
-                f"{_name(file)}: a mask's values must lie within 0..1, 0..255 or 0..65535, got {value_range}"
-            )
-        return Image.fromarray((values > white / 2).astype(np.uint8) * 255)
+def read_orientation(file: str | Path | IO[bytes]) -> int:
+    """The EXIF orientation, 1 to 8; 1 (upright) if there is none."""
+    with opened(file) as image:
+        return _orientation(image)
 
 
 @contextmanager
@@ -192,22 +172,24 @@ def described(value: object) -> str:
 
 
 @contextmanager
-def _opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
+def opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
     """Opens an image; an exception that Pillow raises, here or in the body, becomes an `ImageError`."""
     try:
         with Image.open(file) as image:
             if image.format in _RUN_PROGRAMS:
-                raise ImageError(f"{_name(file)}: is {image.format}, which needs another program to be drawn; use PNG")
+                raise ImageError(
+                    f"{name_of(file)}: is {image.format}, which needs another program to be drawn; use PNG"
+                )
             yield image
     except Image.DecompressionBombError as error:
         text = str(error).partition(", could")[0]
-        raise TooManyPixelsError(f"{_name(file)}: too many pixels to be decoded safely ({text})") from error
+        raise TooManyPixelsError(f"{name_of(file)}: too many pixels to be decoded safely ({text})") from error
     except _DAMAGE as error:
         # Pillow names the file, or the address of one in memory.
         reason = "empty, damaged or of another format" if isinstance(error, UnidentifiedImageError) else error
-        if _name(file).lower().endswith(_UNREADABLE):
+        if name_of(file).lower().endswith(_UNREADABLE):
             reason = "HEIC and JPEG XL are not supported; convert it to PNG or JPEG"
-        raise ImageError(f"{_name(file)}: cannot be read as an image ({reason})") from error
+        raise ImageError(f"{name_of(file)}: cannot be read as an image ({reason})") from error
 
 
 def _orientation(image: Image.Image) -> int:
@@ -219,20 +201,8 @@ def _orientation(image: Image.Image) -> int:
     return value if value in range(1, 9) else 1
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def upright(image: Image.Image) -> Image.Image:
     return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
-
-
-def _mask_values(image: Image.Image) -> np.ndarray:
-    """[height, width]: the alpha values, or else the brightness, that decide which pixels are foreground."""
-    if image.has_transparency_data:
-        alpha = np.asarray(image.convert("RGBA").getchannel("A"))
-        if alpha.min() < alpha.max():
-            return alpha
-        image = image.convert("RGBA").convert("RGB")
-    if image.mode in ("1", "L", "F") or image.mode.startswith("I"):
-        return np.asarray(image).astype(np.float64)
-    return np.asarray(to_rgb(image)).max(axis=2)
 
 
 def _scale_to_bytes(image: Image.Image) -> Image.Image:
@@ -246,7 +216,7 @@ def _scale_to_bytes(image: Image.Image) -> Image.Image:
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are not finite numbers")
     low, high = float(values.min()), float(values.max())
-    whites = (_UINT16_MAX,) if image.mode.startswith("I;16") else (1, 255) if image.mode == "F" else (255, _UINT16_MAX)
+    whites = (UINT16_MAX,) if image.mode.startswith("I;16") else (1, 255) if image.mode == "F" else (255, UINT16_MAX)
     white = next((white for white in whites if low >= 0 and high <= white), None)
     if white is not None:
         low, high = 0.0, white
@@ -256,5 +226,5 @@ def _scale_to_bytes(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(scaled).astype(np.uint8))
 
 
-def _name(file: str | Path | IO[bytes]) -> str:
+def name_of(file: str | Path | IO[bytes]) -> str:
     return str(file) if isinstance(file, str | Path) else str(getattr(file, "name", "image"))

@@ -53,6 +53,9 @@ class DataConfig(Strict):
         description="t2i: prompts; i2i: edits of source images; mixed: both; segmentation: a query about one source"
         " image, and its mask as the target",
     )
+    mask_value: int | None = Field(
+        None, ge=0, description="value of the object in masks of class numbers; a record's own mask_value comes first"
+    )
     height: Side
     width: Side
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")

@@ -1,25 +1,18 @@
-"""Records in folders of files: numbered or captioned images, images with masks, COCO annotations."""
+"""Records in folders of files: numbered or captioned images, images with masks."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
-from typing import Any
-
-import numpy as np
-from PIL import Image, ImageDraw
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
-from visual_grpo.data.queries import mask_image
 from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text, shorten
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
 CAPTIONS = (".txt", ".caption", ".TXT", ".CAPTION")
 """Suffixes of captions; the first that is found counts."""
-_COCO_KEYS = ("images", "annotations", "categories")
 
 
 def find_prompts(path: Path, limits: Limits) -> Path | None:
@@ -132,8 +125,10 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     or ``images/a.txt``.
     """
     images: dict[str, str] = {}
+    seconds: list[str] = []
     for name in filter(is_image_name, limits.walk(path / IMAGES)):
-        images.setdefault(str(PurePosixPath(name).with_suffix("")), name)
+        if (first := images.setdefault(str(PurePosixPath(name).with_suffix("")), name)) != name:
+            seconds.append(f"{IMAGES}/{name} beside {IMAGES}/{first}")
     used = set()
     for name in filter(is_image_name, limits.walk(path / MASKS)):
         stem = str(PurePosixPath(name).with_suffix(""))
@@ -153,6 +148,8 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
         yield Record(place=place, folder=path, prompt=query, source_images=source, target_image=mask)
     if unused := [name for name in images.values() if name not in used]:
         yield Note(f"{len(unused)} images without a mask were ignored, such as {IMAGES}/{unused[0]}")
+    if seconds:
+        yield Note(f"{counted(len(seconds), 'image')} of the same name as another not used, such as {seconds[0]}")
 
 
 def _read_query(path: Path, image: str, mask: str, limits: Limits) -> str:
@@ -162,68 +159,3 @@ def _read_query(path: Path, image: str, mask: str, limits: Limits) -> str:
     text = PurePosixPath(mask).with_suffix(CAPTIONS[0])
     remedy = f"Write it to {MASKS}/{text}, or move the mask to {MASKS}/THING/{mask}"
     raise Rejected("empty_prompt", "nothing says what the mask shows", remedy)
-
-
-def find_coco(path: Path, limits: Limits) -> Path | None:
-    """Returns a JSON file with images and annotations, in a folder or its subfolder ``annotations``."""
-    for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob("annotations/*.json")]):
-        if file.suffix == ".json" and file.is_file():
-            text = file.read_bytes()
-            if text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _COCO_KEYS):
-                return file
-    return None
-
-
-def read_coco(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    """Yields a query for each image and category: the category's name, and the union of its masks."""
-    try:
-        with open_text(path) as text:
-            content = json.load(text)
-        names = {category["id"]: category["name"] for category in content["categories"]}
-        images = {image["id"]: image for image in content["images"]}
-        segments: dict[tuple[Any, Any], list[Any]] = {}
-        for annotation in content["annotations"]:
-            key = annotation["image_id"], annotation["category_id"]
-            segments.setdefault(key, []).append(annotation["segmentation"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{path} is not a COCO file of segments ({type(error).__name__}: {error}).") from error
-    base = path.parent.parent if path.parent.name == "annotations" else path.parent
-    folders = ["", *sorted({str(Path(name).parent) for name in limits.walk(base) if is_image_name(name)})]
-    for number, ((image_id, category), parts) in enumerate(segments.items(), 1):
-        place = Place(path.name, number)
-        try:
-            image = images[image_id]
-            if image["height"] * image["width"] > data.max_pixels:
-                raise ValueError(f"{image['width']}x{image['height']} pixels are more than data.max_pixels")
-            file = image["file_name"]
-            mask = _union(parts, image["height"], image["width"])
-        except (KeyError, ValueError, TypeError, IndexError) as error:
-            message = f"the segments of image {image_id} cannot be drawn ({type(error).__name__}: {error})"
-            yield Rejected("wrong_mask", message, "Give polygons or run lengths, as COCO does", place)
-            continue
-        yield Record(
-            place=place,
-            folder=base,
-            prompt=names.get(category),
-            source_images=next((str(Path(below, file)) for below in folders if (base / below / file).is_file()), file),
-            target_image=mask_image(mask, f"{place}, the mask"),
-            extra={"image_id": image_id, "category_id": category},
-        )
-
-
-def _union(segments: Sequence[Any], height: int, width: int) -> np.ndarray:
-    """bool [height, width] of polygons ``[[x1, y1, x2, y2, ...], ...]`` and run lengths ``{"counts": ...}``."""
-    polygons = Image.new("1", (width, height))
-    runs = np.zeros((height, width), bool)
-    for segment in segments:
-        if isinstance(segment, Mapping):
-            counts = segment["counts"]
-            if isinstance(counts, str):
-                raise ValueError("run lengths as text: decode them with pycocotools, or give the masks as images")
-            # Runs outside and inside alternate, down the columns.
-            runs |= np.repeat(np.arange(len(counts)) % 2 == 1, counts).reshape(width, height).T
-        else:
-            for polygon in segment:
-                # COCO's coordinates are of the pixels' corners, Pillow's of their centres.
-                ImageDraw.Draw(polygons).polygon([number - 0.5 for number in polygon], fill=1)
-    return np.asarray(polygons) | runs

@@ -9,10 +9,13 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
+
+import numpy as np
 
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.geometry import Box, Point, box_of, inner_points
@@ -22,13 +25,14 @@ from visual_grpo.common.images import (
     fit,
     is_intact_png,
     read_image,
-    read_mask,
-    read_mask_image,
+    read_orientation,
     read_size,
     stretch,
     stretch_mask,
 )
+from visual_grpo.common.masks import AmbiguousMaskError, Mask, read_mask, read_mask_image
 from visual_grpo.config import DataConfig
+from visual_grpo.data.queries import require_fit
 from visual_grpo.data.record import (
     LFS_REMEDY,
     EmbeddedImage,
@@ -49,10 +53,9 @@ _MIN_SIDE = 32
 """Pixels; smaller images are rejected instead of enlarged."""
 _COMPRESSION = 1
 """zlib level 1, the fastest: higher levels take several times as long and save a tenth of the size."""
+CHOOSE_VALUE = "Give the object's value as data.mask_value or the record's mask_value, or draw it in white on black"
 _POINTS = 2
 """Number of positive points that are derived from the mask if none are given, as in Seg-Zero's records."""
-_MAX_COORDINATE = 1e9
-"""In pixels; excludes infinity, NaN and integers beyond all floats."""
 
 
 class PreparedImage(NamedTuple):
@@ -62,6 +65,16 @@ class PreparedImage(NamedTuple):
     original_sha256: str
     original_size: Size
     """Upright."""
+
+
+class PreparedQuery(NamedTuple):
+    record: Record
+    image: PreparedImage
+    mask: PreparedImage
+    remarks: list[str]
+    """What was taken for granted about the mask, for the report."""
+    label: int | None
+    """The object's number in the mask's palette of classes."""
 
 
 @dataclass(frozen=True)
@@ -75,22 +88,39 @@ class ImageStore:
     folder: Path
     config: DataConfig
 
-    def prepare(self, original: Original, record_id: str, role: str) -> PreparedImage:
+    def prepare(self, original: Original, record_id: str, role: str, mask: Mask | None = None) -> PreparedImage:
         """Resizes an image to height x width and stores it.
 
         Args:
             role: the image's role in its record, part of the file name. An ``image`` and a ``mask`` of a query are
                 stretched, because the object may be anywhere in the image; others are cropped.
+            mask: the image's pixels, where they have been read as a mask.
 
         Raises:
             Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
         """
         digest = image_digest(original)
         # Readable, and safe on every file system, whatever characters the id has.
-        content = "\0".join([str(_VERSION), record_id, role, digest, str(self.config.height), str(self.config.width)])
+        parts = [str(_VERSION), record_id, role, digest, str(self.config.height), str(self.config.width)]
+        content = "\0".join([*parts, *([mask.remark] if mask and mask.remark else [])])
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
         file = self.folder / ("-".join(part for part in (readable, role, key) if part) + ".png")
+        size = self._size(original)
+        if not is_intact_png(file):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft = self.folder / f".{uuid.uuid4().hex}.png"
+            try:
+                image = _open(read_image, original) if mask is None else mask.image
+                resize = {"mask": stretch_mask, "image": stretch}.get(role, fit)
+                resize(image, self.config.height, self.config.width).save(draft, compress_level=_COMPRESSION)
+                draft.replace(file)
+            finally:
+                draft.unlink(missing_ok=True)
+        return PreparedImage(file.name, image_digest(file), digest, size)
+
+    def _size(self, original: Original) -> Size:
+        """Returns the upright image's size; raises `Rejected` if it is too large or too small."""
         width, height = size = _open(read_size, original)
         name = original.name if isinstance(original, EmbeddedImage) else original
         if width * height > self.config.max_pixels:
@@ -99,36 +129,31 @@ class ImageStore:
         if min(size) < _MIN_SIDE:
             message = f"{name} is {width}x{height} pixels; both sides need {_MIN_SIDE} or more"
             raise Rejected("image_too_small", message, "Replace the image or remove the record")
-        if not is_intact_png(file):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            draft = self.folder / f".{uuid.uuid4().hex}.png"
-            try:
-                image = _open(read_mask_image if role == "mask" else read_image, original)
-                resize = {"mask": stretch_mask, "image": stretch}.get(role, fit)
-                resize(image, self.config.height, self.config.width).save(draft, compress_level=_COMPRESSION)
-                draft.replace(file)
-            finally:
-                draft.unlink(missing_ok=True)
-        return PreparedImage(file.name, image_digest(file), digest, size)
+        return size
 
-    def prepare_query(self, record: Record) -> tuple[Record, PreparedImage, PreparedImage]:
+    def prepare_query(self, record: Record) -> PreparedQuery:
         """Stores a query's image and mask, and puts box and points, in pixels of the stored image, into its metadata.
 
         Args:
             record: checked, with one source image and the mask as its target; in ``extra``, optional ``box`` and
-                ``points`` in pixels of the upright original, and ``img_width`` and ``img_height``, the image's size
-                before the dataset's authors resized it.
+                ``points`` in pixels of the upright original, ``mask_value``, and ``img_width`` and ``img_height``, the
+                image's size before the dataset's authors resized it.
 
         Raises:
-            Rejected: a damaged image; a mask that is empty or of another size than the image; a malformed box or point.
+            Rejected: a damaged image; a mask that is empty, of another size than the image, or of several objects; a
+                malformed box or point, or one that does not belong to the mask.
         """
         extra = record.extra
         image = self.prepare(record.source_images[0], record.id, "image")
-        size, mask_size = image.original_size, _open(read_size, record.target_image)
+        size, mask_size = image.original_size, self._size(record.target_image)
         if mask_size not in (size, (extra.get("img_width"), extra.get("img_height"))):
             message = f"the mask is {mask_size[0]}x{mask_size[1]} pixels, the upright image {size[0]}x{size[1]}"
             raise Rejected("wrong_mask_size", message, "Give the mask the size of the upright image")
-        prepared_mask = self.prepare(record.target_image, record.id, "mask")
+        value = self.config.mask_value if extra.get("mask_value") is None else extra["mask_value"]
+        if value is not None and type(value) is not int:
+            raise wrong_type("mask_value", "a whole number", value)
+        original = _open(partial(read_mask_image, value=value), record.target_image)
+        prepared_mask = self.prepare(record.target_image, record.id, "mask", original)
         mask = read_mask(self.folder / prepared_mask.name)
         if not mask.any():
             message = f"the mask is empty at {self.config.width}x{self.config.height} pixels"
@@ -136,6 +161,7 @@ class ImageStore:
             raise Rejected("empty_mask", message, remedy)
         to = (self.config.width, self.config.height)
         box, points = extra.get("box"), extra.get("points")
+        require_fit(box, points, np.asarray(stretch_mask(original.image, size[1], size[0])) > 0)
         prompts = {
             "box": box_of(mask) if box is None else rescale_box(box, size, to),
             "points": inner_points(mask, _POINTS) if points is None else rescale_points(points, size, to),
@@ -145,7 +171,19 @@ class ImageStore:
             message = "the metadata have a box or points, which the prepared ones would replace"
             raise Rejected("ambiguous_key", message, "Move them to the record's top level, or rename them")
         metadata = json.dumps({**metadata, **prompts}, ensure_ascii=False, sort_keys=True)
-        return replace(record, metadata=metadata), image, prepared_mask
+        remarks = [original.remark, _unlike_image(record, size)]
+        return PreparedQuery(
+            replace(record, metadata=metadata), image, prepared_mask, [*filter(None, remarks)], original.label
+        )
+
+
+def _unlike_image(record: Record, size: Size) -> str:
+    """Returns a remark if EXIF data turn the image but not the mask, and their sizes cannot tell if that is right."""
+    orientation = _open(read_orientation, record.source_images[0])
+    hidden = orientation in (2, 3, 4) or (orientation > 4 and size[0] == size[1])
+    if not hidden or _open(read_orientation, record.target_image) != 1:
+        return ""
+    return "not turned by EXIF as their images are: check that the masks show the upright images"
 
 
 def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
@@ -154,6 +192,8 @@ def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
         return read(original.open() if isinstance(original, EmbeddedImage) else original)
     except TooManyPixelsError as error:
         raise Rejected("too_many_pixels", str(error), "Scale it down, or raise data.max_pixels") from error
+    except AmbiguousMaskError as error:
+        raise Rejected("ambiguous_mask", str(error), CHOOSE_VALUE) from error
     except ImageError as error:
         if isinstance(original, Path) and is_lfs_pointer(original):
             raise Rejected("lfs_pointer", f"{original} is a Git LFS pointer, not the image", LFS_REMEDY) from error
@@ -171,33 +211,18 @@ def image_digest(original: Original) -> str:
         raise Rejected("corrupt_image", message, "Check the file and its permissions") from error
 
 
-def rescale_box(value: Any, size: Size, to: Size) -> Box:
+def rescale_box(value: Sequence[float], size: Size, to: Size) -> Box:
     """Maps ``[x1, y1, x2, y2]`` on an image of size ``size`` to the same image stretched to size ``to``.
 
     In many datasets a box may end at the image's width or height, one past the last pixel; it is clamped to that pixel.
     """
-    if not _are_numbers(value, 4):
-        raise wrong_type("box", "[x1, y1, x2, y2], four numbers in pixels", value)
     x1, y1, x2, y2 = map(float, value)
-    if x2 < x1 or y2 < y1:
-        message = f"box {value} ends before it begins: x2 must not be less than x1, nor y2 than y1"
-        raise Rejected("wrong_box", message, "Give the corners as [x1, y1, x2, y2], not a width and height")
     return *_rescale("box", (x1, y1), size, to), *_rescale("box", (x2, y2), size, to)
 
 
-def rescale_points(value: Any, size: Size, to: Size) -> list[Point]:
+def rescale_points(value: Sequence[Point], size: Size, to: Size) -> list[Point]:
     """Maps ``[[x, y], ...]`` like `rescale_box`."""
-    if not isinstance(value, list | tuple) or not value or not all(_are_numbers(point, 2) for point in value):
-        raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", value)
     return [_rescale("points", (float(x), float(y)), size, to) for x, y in value]
-
-
-def _are_numbers(value: Any, count: int) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) == count
-        and all(type(number) in (int, float) and abs(number) < _MAX_COORDINATE for number in value)
-    )
 
 
 def _rescale(key: str, point: Point, size: Size, to: Size) -> Point:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -26,7 +26,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
-from visual_grpo.data.images import ImageStore
+from visual_grpo.data.images import CHOOSE_VALUE, ImageStore
 from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable, prompt_hash, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.sources import find_records
@@ -51,6 +51,9 @@ class Prepared(NamedTuple):
     """Number of its images that were smaller than the prepared size."""
     pictures: tuple[str, ...]
     """Digests of the prepared pictures that no other split may show."""
+    remarks: Sequence[str] = ()
+    """Of `PreparedQuery`."""
+    label: int | None = None
 
 
 class Preparation:
@@ -94,21 +97,21 @@ class Preparation:
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
         items = with_ids(self.source.read(found.add))
         ids: set[str] = set()
+        labels: dict[str, int] = {}
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(items, _BATCH * threads)):
                 report.warnings += [item for item in batch if isinstance(item, Note)]
                 records = [item for item in batch if not isinstance(item, Note)]
                 outcomes = pool.map(lambda item: self._prepare(item, store), records)
                 for item, outcome in zip(records, outcomes, strict=True):
-                    if isinstance(outcome, Prepared) and outcome.row["id"] in ids:
-                        remedy = "Give every record its own id, or leave ids out to get them made"
-                        duplicate = Rejected("duplicate_id", "an earlier record has the same id", remedy)
-                        outcome = duplicate.at(item.place, outcome.row["id"])
+                    if isinstance(outcome, Prepared) and (conflict := _conflict(outcome, ids, labels)) is not None:
+                        outcome = conflict.at(item.place, outcome.row["id"])
                     if isinstance(outcome, Rejected):
                         report.reject(outcome)
                     else:
                         ids.add(outcome.row["id"])
                         report.enlarged += outcome.enlarged
+                        report.remark(outcome.remarks, item.place)
                         groups.add(
                             outcome.row["held_with"], outcome.pictures, held_out=outcome.row["split"] == HELD_OUT
                         )
@@ -145,11 +148,12 @@ class Preparation:
     def _prepare(self, item: Record | Rejected, store: ImageStore) -> Prepared | Rejected:
         if isinstance(item, Rejected):
             return item
-        target, is_query = None, self._config.task == "segmentation"
+        target, label, is_query = None, None, self._config.task == "segmentation"
+        remarks: Sequence[str] = ()
         try:
             record = checked(item, self._config.task, self.source.limits)
             if is_query:
-                record, source, target = store.prepare_query(record)
+                record, source, target, remarks, label = store.prepare_query(record)
                 sources = [source]
             else:
                 if record.target_image is not None:
@@ -181,7 +185,19 @@ class Preparation:
         enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
         # A group that is given decides alone, and many queries may have the same mask.
         shown = [] if record.group is not None else [*sources, *([] if target is None or is_query else [target])]
-        return Prepared(row, enlarged, tuple(image.sha256 for image in shown))
+        return Prepared(row, enlarged, tuple(image.sha256 for image in shown), remarks, label)
+
+
+def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:
+    """Returns why a record cannot be used beside earlier ones, of which the ids and each query's class are given."""
+    row, label = prepared.row, prepared.label
+    if row["id"] in ids:
+        remedy = "Give every record its own id, or leave ids out to get them made"
+        return Rejected("duplicate_id", "an earlier record has the same id", remedy)
+    if label is not None and (first := labels.setdefault(row["prompt"], label)) != label:
+        message = f"the class in the mask's palette is {label}, and {first} in an earlier mask of {row['prompt']!r}"
+        return Rejected("ambiguous_mask", message, CHOOSE_VALUE)
+    return None
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:
@@ -242,6 +258,11 @@ class Report:
         """Images smaller than the prepared size."""
         self.joined = 0
         """Groups that share a picture with another."""
+        self._held_out: set[str] = set()
+        """Groups of records that are held out together: an evaluation's independent units."""
+        self._unit = {"segmentation": "image", "i2i": "edit"}.get(config.task, "prompt")
+        self._remarks: dict[str, tuple[int, Place]] = {}
+        """How often each was made, and where first."""
         self.warnings: list[str] = []
 
     def reject(self, rejection: Rejected) -> None:
@@ -251,10 +272,18 @@ class Report:
         if len(self.rejections) < _MAX_LISTED:
             self.rejections.append(rejection)
 
+    def remark(self, remarks: Iterable[str], place: Place) -> None:
+        """Counts what was taken for granted about a mask."""
+        for remark in remarks:
+            count, first = self._remarks.get(remark, (0, place))
+            self._remarks[remark] = (count + 1, first)
+
     def accept(self, row: Mapping[str, Any]) -> None:
         """Counts a row of the manifest."""
         self._records[row["split"]] += 1
         self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
+        if row["split"] == HELD_OUT:
+            self._held_out.add(row["held_with"])
 
     def finish(self) -> dict[str, Any]:
         """Returns the report as JSON-compatible values.
@@ -290,10 +319,12 @@ class Report:
             if share > 0 and not self._records[split]:
                 warning = f"the split {split} is empty although its share is {share:.0%}"
                 self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
-        if 0 < (held_out := len(self._prompts["held_out"])) < FEW_PROMPTS:
+        for remark, (count, place) in self._remarks.items():
+            self.warnings.append(f"{counted(count, 'mask')} (such as {place}) {remark}")
+        if 0 < len(self._held_out) < FEW_PROMPTS:
             self.warnings.append(
-                f"{counted(held_out, 'prompt')} in held_out: fewer than {FEW_PROMPTS} are too few to rely on what an"
-                " evaluation finds. Add records or raise data.held_out_share"
+                f"{counted(len(self._held_out), f'independent {self._unit}')} in held_out: fewer than {FEW_PROMPTS} are"
+                " too few to rely on what an evaluation finds. Add records or raise data.held_out_share"
             )
         if self.joined:
             self.warnings.append(f"{counted(self.joined, 'prompt')} share a picture with another one, and so its split")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -13,10 +15,95 @@ from PIL import Image
 from visual_grpo.data.record import EmbeddedImage, Rejected, wrong_type
 
 _BRACKETS = str.maketrans("()", "[]")
+_MIN_MARGIN = 2.0
+"""Pixels by which a box or a point may miss the object, at least, and as a share of the object's longer side."""
+_MARGIN = 0.05
+_INSIDE = 0.95
+"""Share of the object's pixels that its box must have within that margin: masks have stray pixels."""
+_MAX_COORDINATE = 1e9
+"""In pixels; excludes infinity, NaN and integers beyond all floats."""
+_UNITS = {"in pixels": 0, "as fractions of the image's size": 1, "in thousandths of the image's size": 1000}
+_BOXES: dict[str, Callable[[float, float, float, float], tuple[float, ...]]] = {
+    "[x1, y1, x2, y2]": lambda x1, y1, x2, y2: (x1, y1, x2, y2),
+    "[x, y, width, height]": lambda x, y, width, height: (x, y, x + width, y + height),
+    "[centre x, centre y, width, height]": lambda x, y, w, h: (x - w / 2, y - h / 2, x + w / 2, y + h / 2),
+    "[y1, x1, y2, x2]": lambda y1, x1, y2, x2: (x1, y1, x2, y2),
+}
+_POINTS: dict[str, Callable[[float, float], tuple[float, ...]]] = {
+    "[x, y]": lambda x, y: (x, y),
+    "[y, x]": lambda y, x: (x, y),
+}
+
+
+def require_fit(box: Any, points: Any, mask: np.ndarray) -> None:
+    """Rejects a box that does not contain the object of a mask (bool [height, width]), and a point outside it.
+
+    A margin is allowed around the object: 2 pixels, or a twentieth of its longer side if that is more. A larger box
+    may be meant so. The message has both numbers, and the convention by which the given ones would fit.
+    """
+    remedy = "Correct it, or leave it out: it is then computed from the mask"
+    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    extent = (int(columns[0]), int(rows[0]), int(columns[-1]), int(rows[-1]))
+    margin = max(_MIN_MARGIN, _MARGIN * max(extent[2] - extent[0] + 1, extent[3] - extent[1] + 1))
+    if box is not None:
+        if not are_numbers(box, 4):
+            raise wrong_type("box", "[x1, y1, x2, y2], four numbers in pixels", box)
+        if _within(mask, box, margin) < _INSIDE * mask.sum():
+            fits = (
+                convention
+                for convention, corners in _conventions(_BOXES, [box], mask.shape)
+                if np.abs(np.subtract(corners, extent)).max() <= margin
+            )
+            message = f"box {list(box)} does not contain the object, whose box in the mask is {list(extent)}"
+            raise Rejected("wrong_box", message + _would_fit(fits), f"Give [x1, y1, x2, y2] in pixels. {remedy}")
+    if points is not None:
+        if not isinstance(points, list | tuple) or not points or not all(are_numbers(point, 2) for point in points):
+            raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", points)
+        for point in points:
+            if not _within(mask, (*point, *point), margin):
+                fits = (
+                    convention
+                    for convention, moved in _conventions(_POINTS, points, mask.shape)
+                    if all(_within(mask, (*at, *at), margin) for at in moved)
+                )
+                message = f"point {list(point)} lies outside the object, whose box in the mask is {list(extent)}"
+                raise Rejected("wrong_points", message + _would_fit(fits), f"Give [x, y] in pixels. {remedy}")
+
+
+def are_numbers(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) == count
+        and all(type(number) in (int, float) and abs(number) < _MAX_COORDINATE for number in value)
+    )
+
+
+def _within(mask: np.ndarray, box: Sequence[float], margin: float) -> int:
+    """Returns the number of the object's pixels in a box that is widened by a margin."""
+    x1, y1 = (max(0, math.ceil(number - margin)) for number in box[:2])
+    x2, y2 = (max(0, math.floor(number + margin) + 1) for number in box[2:])
+    return int(mask[y1:y2, x1:x2].sum())
+
+
+def _conventions(
+    orders: Mapping[str, Callable[..., tuple[float, ...]]], values: Sequence[Any], shape: tuple[int, ...]
+) -> Iterator[tuple[str, Any]]:
+    """Yields conventions with what the values are in pixels by each."""
+    height, width = shape
+    for unit, whole in _UNITS.items():
+        scale = np.array([width, height] * 2) / whole if whole else np.ones(4)
+        for order, corners in orders.items():
+            moved = [np.multiply(corners(*value), scale[: len(value)]) for value in values]
+            yield f"{order} {unit}", moved
+
+
+def _would_fit(conventions: Iterator[str]) -> str:
+    convention = next(conventions, None)
+    return "" if convention is None else f"; read as {convention}, it would fit"
 
 
 def mask_image(rows: Any, name: str) -> EmbeddedImage:
-    """Returns a PNG of a mask of rows of bools or numbers, not 0 inside."""
+    """Returns a mask of rows of bools or numbers as a file, which is read like those of a dataset."""
     try:
         pixels = np.asarray(rows)
     except ValueError:  # Rows of different lengths.
@@ -25,7 +112,10 @@ def mask_image(rows: Any, name: str) -> EmbeddedImage:
         message = "mask must be rows of equal length of bools or numbers"
         raise Rejected("corrupt_image", message, "Correct the mask or store it as an image")
     file = BytesIO()
-    Image.fromarray(pixels != 0).save(file, "PNG", compress_level=1)
+    if len(values := np.unique(pixels[pixels != 0])) < 2 and set(values) <= {1, 255}:
+        Image.fromarray(pixels != 0).save(file, "PNG", compress_level=1)
+    else:
+        Image.fromarray(pixels.astype(np.float32)).save(file, "TIFF")
     return EmbeddedImage(name, file.getvalue())
 
 

@@ -139,9 +139,10 @@ class Limits:
     @classmethod
     def from_config(cls, data: DataConfig, path: Path) -> Self:
         """Returns the limits of the dataset at ``path``."""
-        # The masks of a table in the subfolder data lie beside that folder.
-        in_data = path.suffix.lower() == ".parquet" and path.parent.name == "data"
-        folder = path if path.is_dir() else path.parent.parent if in_data else path.parent
+        # The masks of a table in the subfolder data, and the images of COCO's annotations, lie beside that folder.
+        folder = path if path.is_dir() else path.parent
+        if (path.suffix.lower(), folder.name) in ((".parquet", "data"), (".json", "annotations"), ("", "annotations")):
+            folder = folder.parent
         return cls(
             folder=None if data.allow_outside else folder.resolve(),
             max_file_bytes=round(data.max_file_mb * _MB),

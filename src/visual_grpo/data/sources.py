@@ -14,7 +14,7 @@ from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import fresh_folder
 from visual_grpo.config import DataConfig
-from visual_grpo.data import folders, tabular
+from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.record import Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
 from visual_grpo.data.splits import chosen_splits, split_found
 
@@ -50,7 +50,7 @@ LAYOUTS = {
         tabular.read_table,
         "*.parquet, *.csv, *.jsonl or *.tar (also in data), or a folder of save_to_disk, with a column for the prompt",
     ),
-    "coco": Layout(folders.find_coco, folders.read_coco, "COCO annotations (*.json) beside the images"),
+    "coco": Layout(coco.find_coco, coco.read_coco, "COCO annotations (*.json) beside the images"),
     "masks": Layout(
         folders.find_masks, folders.read_masks, "images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt"
     ),
@@ -78,6 +78,8 @@ class RecordSource:
     def splits(self) -> Counter[str | None]:
         """Number of records, also of those that will be rejected, in each split that was found; None = in none."""
         rows = tabular.count_table(self.path, self.data) if self.layout == "table" else None
+        if self.layout == "coco":
+            rows = coco.count_coco(self.path, self.limits, self.data)
         if rows is not None:
             return rows
         items = (item for item in self._items() if not isinstance(item, Note))

@@ -17,7 +17,8 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.common.geometry import Box, Pixel, Point, edge, multimask, ring
-from visual_grpo.common.images import read_image, read_mask, to_pil, to_tensor
+from visual_grpo.common.images import read_image, to_pil, to_tensor
+from visual_grpo.common.masks import read_mask
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
 from visual_grpo.data.manifest import RecordTable

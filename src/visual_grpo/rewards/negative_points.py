@@ -16,7 +16,8 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.geometry import Box, Point
-from visual_grpo.common.images import read_image, read_mask, to_tensor
+from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.masks import read_mask
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.rewards.segmentation import DEFAULT, PointPrompt, build_segmenter, true_box_and_points
 from visual_grpo.rewards.segmentation.answer import Answer, AnswerError, draw_answer, parse_answer
