@@ -175,11 +175,10 @@ class TestMasks:
             table = self.prepare(tmp_path, masks)
             assert {int(read_mask(record.target_image).sum()) for record in table} == {12 * 12}
             border, label = table.report["warnings"]
-            assert border.startswith(
-                "2 masks with the values 0, 1 and 255: 1 is taken as the object, and 255 as an ign"
+            assert border.startswith("2 masks (such as masks/box/0.png) with the values 0, 1 and 255: 1 is taken")
+            assert label.startswith(
+                "1 mask (such as masks/box/2.png) with one class number in a palette, 15: it is taken"
             )
-            assert border.endswith("; such as masks/box/0.png")
-            assert label.startswith("1 mask with one class number in a palette, 15: it is taken as the object, and 255")
 
     def test_one_query_is_of_one_class(self, tmp_path):
         table = self.prepare(tmp_path, [palette(15), palette(8), palette(15)])
@@ -244,8 +243,10 @@ class TestMasks:
             (tmp_path / "data" / folder).mkdir(parents=True)
             image.save(tmp_path / "data" / folder / "a.png", exif=exif)
         warnings = prepare(tmp_path, height=32, width=32).report["warnings"]
-        wanted = "1 mask not turned by EXIF as their images are: check that the masks show the upright images"
-        assert warnings == ([f"{wanted}; such as masks/box/a.png"] if noted else [])
+        wanted = (
+            "1 mask (such as masks/box/a.png) not turned by EXIF as their images are: check that they show the upright"
+        )
+        assert warnings == ([f"{wanted} images"] if noted else [])
 
 
 def test_a_box_that_does_not_fit_rejects_its_record(tmp_path):

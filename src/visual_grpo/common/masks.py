@@ -87,22 +87,24 @@ def _recognised(image: Image.Image, stored: np.ndarray, lossy: bool) -> Mask:
     if (labels := _palette_labels(image, stored)) is not None:
         if len(labels) != 1:
             raise several
-        border = f", and {_VOID} as an ignored border" if (stored == _VOID).any() else ""
-        remark = f"with one class number in a palette, {labels[0]}: it is taken as the object{border}"
+        beside = f", and {_VOID} as an ignored border" if (stored == _VOID).any() else ""
+        remark = f"with one class number in a palette, {labels[0]}: it is taken as the object{beside}"
         return Mask(_image(stored == labels[0]), remark, labels[0])
     pixels = _brightness(image)
-    white = next((bound for bound in (1, _VOID, UINT16_MAX) if pixels.min() >= 0 and pixels.max() <= bound), None)
+    found = _values(pixels)
+    white = next((bound for bound in (1, _VOID, UINT16_MAX) if found[0] >= 0 and found[-1] <= bound), None)
     if white is None:
-        value_range = f"{pixels.min()} to {pixels.max()}"
+        value_range = f"{found[0]} to {found[-1]}"
         raise ImageError(f"a mask's values must lie within 0..1, 0..255 or 0..65535, got {value_range}")
-    if pixels.ndim == 2 and not lossy and _has_border(pixels):
+    border = not lossy and {1, _VOID} <= {*found[:4]} <= {0, 1, _VOID} and pixels.ndim == 2
+    if border and (_areas(pixels) & (pixels == 1)).any():
         remark = (
             f"with the values 0, 1 and {_VOID}: 1 is taken as the object, and {_VOID} as an ignored border"
             " (data.mask_value=1 takes 1 in all masks)"
         )
         return Mask(_image(pixels == 1), remark)
     bright = (pixels if pixels.ndim == 2 else pixels.max(2)) > white / 2
-    if (pixels.any() and not bright.any()) or (white > 1 and _shows_several(pixels, white, lossy)):
+    if (found.any() and not bright.any()) or (white > 1 and _shows_several(pixels, white, lossy)):
         raise several
     return Mask(_image(bright))
 
@@ -114,7 +116,7 @@ def _palette_labels(image: Image.Image, stored: np.ndarray) -> list[int] | None:
     colours = np.zeros((256, 3), np.uint8)
     palette = np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
     colours[: len(palette)] = palette
-    used = np.unique(stored)
+    used = _values(stored)
     if colours[0].any() or not np.ptp(colours[used], axis=1).any():
         return None
     return [int(label) for label in used if label not in (0, _VOID)]
@@ -123,14 +125,9 @@ def _palette_labels(image: Image.Image, stored: np.ndarray) -> list[int] | None:
 def _brightness(image: Image.Image) -> np.ndarray:
     """[height, width], or [height, width, 3] if there are colours."""
     if image.mode in ("1", "L", "F") or image.mode.startswith("I"):
-        return np.asarray(image).astype(np.float64)
+        return np.asarray(image.convert("L") if image.mode == "1" else image)
     pixels = np.asarray(to_rgb(image.convert("RGBA").convert("RGB") if image.has_transparency_data else image))
-    return pixels.astype(np.int64) if np.ptp(pixels, axis=2).any() else pixels[:, :, 0].astype(np.float64)
-
-
-def _has_border(values: np.ndarray) -> bool:
-    found = set(np.unique(values))
-    return {1, _VOID} <= found <= {0, 1, _VOID} and bool((_areas(values) & (values == 1)).any())
+    return pixels.astype(np.int64) if np.ptp(pixels, axis=2).any() else pixels[:, :, 0]
 
 
 def _shows_several(pixels: np.ndarray, white: float, lossy: bool) -> bool:
@@ -143,10 +140,13 @@ def _shows_several(pixels: np.ndarray, white: float, lossy: bool) -> bool:
       are those of neither edge nor noise;
     - with more values, a fiftieth of the areas but the dark ones are of another colour than the most common.
     """
-    codes = np.where(pixels >= white * 7 / 8, white, pixels) if pixels.ndim == 2 else pixels @ (65536, 256, 1)
-    found = np.unique(codes)
-    objects = found[found > 0]
-    if len(objects) < 2:
+    codes = (
+        np.where(pixels >= white * 7 / 8, pixels.dtype.type(white), pixels)
+        if pixels.ndim == 2
+        else pixels @ (65536, 256, 1)
+    )
+    found = _values(codes)
+    if np.count_nonzero(found) < 2:
         return False
     areas = _areas(codes)
     if len(found) <= _FEW and not lossy:
@@ -164,6 +164,11 @@ def _areas(values: np.ndarray) -> np.ndarray:
     return minimum_filter(values, 3) == maximum_filter(values, 3)
 
 
+def _values(pixels: np.ndarray) -> np.ndarray:
+    """Returns the distinct values, sorted."""
+    return np.flatnonzero(np.bincount(pixels.ravel())) if pixels.dtype == np.uint8 else np.unique(pixels)
+
+
 def _image(mask: np.ndarray) -> Image.Image:
     return Image.fromarray(mask.astype(np.uint8) * 255)
 
@@ -172,6 +177,6 @@ def _listed(stored: np.ndarray) -> str:
     """Returns the values found, such as ``the values 0, 5``."""
     if stored.ndim > 2:
         return f"{len(np.unique(stored.reshape(-1, stored.shape[2]), axis=0))} colours"
-    found = np.unique(stored.astype(np.float64))
+    found = _values(stored.astype(np.uint8) if stored.dtype == bool else stored)
     more = f", ... ({len(found)} in all)" * (len(found) > _SHOWN)
     return f"the values {', '.join(f'{value:g}' for value in found[:_SHOWN])}{more}"

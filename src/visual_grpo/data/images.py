@@ -183,7 +183,7 @@ def _unlike_image(record: Record, size: Size) -> str:
     hidden = orientation in (2, 3, 4) or (orientation > 4 and size[0] == size[1])
     if not hidden or _open(read_orientation, record.target_image) != 1:
         return ""
-    return "not turned by EXIF as their images are: check that the masks show the upright images"
+    return "not turned by EXIF as their images are: check that they show the upright images"
 
 
 def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
