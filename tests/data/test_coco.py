@@ -201,8 +201,9 @@ def test_the_images_of_an_annotation_file_are_those_of_its_split(kind, tmp_path)
         picture(tmp_path / "data" / name, (WIDTH, HEIGHT), colour)
     (record,) = table = prepare(tmp_path, path=str(tmp_path / "data" / path), **changes)
     assert read_image(record.source_images[0]).getpixel((0, 0)) == colours[wanted]
-    others = len(files) > 1 and path == "."
-    assert [" not read beside " in warning for warning in table.report["warnings"]] == [True] * others
+    other = {"train/0.png": "validation", "val2017/0.png": "train"}.get(wanted)
+    others = [f"the data's {other} is not used"] if len(images) > 1 and path == "." and len(files) > 1 else []
+    assert [warning.split(":")[0] for warning in table.report["warnings"]] == others
 
 
 @pytest.mark.parametrize(
@@ -223,20 +224,46 @@ def test_an_image_that_may_be_another_is_rejected(file, images, message, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("files", "changes"),
+    ("files", "changes", "message"),
     [
-        (["a.json", "b.json"], {}),
-        (["instances_val.json", "instances_test.json"], {}),
-        (["instances_train.json", "instances_val.json"], {"split": "test"}),
-        (["coco.json"], {"split": "train"}),
+        (["a.json", "b.json"], {}, "has several annotation files of one split, a.json, b.json. Give one as data.path"),
+        (
+            ["instances_val.json", "instances_test.json"],
+            {},
+            "has the splits test, validation: choose one with data.split",
+        ),
+        (["instances_train.json", "instances_val.json"], {"split": "test"}, "has the splits train, validation."),
+        (["coco.json"], {"split": "train"}, "has no splits"),
     ],
 )
-def test_without_one_file_of_the_split_nothing_is_read(files, changes, tmp_path):
+def test_without_one_file_of_the_split_nothing_is_read(files, changes, message, tmp_path):
     for file in files:
         write(tmp_path / file, content(POLYGON))
-    with pytest.raises(UserError, match=r"Choose one with data\.split") as error:
+    with pytest.raises(UserError) as error:
         read(tmp_path, **changes)
-    assert all(file in str(error.value) for file in files)
+    assert message in str(error.value)
+
+
+def test_the_queries_are_counted_as_they_are_read(tmp_path):
+    """Also where the pictures' folders, not the file, say the split, and annotations are broken."""
+    found = content(POLYGON, None, {"counts": [1]}, names=("train/0.png", "val/1.png", "test_tubes/2.png", "3.png"))
+    annotation = found["annotations"][0]
+    found["annotations"] += [{**annotation, "image_id": n} for n in (1, 2, 3, 9)]
+    write(tmp_path / "coco.json", found)
+    for name in ("train/0.png", "val/1.png", "test_tubes/2.png", "3.png"):
+        picture(tmp_path / name)
+    for split in ("all", "train", "val", None):
+        source = find_records(data_config(tmp_path, task="segmentation", split=split))
+        assert source.count() == len([item for item in source.read() if not isinstance(item, Note)])
+    assert source.splits == {"train": 1, "validation": 1, None: 5}
+
+
+@pytest.mark.parametrize(("named", "stored"), [("a\\0.png", "a/0.png"), ("e\u0301.png", "b/\u00e9.png")])
+def test_an_image_is_found_by_windows_names_and_in_another_unicode_form(named, stored, tmp_path):
+    write(tmp_path / "coco.json", content(POLYGON, names=(named,)))
+    picture(tmp_path / stored)
+    ((record,), _, _) = read(tmp_path)
+    assert record.source_images == stored
 
 
 def test_a_mask_of_another_size_than_its_image_is_rejected(tmp_path):

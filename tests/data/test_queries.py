@@ -169,22 +169,25 @@ class TestMasks:
             )
         return prepare(folder, height=64, width=64, **changes)
 
-    def test_an_ignored_border_and_a_palette_are_noted_on_every_run(self, tmp_path):
-        masks = [areas(1, 255), areas(1, 255), palette(15, 255), areas(1)]
-        for _ in range(2):  # The second finds the prepared files.
-            table = self.prepare(tmp_path, masks)
-            assert {int(read_mask(record.target_image).sum()) for record in table} == {12 * 12}
-            border, label = table.report["warnings"]
-            assert border.startswith("2 masks (such as masks/box/0.png) with the values 0, 1 and 255: 1 is taken")
-            assert label.startswith(
-                "1 mask (such as masks/box/2.png) with one class number in a palette, 15: it is taken"
-            )
+    def test_a_number_for_the_object_is_noted_on_every_run(self, tmp_path):
+        for folder, found, noted in (
+            ("border", [areas(1, 255), areas(1, 255), areas(1)], "with the values 0, 1 and 255: 1 is taken as the obj"),
+            (
+                "class",
+                [palette(15, 255)] * 2,
+                "with one class number in a palette, 15: it is taken as the obj",
+            ),
+        ):
+            for _ in range(2):  # The second finds the prepared files.
+                table = self.prepare(tmp_path / folder, found)
+                assert {int(read_mask(record.target_image).sum()) for record in table} == {12 * 12}
+                assert table.report["warnings"][0].startswith(f"2 masks (such as masks/box/0.png) {noted}")
 
     def test_one_query_is_of_one_class(self, tmp_path):
         table = self.prepare(tmp_path, [palette(15), palette(8), palette(15)])
         (entry,) = table.report["rejected"]["listed"]
         assert (entry["file"], entry["reason"]) == ("masks/box/1.png", "ambiguous_mask")
-        assert entry["message"] == "the class in the mask's palette is 8, and 15 in an earlier mask of 'box'"
+        assert entry["message"] == "the object is stored as 8, and as 15 in an earlier mask of 'box'"
         assert "data.mask_value" in entry["remedy"]
 
     def test_the_object_is_chosen_by_a_parameter_or_a_record(self, tmp_path):
@@ -193,8 +196,9 @@ class TestMasks:
             UserError, match=r"0\.png: nothing says which value .* has the values 0, 5, 9\. Give .* data\.m"
         ):
             self.prepare(tmp_path, masks)
-        table = self.prepare(tmp_path, masks, mask_value=5)
-        assert [record.metadata["box"][1] for record in table] == [8, 24]
+        for value, top in ((5, [8, 24]), (9, [24, 8])):  # The second must not find the first's files.
+            table = self.prepare(tmp_path, masks, mask_value=value)
+            assert [record.metadata["box"][1] for record in table] == top
         rows = [
             {"image": "images/0.png", "query": "b", "mask": "masks/box/0.png", "mask_value": n} for n in (9, 5, "5")
         ]

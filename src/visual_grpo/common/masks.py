@@ -35,7 +35,7 @@ class Mask(NamedTuple):
     """Mode L: 0, or 255 in the object."""
     remark: str = ""
     label: int | None = None
-    """The object's number in a palette of classes."""
+    """The number that the object is stored as, if it is read by that."""
 
 
 def read_mask(file: str | Path | IO[bytes]) -> Tensor:
@@ -74,7 +74,7 @@ def _chosen(stored: np.ndarray, value: int) -> Mask:
         raise AmbiguousMaskError(f"mask_value={value} needs a mask of one channel")
     if not (stored == value).any():
         raise AmbiguousMaskError(f"no pixel has mask_value={value}")
-    return Mask(_image(stored == value))
+    return Mask(_image(stored == value), label=value)
 
 
 def _recognised(image: Image.Image, stored: np.ndarray, lossy: bool) -> Mask:
@@ -102,7 +102,7 @@ def _recognised(image: Image.Image, stored: np.ndarray, lossy: bool) -> Mask:
             f"with the values 0, 1 and {_VOID}: 1 is taken as the object, and {_VOID} as an ignored border"
             " (data.mask_value=1 takes 1 in all masks)"
         )
-        return Mask(_image(pixels == 1), remark)
+        return Mask(_image(pixels == 1), remark, 1)
     bright = (pixels if pixels.ndim == 2 else pixels.max(2)) > white / 2
     if (found.any() and not bright.any()) or (white > 1 and _shows_several(pixels, white, lossy)):
         raise several

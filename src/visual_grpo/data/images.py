@@ -74,7 +74,7 @@ class PreparedQuery(NamedTuple):
     remarks: list[str]
     """What was taken for granted about the mask, for the report."""
     label: int | None
-    """The object's number in the mask's palette of classes."""
+    """The number that the object is stored as in its mask, where nobody has chosen one."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class ImageStore:
         digest = image_digest(original)
         # Readable, and safe on every file system, whatever characters the id has.
         parts = [str(_VERSION), record_id, role, digest, str(self.config.height), str(self.config.width)]
-        content = "\0".join([*parts, *([mask.remark] if mask and mask.remark else [])])
+        content = "\0".join([*parts, *([] if mask is None or mask.label is None else [str(mask.label)])])
         key = hashlib.sha256(content.encode()).hexdigest()[:16]
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
         file = self.folder / ("-".join(part for part in (readable, role, key) if part) + ".png")
@@ -172,9 +172,8 @@ class ImageStore:
             raise Rejected("ambiguous_key", message, "Move them to the record's top level, or rename them")
         metadata = json.dumps({**metadata, **prompts}, ensure_ascii=False, sort_keys=True)
         remarks = [original.remark, _unlike_image(record, size)]
-        return PreparedQuery(
-            replace(record, metadata=metadata), image, prepared_mask, [*filter(None, remarks)], original.label
-        )
+        label = original.label if value is None else None
+        return PreparedQuery(replace(record, metadata=metadata), image, prepared_mask, [*filter(None, remarks)], label)
 
 
 def _unlike_image(record: Record, size: Size) -> str:

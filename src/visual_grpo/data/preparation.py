@@ -51,9 +51,9 @@ class Prepared(NamedTuple):
     """Number of its images that were smaller than the prepared size."""
     pictures: tuple[str, ...]
     """Digests of the prepared pictures that no other split may show."""
-    remarks: Sequence[str] = ()
-    """Of `PreparedQuery`."""
-    label: int | None = None
+    remarks: Sequence[str]
+    """Of `PreparedQuery`, as is the label."""
+    label: int | None
 
 
 class Preparation:
@@ -189,13 +189,13 @@ class Preparation:
 
 
 def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:
-    """Returns why a record cannot be used beside earlier ones, of which the ids and each query's class are given."""
+    """Returns why a record cannot be used beside earlier ones, of which the ids and each query's label are given."""
     row, label = prepared.row, prepared.label
     if row["id"] in ids:
         remedy = "Give every record its own id, or leave ids out to get them made"
         return Rejected("duplicate_id", "an earlier record has the same id", remedy)
     if label is not None and (first := labels.setdefault(row["prompt"], label)) != label:
-        message = f"the class in the mask's palette is {label}, and {first} in an earlier mask of {row['prompt']!r}"
+        message = f"the object is stored as {label}, and as {first} in an earlier mask of {row['prompt']!r}"
         return Rejected("ambiguous_mask", message, CHOOSE_VALUE)
     return None
 
