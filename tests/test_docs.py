@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.making import jsonl, picture
+from tests.data.making import jsonl, mask, picture
 from tests.doc_commands import check_command, check_parameters, is_parameter, parameters_of
 from tests.evaluation.test_browser import BROWSER, SETTINGS
 from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
@@ -89,6 +89,8 @@ def test_records_are_accepted(block: Block, tmp_path: Path) -> None:
     row = json.loads(block.text)
     for name in re.findall(r'"([\w/]+\.png)"', block.text):
         picture(tmp_path / "data" / name, colour="white")
+    if "mask" in row:
+        mask(tmp_path / "data" / row["mask"], (40, 40), row["box"])
     jsonl(tmp_path / "data/records.jsonl", [row])
     task = "segmentation" if "query" in row else "i2i" if "source_image" in row else "t2i"
     config = {"path": str(tmp_path / "data"), "height": 32, "width": 64, "task": task}

@@ -176,7 +176,9 @@ def _image(mask: np.ndarray) -> Image.Image:
 def _listed(stored: np.ndarray) -> str:
     """Returns the values found, such as ``the values 0, 5``."""
     if stored.ndim > 2:
-        return f"{len(np.unique(stored.reshape(-1, stored.shape[2]), axis=0))} colours"
-    found = _values(stored.astype(np.uint8) if stored.dtype == bool else stored)
+        colours = np.unique(stored.reshape(-1, stored.shape[2]), axis=0)
+        found = [f"({', '.join(map(str, colour))})" for colour in colours]
+    else:
+        found = [f"{value:g}" for value in _values(stored.astype(np.uint8) if stored.dtype == bool else stored)]
     more = f", ... ({len(found)} in all)" * (len(found) > _SHOWN)
-    return f"the values {', '.join(f'{value:g}' for value in found[:_SHOWN])}{more}"
+    return f"the {'colours' if stored.ndim > 2 else 'values'} {', '.join(found[:_SHOWN])}{more}"
