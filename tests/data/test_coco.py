@@ -131,6 +131,16 @@ def test_a_broken_annotation_rejects_its_query_only(kind, tmp_path):
     assert message in rejected.message
 
 
+@pytest.mark.parametrize(
+    "image", [{"width": 0}, {"height": -96}, {"height": "high"}, {"width": None}, {"file_name": 5}]
+)
+def test_an_image_without_a_size_or_name_rejects_its_query(image, tmp_path):
+    write(tmp_path / "coco.json", content(POLYGON, **image))
+    records, (rejected,), _ = read(tmp_path)
+    assert records == []
+    assert "image 0 lacks a proper file_name, width or height" in rejected.message
+
+
 def test_a_query_whose_image_is_missing_or_ambiguous_is_rejected(tmp_path):
     found = content(POLYGON, names=("0.png", "1.png"))
     found["images"] += [{**found["images"][1], "file_name": "other.png"}, {"id": 5, "file_name": "5.png"}]
@@ -143,7 +153,7 @@ def test_a_query_whose_image_is_missing_or_ambiguous_is_rejected(tmp_path):
     assert messages[0] == "annotation 5 names no image and category (KeyError: 'category_id')"
     assert messages[1].startswith("annotation 6 names no image and category (TypeError")
     assert messages[2] == "2 images have the id 1"
-    assert messages[3] == "image 5 lacks its file_name, width or height (KeyError: 'height')"
+    assert messages[3] == "image 5 lacks a proper file_name, width or height (KeyError: 'height')"
     assert messages[4] == "0 images have the id 9"
 
 
@@ -280,3 +290,11 @@ def test_other_json_and_damaged_files_are_not_taken_for_coco(tmp_path):
     (tmp_path / "coco.json").write_text('{"images": 1, "annotations": 2, "categories": []}')
     with pytest.raises(UserError, match=r"coco\.json is not a COCO file of segments \(TypeError"):
         read(tmp_path)
+
+
+def test_an_annotation_file_that_leads_outside_is_refused(tmp_path):
+    write(tmp_path / "private/coco.json", content(POLYGON))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/coco.json").symlink_to(tmp_path / "private/coco.json")
+    with pytest.raises(UserError, match=r"coco\.json leads outside"):
+        read(tmp_path / "data")

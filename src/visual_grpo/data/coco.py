@@ -99,8 +99,8 @@ def _read_file(file: Path, path: Path, limits: Limits, max_pixels: int, draw: bo
         except Rejected as rejected:
             yield rejected.at(place)
             continue
-        except (KeyError, TypeError, AttributeError) as error:
-            message = f"image {image_id} lacks its file_name, width or height ({type(error).__name__}: {error})"
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            message = f"image {image_id} lacks a proper file_name, width or height ({type(error).__name__}: {error})"
             yield Rejected("wrong_mask", message, "Add it, as in COCO's files", place)
             continue
         yield Record(
@@ -163,6 +163,8 @@ def _split_of(path: str) -> str | None:
 def _drawn(annotations: Sequence[Mapping[str, Any]], image: Mapping[str, Any], max_pixels: int) -> list[Any]:
     """Returns the run lengths of all annotations, as pycocotools draws them."""
     height, width = int(image["height"]), int(image["width"])
+    if min(height, width) < 1:
+        raise ValueError(f"{width}x{height} pixels")
     if height * width > max_pixels:
         message = f"image {image['id']} is {width}x{height} pixels, more than data.max_pixels={max_pixels}"
         raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
