@@ -47,6 +47,7 @@ def test_nodes_as_functions(parameters, data, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "Preparing records 31/31" in shown
     assert "1 (1 empty_prompt)" in shown
+    assert "Rejected, for example: records.jsonl, line 31: the prompt is empty." in shown
     assert f"{len(table.split('held_out'))} records" in shown
     assert "sealed" not in shown
 

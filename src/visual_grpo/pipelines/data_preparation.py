@@ -15,6 +15,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.data.found import columns_line, files_line, splits_line
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
+from visual_grpo.data.record import Place, Rejected
 from visual_grpo.data.splits import SEALED
 
 
@@ -56,6 +57,9 @@ def report_records(records: RecordTable) -> dict[str, Any]:
             "rejected": _rejected_line(rejected),
         },
     )
+    for one in {one["reason"]: one for one in reversed(rejected["listed"])}.values():
+        place = Place(one["file"], one["line"])
+        console.note(f"Rejected, for example: {Rejected(one['reason'], one['message'], one['remedy'], place)}")
     for warning in report["warnings"]:
         console.note(f"Note: {sentence(warning)}")
     return report
