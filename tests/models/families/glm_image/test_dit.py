@@ -194,7 +194,7 @@ def test_both_adapters_load_together_into_the_plain_pipeline(pipeline_folder: Pa
     ):
         assert torch.equal(ours, again)
     with pytest.raises(UserError, match=r"holds no adapter.*Train one"):
-        model_with(pipeline_folder, train=["dit"], adapters=tmp_path / "dit")
+        model_with(pipeline_folder, train=["dit"], adapters=tmp_path / "ar")
 
 
 def test_generation_may_be_stochastic(pipeline_folder: Path) -> None:
