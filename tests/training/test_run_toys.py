@@ -31,7 +31,10 @@ from visual_grpo.training.run import Callbacks, TrainingRun
 
 
 class TokenModel(ToyTokenPolicy):
-    """A model of one table, which is its own adapters."""
+    """A model of one table, which is its own adapters; reads four words of a prompt."""
+
+    def text_tokens(self, prompt: str) -> tuple[int, int]:
+        return len(prompt.split()), 4
 
     @property
     def adapters(self) -> TokenModel:
@@ -178,6 +181,24 @@ def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model
         run.run(callbacks)
     assert probes == [("vl", done, next(look for look in (6, 12, 24, 48) if done <= look)) for done in range(1, 49)]
     assert sum("cannot tell yet" in note for note in notes) == 3
+
+
+def test_prompts_that_the_model_cuts_are_counted_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(records: Any) -> list[str]:
+        notes: list[str] = []
+        run = token_run(tmp_path, TokenModel(), CountingScorer(), grpo={"steps": 1})
+        run.train_prompts = records
+        run.run(Callbacks(on_step=ignore, note=notes.append))
+        return [note for note in notes if "than the model reads" in note]
+
+    assert said(RECORDS) == []
+    monkeypatch.setattr("visual_grpo.training.run.MEASURED_PROMPTS", 3)
+    long = [replace(record, prompt=f"one two three four {word}") for record, word in zip(RECORDS, "abab", strict=False)]
+    (note,) = said([*RECORDS[4:], *long])
+    assert "Warning: 2 of 7 prompts (the 3 longest were looked at) have more tokens than the model reads" in note
+    assert "Of 'one two three four a'... it reads 4 of 5 tokens" in note
 
 
 @pytest.mark.parametrize(("minutes", "steps"), [(2, [10, 12, 14]), (0, [10])])

@@ -103,6 +103,11 @@ class Model:
         """Returns a ``Family.build`` that calls ``model_class(pipeline, size, options)``."""
         return lambda pipeline, settings: cls(model_class(pipeline, settings.size, settings.options), modules, settings)
 
+    @property
+    def text_tokens(self) -> Callable[[str], tuple[int, int]] | None:
+        """Counts a prompt's tokens and how many are read; None for a model that cuts no prompt."""
+        return getattr(self.model, "text_tokens", None)
+
     def networks(self) -> dict[str, Any]:
         """Returns the model of transformers or diffusers that each module's LoRA is put on."""
         ((name, module),) = self.modules.items()
@@ -156,7 +161,7 @@ class DistributedModel:
     """A `Model` of which each rank draws its block of the records."""
 
     def __init__(self, local: Model) -> None:
-        self.local, self.adapters = local, local.adapters
+        self.local, self.adapters, self.text_tokens = local, local.adapters, local.text_tokens
 
     def generate(self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
         block = ranks.block(len(records))

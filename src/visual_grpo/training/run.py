@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import shutil
@@ -33,6 +34,8 @@ from visual_grpo.training.ema import AdapterAverage
 from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
+MEASURED_PROMPTS = 2000
+"""Prompts whose tokens are counted, a second's work."""
 PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
 """Sample grids, columns of the report's film, and what alarms judged: beside the checkpoints, for a resumed run."""
 STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
@@ -111,6 +114,7 @@ class TrainingRun:
         if not self.checkpoints.resume(callbacks.note):
             self._warn_of_another_guidance(callbacks)
             self._warn_of_a_long_warm_up(callbacks)
+            self._warn_of_cut_prompts(callbacks)
             self._check_signal(callbacks)
             self.checkpoints.begin()
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
@@ -200,6 +204,24 @@ class TrainingRun:
                     f"Warning: grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only"
                     f" {updates}: its learning rate ends at {updates / grpo.warmup_steps:.0%} of grpo.learning_rate."
                 )
+
+    def _warn_of_cut_prompts(self, callbacks: Callbacks) -> None:
+        count = self.model.text_tokens
+        if count is None:
+            return
+        prompts = dict.fromkeys(
+            record.prompt for records in (self.train_prompts, self.eval_prompts) for record in records
+        )
+        longest = heapq.nlargest(MEASURED_PROMPTS, prompts, key=len)
+        cut = [(prompt, tokens, limit) for prompt in longest for tokens, limit in [count(prompt)] if tokens > limit]
+        if cut:
+            prompt, tokens, limit = cut[0]
+            callbacks.note(
+                f"Warning: {len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more"
+                " tokens than the model reads; to it, prompts that differ only in the rest are one. Of"
+                f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them, or raise"
+                " model.options.max_sequence_length where the family has it."
+            )
 
     def _check_signal(self, callbacks: Callbacks) -> None:
         """Stops a run that has nothing to learn, before its first step."""

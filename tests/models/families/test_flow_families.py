@@ -18,6 +18,7 @@ from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.z_image import tiny as z_image
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.family import BUILT_IN, find_family
@@ -122,6 +123,26 @@ def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
         read = pipeline.transformer.get_submodule(name).get_delta_weight("mine")
         torch.testing.assert_close(read, layer.get_delta_weight("default"), rtol=1e-5, atol=1e-6)
     assert len(saved) == 2 * len(layers)
+
+
+def test_a_prompts_end_is_ignored_exactly_where_its_tokens_say_so(case: tuple[str, Path, dict[str, Any]]) -> None:
+    name, folder, options = case
+    family = find_family("auto", str(folder))
+    settings = ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options(**options))
+    model: Any = family.build(family.load(str(folder), CPU), settings)
+
+    def is_read(start: str) -> bool:
+        """Whether the model tells apart prompts that differ after ``start``."""
+        records = [PromptRecord(id=end, prompt=f"{start} {end}") for end in ("cat", "dog")]
+        one, other = (model.model.conditions([record], [0], 1.0).prompts for record in records)
+        tensors = [(one.embeds, other.embeds)] if name == "qwen_image" else zip(one[0], other[0], strict=True)
+        return not all(torch.equal(*pair) for pair in tensors)
+
+    words = "a red cat on a mat "
+    counts = {number: model.text_tokens(words * number) for number in range(1, 120)}
+    fitting = max(number for number, (count, limit) in counts.items() if count + 2 <= limit)
+    assert is_read(words * fitting)
+    assert not is_read(words * (fitting + 6))
 
 
 @pytest.mark.parametrize("name", ["flux", "z_image", "flux2_klein"])

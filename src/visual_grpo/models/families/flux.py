@@ -25,6 +25,7 @@ from visual_grpo.models.flow.parts import (
     mmdit_modules,
     packed,
     packed_schedule,
+    tokens_and_limit,
     unpacked,
 )
 from visual_grpo.models.loading import load_pipeline
@@ -79,6 +80,12 @@ class Flux:
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
         return decoded(self.pipeline.vae, latents)
+
+    def text_tokens(self, prompt: str) -> tuple[int, int]:
+        """Returns a prompt's tokens and how many are read."""
+        pipeline, length = self.pipeline, self.options.max_sequence_length
+        clip = (pipeline.tokenizer, pipeline.tokenizer_max_length)
+        return tokens_and_limit(prompt, clip, (pipeline.tokenizer_2, length))
 
     def _encode(self, prompt: str) -> PooledText:
         length = self.options.max_sequence_length

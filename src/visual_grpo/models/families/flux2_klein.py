@@ -19,7 +19,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import Schedule, Velocity
-from visual_grpo.models.flow.parts import TextConditions, as_images, transformer_module
+from visual_grpo.models.flow.parts import TextConditions, as_images, tokens_and_limit, transformer_module
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 from visual_grpo.models.offload import on_device
@@ -79,6 +79,14 @@ class Flux2Klein:
             mean, variance = (value.view(1, -1, 1, 1) for value in (vae.bn.running_mean, vae.bn.running_var))
             latents = latents * (variance + vae.config.batch_norm_eps).sqrt() + mean
             return as_images(vae.decode(pixel_shuffle(latents, 2).to(vae.dtype), return_dict=False)[0])
+
+    def text_tokens(self, prompt: str) -> tuple[int, int]:
+        """Returns a prompt's tokens and how many are read."""
+        tokenizer, message = self.pipeline.tokenizer, {"role": "user", "content": prompt}
+        text = tokenizer.apply_chat_template(
+            [message], tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        return tokens_and_limit(text, (tokenizer, self.options.max_sequence_length))
 
     def _encode(self, prompt: str) -> Tensor:
         """[1, L, D]."""

@@ -117,6 +117,13 @@ class QwenImage:
         with self._decoding:  # The VAE keeps features between its calls: two at a time would mix them up.
             return as_images(self.pipeline.vae.decode(latents, return_dict=False)[0][:, :, 0])
 
+    def text_tokens(self, prompt: str) -> tuple[int, int]:
+        """Returns a prompt's tokens and how many are read; an edit's text is not cut."""
+        start = self.pipeline.prompt_template_encode_start_idx
+        text = self.pipeline.prompt_template_encode.format(prompt)
+        count = len(self.pipeline.tokenizer(text).input_ids) - start
+        return count, count if self.edits else self.options.max_sequence_length
+
     def _forward(self, state: Tensor, timestep: float, text: PaddedText, sources: Tensor | None) -> Tensor:
         """[b, T, 4 C] float32."""
         dtype, tokens, (_, h, w) = self.transformer.dtype, packed(state), self.latent_shape

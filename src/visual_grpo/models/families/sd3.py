@@ -16,7 +16,14 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import Schedule, Velocity
-from visual_grpo.models.flow.parts import PooledText, TextConditions, decoded, latent_shape, mmdit_modules
+from visual_grpo.models.flow.parts import (
+    PooledText,
+    TextConditions,
+    decoded,
+    latent_shape,
+    mmdit_modules,
+    tokens_and_limit,
+)
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 
@@ -53,6 +60,14 @@ class Sd3:
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
         return decoded(self.pipeline.vae, latents)
+
+    def text_tokens(self, prompt: str) -> tuple[int, int]:
+        """Returns a prompt's tokens and how many are read."""
+        pipeline = self.pipeline
+        readers = [(pipeline.tokenizer, pipeline.tokenizer_max_length)]
+        if pipeline.text_encoder_3 is not None:
+            readers.append((pipeline.tokenizer_3, self.options.max_sequence_length))
+        return tokens_and_limit(prompt, *readers)
 
     def _encode(self, prompt: str) -> PooledText:
         embeds, _, pooled, _ = self.pipeline.encode_prompt(

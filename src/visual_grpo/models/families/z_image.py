@@ -17,7 +17,14 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import Schedule, Velocity
-from visual_grpo.models.flow.parts import TextConditions, decoded, latent_shape, packed_schedule, transformer_module
+from visual_grpo.models.flow.parts import (
+    TextConditions,
+    decoded,
+    latent_shape,
+    packed_schedule,
+    tokens_and_limit,
+    transformer_module,
+)
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 
@@ -54,6 +61,14 @@ class ZImage:
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:
         return decoded(self.pipeline.vae, latents)
+
+    def text_tokens(self, prompt: str) -> tuple[int, int]:
+        """Returns a prompt's tokens and how many are read."""
+        tokenizer, message = self.pipeline.tokenizer, {"role": "user", "content": prompt}
+        text = tokenizer.apply_chat_template(
+            [message], tokenize=False, add_generation_prompt=True, enable_thinking=True
+        )
+        return tokens_and_limit(text, (tokenizer, self.options.max_sequence_length))
 
     def _encode(self, prompt: str) -> Tensor:
         """[length, D], without padding."""

@@ -99,6 +99,12 @@ class TextConditions(Generic[T]):
         )
 
 
+def tokens_and_limit(prompt: str, *readers: tuple[Any, int]) -> tuple[int, int]:
+    """Returns a prompt's tokens and how many are read, by the (tokenizer, limit) that leaves the fewest out."""
+    counts = ((len(tokenizer(prompt).input_ids), limit) for tokenizer, limit in readers)
+    return min(counts, key=lambda pair: pair[0] - pair[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class PaddedText:
     """Embeddings of N prompts and which of them are padding."""
