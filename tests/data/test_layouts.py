@@ -126,9 +126,12 @@ class TestImageFolder:
         ]
         assert [(r.place.line, r.reason) for r in rejections] == [(6, "not_csv")]
 
-    def test_both_kinds_of_metadata_and_semicolons_are_refused(self, tmp_path):
-        (tmp_path / "metadata.csv").write_text("file_name;text\n0.png;a cat\n")
-        assert "separated by commas; it is ['file_name;text']" in refusal(tmp_path)
+    def test_semicolons_and_capitals_of_spreadsheets(self, tmp_path):
+        (tmp_path / "metadata.csv").write_text("File_Name;Text;score\n0.png;a cat, sitting;1,5\n")
+        ((record,), _, _) = read(tmp_path)
+        assert (record.target_image, record.prompt, dict(record.extra)) == ("0.png", "a cat, sitting", {"score": "1,5"})
+
+    def test_both_kinds_of_metadata_are_refused(self, tmp_path):
         jsonl(tmp_path / "metadata.jsonl", [{"file_name": "0.png", "text": "a"}])
         (tmp_path / "metadata.csv").write_text("file_name,text\n0.png,a cat\n")
         assert "has both metadata.jsonl and metadata.csv" in refusal(tmp_path)

@@ -73,13 +73,18 @@ def column(data):
     parquet(data / "all.parquet", [{"text": f"{split} {n}", "split": split} for split in splits for n in range(6)])
 
 
+def column_of_another_name(data):
+    rows = [{"caption": f"{split} {n}", "Partition": split.upper()} for split in ("train", "test") for n in range(6)]
+    jsonl(data / "list.jsonl", rows)
+
+
 def json_lines(data):
     for split in ("train", "test"):
         rows = [{"prompt": f"{split} {n}", "include": [{"class": "cup", "count": n}]} for n in range(6)]
         jsonl(data / f"{split}_metadata.jsonl", rows)
 
 
-LAYOUTS = (captions, root_metadata, metadata_in_folders, parquets, column, json_lines)
+LAYOUTS = (captions, root_metadata, metadata_in_folders, parquets, column, column_of_another_name, json_lines)
 
 
 class TestSplits:
@@ -262,6 +267,26 @@ class TestFiles:
             "listed": ["README.md", "both.caption", "notes.txt"],
         }
         assert report["rejected"]["by_reason"] == {"empty_prompt": 1}
+
+    def test_pictures_that_no_record_uses_are_noted(self, tmp_path):
+        picture(tmp_path / "data/images/0.png")
+        jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "image_path": "0.png"}])
+        (note,) = prepare(tmp_path).report["warnings"]
+        assert note.startswith("no record has a picture, and there are 1 picture: if a column names them")
+
+    def test_a_table_beside_its_tar_is_not_read_again(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        with tarfile.open(tmp_path / "data/00000.tar", "w") as archive:
+            (tmp_path / "0.txt").write_text("a cup")
+            archive.add(tmp_path / "0.txt", "0.txt")
+        parquet(tmp_path / "data/00000.parquet", [{"caption": "a cup"}, {"caption": "not fetched"}])
+        assert [record.prompt for record in prepare(tmp_path)] == ["a cup"]
+
+    @pytest.mark.parametrize("task", ["t2i", "i2i", "mixed"])
+    def test_masks_are_no_targets_of_edits(self, tmp_path, task):
+        picture(tmp_path / "data/images/0.png")
+        picture(tmp_path / "data/masks/cup/0.png")
+        assert f"are queries about an image with a mask, and data.task is {task}." in refusal(tmp_path, task=task)
 
     def test_pictures_without_a_row_are_counted(self, tmp_path):
         for name in "abc":

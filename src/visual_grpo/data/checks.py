@@ -66,7 +66,9 @@ def _typo_check(record: Record, is_query: bool) -> None:
 def _check_prompt(record: Record, key: str) -> str:
     if record.prompt is None:
         known = f"; the record has {shorten(', '.join(map(repr, record.extra)))}" if record.extra else ""
-        raise Rejected("empty_prompt", f"there is no {key}{known}", f"Add it as {key}, or remove the record")
+        raise Rejected(
+            "empty_prompt", f"there is no {key}{known}", f"Add it as {key}, or name its column with data.columns.prompt"
+        )
     if not isinstance(record.prompt, str):
         raise wrong_type(key, "text", record.prompt)
     text = record.prompt.strip()

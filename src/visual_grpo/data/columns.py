@@ -54,7 +54,8 @@ class _Row:
         """Takes the other columns, as metadata if JSON can hold them."""
         values = {name: _json_value(value) for name, value in self.left.items()}
         kept = {name: value for name, value in values.items() if value is not ...}
-        self.became |= {name: "metadata" if name in kept else IGNORED for name in self.left}
+        kinds = {name: "metadata" if name in kept else IGNORED for name in self.left}
+        self.became |= {name: "empty" if self.left[name] is None else kind for name, kind in kinds.items()}
         return kept
 
 
@@ -116,6 +117,7 @@ def prompt_columns(data: DataConfig) -> tuple[str, ...]:
 
 def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[str, list[str]]:
     """Returns the columns that may hold each field."""
+    values = {name.lower(): value for name, value in row.items()}
     if data.task == "segmentation":
         names = {field: list(columns) for field, columns in QUERIES.items()}
     elif canonical and "prompt" in row and (data.task != "i2i" or "source_image" in row):
@@ -123,11 +125,13 @@ def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[st
     else:
         names = {
             # A column "source" may also say where a picture comes from.
-            field: [name for name in columns if name in (columns[0], "file_name") or _is_image(row.get(name))]
+            field: [name for name in columns if name in (columns[0], "file_name") or _is_image(values.get(name))]
             for field, columns in PICTURES.items()
         }
         # The hub's image folders have their captions in "text", and may have another column "prompt".
         names["prompt"] = [*(["text"] if "file_name" in row else []), *PICTURES["prompt"]]
+    spelt = {name.lower(): name for name in row} | {name: name for name in row}
+    names = {field: [spelt.get(name, name) for name in columns] for field, columns in names.items()}
     given = {"prompt": data.columns.prompt, "target": data.columns.target}
     chosen = {field: [name] for field, name in given.items() if name is not None}
     if data.columns.source:
@@ -149,10 +153,11 @@ def _not_used(unused: list[str], fields: Mapping[str, Any], columns: _Row, place
     kind = {"source": "picture to edit", "target": "target picture"}[lacks]
     if data.task == "segmentation":
         kind = {"source": "image", "target": "mask"}[lacks]
+    name = unused[0] if len(unused) == 1 else "NAME"
     return (
         f"{place}: there are pictures in the column {unused[0]!r}, which is not known, and no {kind}. Columns found:"
         f" {found}. Columns known for the {kind}: {', '.join(known[lacks])}. Say which it is with"
-        f" data.columns.{lacks}={unused[0]}, or that it is not wanted with data.columns.ignored=[{','.join(unused)}]."
+        f" data.columns.{lacks}={name}, or what is not wanted with data.columns.ignored=[{','.join(unused)}]."
     )
 
 

@@ -140,22 +140,23 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
                 remedy = f"Add {IMAGES}/{stem}.png, or remove the mask"
                 raise Rejected("missing_source", f"there is no image of the same name in {IMAGES}", remedy)
             used.add(image)
-            query = thing.replace("_", " ") if stem not in images else _read_query(path, image, name, limits)
+            caption = None if stem not in images else _query_file(path, image, name)
+            query = thing.replace("_", " ") if caption is None else _read_caption(path, caption, limits)
         except Rejected as rejected:
             yield rejected.at(place)
             continue
         source, mask = f"{IMAGES}/{image}", f"{MASKS}/{name}"
-        yield Record(place=place, folder=path, prompt=query, source_images=source, target_image=mask)
+        yield Record(place=place, folder=path, prompt=query, source_images=source, target_image=mask, caption=caption)
     if unused := [name for name in images.values() if name not in used]:
         yield Note(f"{len(unused)} images without a mask were ignored, such as {IMAGES}/{unused[0]}")
     if seconds:
         yield Note(f"{counted(len(seconds), 'image')} of the same name as another not used, such as {seconds[0]}")
 
 
-def _read_query(path: Path, image: str, mask: str, limits: Limits) -> str:
-    for folder, name in ((MASKS, mask), (IMAGES, image)):
-        if (caption := _caption_of(path / folder, name)) is not None:
-            return _read_caption(path / folder, caption, limits)
+def _query_file(path: Path, image: str, mask: str) -> str:
+    for name in (f"{MASKS}/{mask}", f"{IMAGES}/{image}"):
+        if (caption := _caption_of(path, name)) is not None:
+            return caption
     text = PurePosixPath(mask).with_suffix(CAPTIONS[0])
     remedy = f"Write it to {MASKS}/{text}, or move the mask to {MASKS}/THING/{mask}"
     raise Rejected("empty_prompt", "nothing says what the mask shows", remedy)

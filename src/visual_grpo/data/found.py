@@ -13,6 +13,7 @@ from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, 
 from visual_grpo.data.sources import RecordSource
 from visual_grpo.data.splits import split_in_path
 
+UNNAMED = "pictures that no record names"
 _MAX_LISTED = 1000
 """Ignored files that are listed one by one; all are counted."""
 
@@ -85,7 +86,7 @@ class Found:
         if split is not None and split not in self._source.chosen:
             return f"of the split {split}"
         if is_image_name(name):
-            return "pictures that no record names"
+            return UNNAMED
         return f"{PurePosixPath(name).suffix.lower() or 'without suffix'}, not read as {self._source.layout}"
 
 
@@ -102,8 +103,14 @@ def files_line(files: dict[str, Any]) -> str:
 
 
 def columns_line(columns: dict[str, dict[str, int]]) -> str:
-    """Returns ``text -> prompt, file_name -> target, score -> metadata``."""
-    return ", ".join(f"{name} -> {' or '.join(became)}" for name, became in columns.items())
+    """Returns ``text -> prompt, file_name -> target, score -> metadata (8), empty (2)``."""
+
+    def shown(became: dict[str, int]) -> str:
+        return (
+            ", ".join(f"{what} ({count})" for what, count in became.items()) if len(became) > 1 else next(iter(became))
+        )
+
+    return ", ".join(f"{name} -> {shown(became)}" for name, became in columns.items())
 
 
 def splits_line(splits: dict[str, Any]) -> str:

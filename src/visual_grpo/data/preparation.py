@@ -25,7 +25,7 @@ from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
-from visual_grpo.data.found import Found
+from visual_grpo.data.found import UNNAMED, Found
 from visual_grpo.data.images import CHOOSE_VALUE, ImageStore
 from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable, prompt_hash, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
@@ -85,7 +85,7 @@ class Preparation:
                 warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
                 write_manifest(without_splits, self._rows(store, report, found, groups, progress))
             rows = self._with_splits(RecordTable(without_splits).rows(), groups, report)
-            write_manifest(manifest, rows, lambda: facts | report.finish() | found.finish())
+            write_manifest(manifest, rows, lambda: facts | report.finish(found.finish()))
         finally:
             without_splits.unlink(missing_ok=True)
         return report
@@ -254,6 +254,8 @@ class Report:
         self._records: Counter[str] = Counter()
         self._prompts: dict[str, set[str]] = {split: set() for split in SPLITS}
         """Hashes of the prompts in each split."""
+        self._pictures = 0
+        """Records with a picture."""
         self.enlarged = 0
         """Images smaller than the prepared size."""
         self.joined = 0
@@ -281,12 +283,13 @@ class Report:
     def accept(self, row: Mapping[str, Any]) -> None:
         """Counts a row of the manifest."""
         self._records[row["split"]] += 1
+        self._pictures += row["target_image"] is not None or bool(row["source_images"])
         self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
         if row["split"] == HELD_OUT:
             self._held_out.add(row["held_with"])
 
-    def finish(self) -> dict[str, Any]:
-        """Returns the report as JSON-compatible values.
+    def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the report with what was ``found`` (`Found.finish`) as JSON-compatible values.
 
         Raises:
             UserError: no usable record, or none to train on.
@@ -302,11 +305,17 @@ class Report:
                 f"{also_rejected(self.rejections, rejected)}"
             )
         self._warn(accepted)
+        if not self._pictures and (unused := found["files"]["ignored"].get(UNNAMED)):
+            self.warnings.append(
+                f"no record has a picture, and there are {counted(unused, 'picture')}: if a column names them, their"
+                " paths must be relative to the table (data.columns.target=NAME names the column)"
+            )
         listed = [
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
             for one in self.rejections
         ]
         return {
+            **found,
             "records": accepted + rejected,
             "accepted": accepted,
             "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},

@@ -17,6 +17,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.record import Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
 from visual_grpo.data.splits import chosen_splits, split_found
+from visual_grpo.data.tabular import is_saved
 
 
 class Layout(NamedTuple):
@@ -57,6 +58,8 @@ LAYOUTS = {
 }
 """By name, in the order in which ``auto`` tries them."""
 _SEGMENTATION_ORDER = ("records", "masks", "coco", "image_folder", "table", "prompts", "captions")
+_QUERIES = ("coco", "masks")
+"""Layouts of queries about an image alone."""
 _IN_SUBFOLDERS = ("image_folder", "captions")
 """Layouts of one dataset in several folders."""
 EMBEDDING = ("table", "coco")
@@ -72,7 +75,7 @@ class RecordSource:
     limits: Limits
     data: DataConfig
     folder: Path | None = None
-    """The folder that was given; None = a file, or a dataset of the hub."""
+    """The folder with the files of the records; None = one file, or a saved dataset or one of the hub."""
 
     @cached_property
     def splits(self) -> Counter[str | None]:
@@ -125,6 +128,15 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     if path.suffix.lower() == ".zip" and path.is_file():
         path = _unzipped(path)
     limits = Limits.from_config(data, path)
+    name, file = _layout_of(path, limits, data, parameter)
+    if name in _QUERIES and data.task != "segmentation":
+        text = f"The records in {data.path} are queries about an image with a mask, and data.task is {data.task}."
+        raise UserError(text, remedy=Remedy(environment="negative_points"))
+    return RecordSource(name, file, limits, data, folder=path if path.is_dir() and not is_saved(path) else None)
+
+
+def _layout_of(path: Path, limits: Limits, data: DataConfig, parameter: str) -> tuple[str, Path]:
+    """Returns the name of the layout, and the file or folder to read. Raises UserError if none fits."""
     order = _SEGMENTATION_ORDER if data.task == "segmentation" else tuple(LAYOUTS)
     names = order if data.layout == "auto" else (data.layout,)
     for name in names:
@@ -137,7 +149,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
             if not any(is_image_name(entry) or tabular.is_metadata(entry) for entry in entries):
                 # Tables may lie beside images without being meant, such as a log in CSV.
                 _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
-        return RecordSource(name, file, limits, data, folder=path if path.is_dir() else None)
+        return name, file
     if path.is_dir():
         _refuse_several(path, limits, parameter, names)
     raise UserError(_no_layout_fits(path, limits, parameter, names))
@@ -194,7 +206,12 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next((PurePath(name).name for name in names if is_image_name(name)), None)
-    hint = f" No image has a caption: for {image} there is no {PurePath(image).stem}.txt." if image else ""
+    hint = ""
+    if image and "captions" in layouts:
+        hint = f" No image has a caption: for {image} there is no {PurePath(image).stem}.txt."
+    texts = [name for name in names if PurePath(name).suffix.lower() in (".json", ".txt", ".csv")]
+    if texts:
+        hint += f" {', '.join(texts[:3])}{', ...' * (len(texts) > 3)}: none of these fits."
     if ".dvc" in kinds:
         hint = f" DVC tracks data in {next(name for name in names if name.endswith('.dvc'))}: fetch them with dvc pull."
     tried = "".join(f"\n  {name}: {LAYOUTS[name].files}" for name in layouts)

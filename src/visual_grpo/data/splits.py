@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
+from typing import Any
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
@@ -32,6 +33,10 @@ _NAMES: Mapping[str, str] = {
 """Names of splits -> the usual one, as the library `datasets` recognises them."""
 
 
+COLUMNS = frozenset({"split", "partition", "subset", "set", "fold"})
+"""Names of a column with the record's split, in lower case; only values that are a split's name count."""
+
+
 def usual_name(name: object) -> str | None:
     """Returns ``train``, ``validation`` or ``test`` for a name of a split such as ``val`` or ``train2017``."""
     return _NAMES.get(re.sub(r"[-_]?\d*$", "", name.strip().lower())) if isinstance(name, str) else None
@@ -48,11 +53,17 @@ def split_in_path(path: str) -> str | None:
     return words.pop() if len(words) == 1 else None
 
 
+def split_of_row(row: Mapping[str, Any]) -> str | None:
+    """Returns the split that a row names in one of `COLUMNS`."""
+    named = (usual_name(value) for name, value in row.items() if name.lower() in COLUMNS)
+    return next((split for split in named if split is not None), None)
+
+
 def split_found(item: Record | Rejected, layout: str) -> str | None:
-    """Returns the split that a record was found in, by its column ``split``, its file or its picture; None = none."""
+    """Returns the split that a record was found in, by a column, its file or its picture; None = none."""
     pictures: list[str] = []
     if isinstance(item, Record):
-        if (named := item.split or usual_name(item.extra.get("split"))) is not None:
+        if (named := item.split or split_of_row(item.extra)) is not None:
             return named
         images = item.source_images if isinstance(item.source_images, list) else [item.source_images]
         # The file's name says nothing: a picture may be called test.png.

@@ -35,7 +35,7 @@ from visual_grpo.data.record import (
     open_text,
     shorten,
 )
-from visual_grpo.data.splits import ALL, chosen_splits, split_in_path, usual_name
+from visual_grpo.data.splits import ALL, COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
 
 HUB = "hf://datasets/"
 _BATCH = 16
@@ -108,12 +108,12 @@ def is_metadata(name: str) -> bool:
 def find_table(path: Path, limits: Limits) -> Path | None:
     """Returns a table, a folder with tables (also in its subfolder ``data``) or one written by ``save_to_disk``."""
     if path.is_dir():
-        return path if _is_saved(path) or _tables(path) else None
+        return path if is_saved(path) or _tables(path) else None
     return path if path.is_file() and path.suffix.lower() in SUFFIXES else None
 
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    if data.path.startswith(HUB) or _is_saved(path):
+    if data.path.startswith(HUB) or is_saved(path):
         name, folder = (data.path.removeprefix(HUB), None) if data.path.startswith(HUB) else (path.name, path)
         datasets = _load(path, data)
         for split in sorted(chosen_splits(datasets, data), key=str):
@@ -129,7 +129,7 @@ def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
 
 def count_table(path: Path, data: DataConfig) -> Counter[str | None] | None:
     """Returns the number of rows in each split, or None if it is not known without reading them."""
-    if data.path.startswith(HUB) or _is_saved(path):
+    if data.path.startswith(HUB) or is_saved(path):
         return Counter({split: int(dataset.num_rows) for split, dataset in _load(path, data).items()})
     base, files = (path.parent, [path]) if path.is_file() else (path, _tables(path))
     if any(file.suffix.lower() != ".parquet" for file in files):
@@ -138,15 +138,14 @@ def count_table(path: Path, data: DataConfig) -> Counter[str | None] | None:
     for file in files:
         with _name_in_errors(file):
             named, table = split_in_path(file.relative_to(base).as_posix()), pq.ParquetFile(file)
-            if "split" in table.schema_arrow.names:
-                column = table.read(columns=["split"])["split"].to_pylist()
-                counts.update(usual_name(value) or named for value in column)
+            if columns := [name for name in table.schema_arrow.names if name.lower() in COLUMNS]:
+                counts.update(split_of_row(row) or named for row in table.read(columns=columns).to_pylist())
             else:
                 counts[named] += table.metadata.num_rows
     return counts
 
 
-def _is_saved(path: Path) -> bool:
+def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
@@ -168,6 +167,8 @@ def _load(path: Path, data: DataConfig) -> dict[str | None, Any]:
 
 def _tables(path: Path) -> list[Path]:
     files = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*")) if file.is_file()]
+    # Beside a tar, img2dataset writes a table of the same records, also of those that it could not fetch.
+    files = [file for file in files if file.suffix == ".tar" or not file.with_suffix(".tar").is_file()]
     return [file for file in files if file.suffix.lower() in SUFFIXES and (file.suffix != ".json" or _is_list(file))]
 
 
@@ -232,13 +233,17 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
 def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
     """Yields (number of the row's last line, row by column name); missing values are None."""
     with open_text(file, newline="") as text:
-        rows = csv.DictReader(text, delimiter="\t" if file.suffix.lower() == ".tsv" else ",", restkey="")
+        first = text.readline()
+        text.seek(0)
+        # Spreadsheets separate by semicolons where the comma is in numbers.
+        delimiter = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
+        rows = csv.DictReader(text, delimiter=delimiter, restkey="")
         try:
             rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
-            if not {*prompt_columns(data)} & {*header}:
+            if not {*prompt_columns(data)} & {*header, *map(str.lower, header)}:
                 names = ", ".join(prompt_columns(data))
                 raise UserError(
-                    f"{file}: the header must name the prompt's column ({names}), separated by commas; it is"
+                    f"{file}: the header must name the prompt's column ({names}); it is"
                     f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
                 )
             for row in rows:
