@@ -83,7 +83,7 @@ class Training:
         requests = plan_images({"held_out": held_out}, seed=0, images_per_prompt=4, max_prompts=None)
         with self.average.in_place() if averaged else adapter.disabled() if base else nullcontext():
             samplers, size = {"eval": self.config.sampling.eval}, evaluation.batch_size
-            generate_and_score(self.model, self.scorer, requests, samplers, fresh, batch_size=size, conditions={})
+            generate_and_score(self.model, self.scorer, requests, samplers, fresh, batch_size=size, depends_on={})
             norm = 1.0 if base else self.velocity_norm()
         pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
         facts = {

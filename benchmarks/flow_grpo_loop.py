@@ -153,7 +153,7 @@ class Loop:
             max_prompts=None,
         )
         sampler, size = {"eval": config.sampling.eval}, config.evaluation.batch_size
-        generate_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, conditions={})
+        generate_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, depends_on={})
         facts = {
             "steps": self.trainer.step,
             "updates": self.trainer.step * self.trainer.config.updates_per_rollout,

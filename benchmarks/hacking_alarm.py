@@ -205,7 +205,7 @@ class _Scorer:
             rows[f"reward/{name}"] = values.numpy()
         if hack is not None:
             rows["total"] = hack.reward(images.float() / 255).numpy()
-        rows.attrs = {"facts": {}, "weights": dict.fromkeys(guards, 0.0)}
+        rows.attrs = {"weights": dict.fromkeys(guards, 0.0)}
         rows.to_parquet(folder / "scores.parquet")
         for file in rows["file"]:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)

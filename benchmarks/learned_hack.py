@@ -112,7 +112,7 @@ def _baseline(shown: Shown, weights: dict[str, float], folder: Path) -> Path:
         row |= {"total": float(shown.total[i])}
         rows.append(row | {f"reward/{name}": float(values[i]) for name, values in shown.rewards.items()})
     table = pd.DataFrame(rows)
-    table.attrs = {"facts": {}, "weights": weights}
+    table.attrs = {"weights": weights}
     table.to_parquet(folder / "scores.parquet")
     return folder
 

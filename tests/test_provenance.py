@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.defaults import conditions_of, parameters
+from tests.evaluation.defaults import parameters, samples_record
 from tests.evaluation.painter import brightness
 from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
@@ -95,7 +95,7 @@ def test_code_that_is_gone_declares_nothing() -> None:
 
 def test_results_pair_whatever_the_patience() -> None:
     def judged(options: dict[str, Any]) -> Any:
-        return conditions_of(parameters(**rewards_of(options)))["rewards"]
+        return samples_record(parameters(**rewards_of(options)))
 
     assert judged({"timeout": 3.0}) == judged({"timeout": 9.0}) == judged({})
     assert judged({"gain": 2.0}) != judged({})
@@ -159,8 +159,8 @@ def test_every_file_is_a_source_but_those_that_only_call_show_and_log(
 
 def test_other_code_of_a_reward_than_the_trainings_is_told() -> None:
     training = {"code of reward warm": "abc", "code of reward sharp": "def"}
-    assert code_notes(training, {"warm": "abc", "new": "xyz"}) == []
-    [note] = code_notes(training, {"warm": "xyz", "sharp": "def"})
+    assert code_notes(training, {"code of reward warm": "abc", "code of reward new": "xyz"}) == []
+    [note] = code_notes(training, {"code of reward warm": "xyz", "code of reward sharp": "def"})
     assert note == "The code of reward warm has changed since the training."
 
 
@@ -185,38 +185,29 @@ def test_two_records_differ_in_what_decides(changes: dict[str, Any], ignoring: t
     assert differences(RECORD, RECORD | changes, ignoring) == found
 
 
-def extents(each: int, most: int | None) -> dict[str, Any]:
-    return {"evaluation": {"images_per_prompt": each, "max_prompts": most}}
-
-
-MADE = {"seed": 0, "sampling": {"eval": {"steps": 10, "top_p": None}, "rollout": {"steps": 4}}, "old": 1}
-CONTROL = {"controls": {"high": {"steps": 10}}}
-CONDITIONS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+EACH, MOST, CONTROLS = (f"evaluation.{name}" for name in ("images_per_prompt", "max_prompts", "controls"))
+MADE = {"evaluation.seed": 0, "sampling.eval.steps": 10, "model_digest": "a"}
+PAIRS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (MADE, MADE, []),
     (
         MADE,
-        {"seed": 0, "sampling": {"eval": {"steps": 20, "top_p": None}}, "none": None},
-        [
-            "  sampling.eval.steps: 10 in the baseline, 20 now",
-            "  sampling.rollout.steps: 4 in the baseline, not set now",
-            "  old: 1 in the baseline, not set now",
-        ],
+        {"evaluation.seed": 0, "sampling.eval.steps": 20, "model_digest": "b"},
+        ["base model", "sampling.eval.steps (was 10, is 20)"],
     ),
     # A baseline of more samples has those that are asked for.
-    (extents(6, None), extents(2, 10), []),
-    (extents(6, 20), extents(6, 10), []),
-    (extents(6, 20), extents(6, None), ["  evaluation.max_prompts: 20 in the baseline, None now"]),
-    (extents(6, 20), extents(6, 21), ["  evaluation.max_prompts: 20 in the baseline, 21 now"]),
-    (extents(6, None), extents(7, None), ["  evaluation.images_per_prompt: 6 in the baseline, 7 now"]),
+    ({EACH: 6}, {EACH: 2, MOST: 10}, []),
+    ({EACH: 6, MOST: 20}, {EACH: 6, MOST: 10}, []),
+    ({EACH: 6, MOST: 20}, {EACH: 6}, [f"{MOST} (was 20, is None)"]),
+    ({EACH: 6, MOST: 20}, {EACH: 6, MOST: 21}, [f"{MOST} (was 20, is 21)"]),
+    ({EACH: 6}, {EACH: 7}, [f"{EACH} (was 6, is 7)"]),
     # Controls that nobody asks for any more are no difference.
-    (CONTROL, {"controls": {}}, []),
-    ({"controls": {}}, CONTROL, ["  controls.high.steps: not set in the baseline, 10 now"]),
-    (CONTROL, {"controls": {"high": {"steps": 20}}}, ["  controls.high.steps: 10 in the baseline, 20 now"]),
+    ({CONTROLS: ["high"]}, {CONTROLS: []}, []),
+    ({CONTROLS: []}, {CONTROLS: ["high"]}, [f"{CONTROLS} (was [], is ['high'])"]),
 ]
 
 
-@pytest.mark.parametrize(("made", "now", "differences"), CONDITIONS)
-def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
+@pytest.mark.parametrize(("made", "now", "differences"), PAIRS)
+def test_a_baseline_of_other_samples_is_refused_with_the_differences(
     made: dict[str, Any], now: dict[str, Any], differences: list[str]
 ) -> None:
     if not differences:
@@ -225,5 +216,6 @@ def test_a_baseline_made_under_other_conditions_is_refused_with_the_differences(
     with pytest.raises(UserError) as caught:
         require_pair(made, now)
     first, *listed, _ = str(caught.value).splitlines()
-    assert (first, listed) == ("the baseline does not pair with this run:", differences)
+    assert first == "the baseline does not pair with this run:"
+    assert listed == [f"  {difference}" for difference in differences]
     assert caught.value.remedy == Remedy("baseline")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +22,7 @@ from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest
-from visual_grpo.config import BESIDE_FLOW, Parameters, RewardConfig, flatten, merged
+from visual_grpo.config import BESIDE_FLOW, DataConfig, ModelConfig, Parameters, PolicyConfig, flatten, merged
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.config.presets import pinned
 from visual_grpo.models.run_spec import RunSpec
@@ -62,6 +62,16 @@ UNREAD = {
     "evaluate": (*UNDECISIVE, *_TRAINING_ONLY),
 }
 """Pipeline -> what changes nothing in its result."""
+UNREAD_BY_SAMPLES = (
+    *(*UNREAD["baseline"], "adapter", "evaluation.batch_size", "modules"),
+    # A total is computed again from the scores.
+    *("reward", "rewards.*.weight", "rewards.*.max_failed_share"),
+    # Digests stand for records and model.
+    *(f"data.{name}" for name in DataConfig.model_fields if name not in ("height", "width")),
+    *(f"model.{name}" for name in ModelConfig.model_fields if name not in ("dtype", "base_weights", "options")),
+    *(f"policy.{name}" for name in PolicyConfig.model_fields if name != "flow"),
+)
+"""What may differ between a baseline and the adapters that are compared with it, sample by sample."""
 ROUNDING = (
     *("model.device", "model.offload", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
     *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
@@ -111,19 +121,12 @@ def code(config: Parameters) -> dict[str, str]:
 
 def local_code(config: Parameters) -> dict[str, str]:
     """Returns what `code` does, without asking the hub."""
-    digests = {f"{CODE}{name}": code for name, code in reward_codes(config.rewards).items()}
+    digests: dict[str, str] = {}
     for name, reward in config.rewards.items():
         digests |= {f"{FILE}{name}: {o}": found for o, found in option_files(reward.options, config.output).items()}
-    return digests | _family_code(config)
-
-
-def _family_code(config: Parameters) -> dict[str, str]:
-    return {"family_code": code_digest(config.model.family)} if ":" in config.model.family else {}
-
-
-def reward_codes(rewards: Mapping[str, RewardConfig]) -> dict[str, str]:
-    """Returns the digest of the code of each reward that is not built in."""
-    return {name: code_digest(reward.function) for name, reward in rewards.items() if reward.function is not None}
+        if reward.function is not None:
+            digests[f"{CODE}{name}"] = code_digest(reward.function)
+    return digests | ({"family_code": code_digest(config.model.family)} if ":" in config.model.family else {})
 
 
 def decisive(record: Record, ignoring: Sequence[str] = ()) -> dict[str, Any]:
@@ -145,7 +148,10 @@ def decisive(record: Record, ignoring: Sequence[str] = ()) -> dict[str, Any]:
 
 def differences(before: Record, now: Record, ignoring: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
     """Returns the names of `decisive` that differ, in order, with both values; None = not there."""
-    first, second = decisive(before, ignoring), decisive(now, ignoring)
+    return _changes(decisive(before, ignoring), decisive(now, ignoring))
+
+
+def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     names = sorted(first.keys() | second.keys())
     return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
 
@@ -191,107 +197,58 @@ def parameters_to_judge(
     return merged(tree, overrides)
 
 
-def code_notes(training: Record, codes: Mapping[str, str]) -> list[str]:
-    """Returns a note where the code that judges now (reward -> digest) is not that of the training."""
-    changed = [name for name, code in codes.items() if training.get(f"{CODE}{name}", code) != code]
+def code_notes(training: Record, now: Record) -> list[str]:
+    """Returns a note where the code of a reward that judges ``now`` is not that of the training."""
+    names = [name for name in now if name.startswith(CODE) and training.get(name, now[name]) != now[name]]
+    changed = [name.removeprefix(CODE) for name in names]
     return [f"The code of reward {', '.join(changed)} has changed since the training."] if changed else []
 
 
-# What two results that are compared sample by sample must share.
+# Results that are compared sample by sample.
 
 
-def conditions(spec: RunSpec, base_model: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """Returns everything but the adapters that samples and scores depend on, as it is resolved for the model.
-
-    Weights of rewards are left out: a total can be computed again from the scores.
-    """
-    config, tree = spec.config, spec.config.public()
-    samplers = {"sampling": spec.samplers, "controls": spec.controls}
-    commits = reward_commits(config.rewards)
-    return {
-        "seed": config.evaluation.seed,
-        "model": {
-            "digest": base_model["digest"],
-            "content": base_model["content"],
-            "dtype": config.model.dtype,
-            "device": device_kind(config.model.device),
-            "base_weights": config.model.base_weights,
-            **_family_code(config),
-        },
-        "dataset": data,
-        "data": {side: tree["data"][side] for side in ("height", "width")},
-        **{
-            kind: {name: sampler.model_dump(mode="json", exclude_none=True) for name, sampler in found.items()}
-            for kind, found in samplers.items()
-        },
-        "flow": tree["policy"]["flow"] if any(sampler.stochastic for sampler in spec.samplers.values()) else None,
-        "options": tree["model"]["options"],
-        "rewards": {
-            name: _reward_conditions(name, reward, config.output) | {"commits": commits.get(name, {})}
-            for name, reward in tree["rewards"].items()
-        },
-        "evaluation": {name: tree["evaluation"][name] for name in ("images_per_prompt", "max_prompts")},
-    }
-
-
-def _reward_conditions(name: str, reward: Mapping[str, Any], output: str) -> dict[str, Any]:
-    function = reward["function"]
-    transport = transport_of(name, function)
-    options = {option: value for option, value in reward["options"].items() if option not in transport}
-    return {
-        "function": function,
-        "options": options,
-        "clip": list(reward["clip"]),
-        "only_where": reward["only_where"],
-        "files": option_files(options, output),
-        **({} if function is None else {"code": code_digest(function)}),
-    }
+def samples_record(spec: RunSpec, base_model: Mapping[str, Any], data: str) -> dict[str, Any]:
+    """Returns what samples and scores depend on beside the adapters: names and values as of `decisive`."""
+    config = spec.config
+    unread = [*UNREAD_BY_SAMPLES, *(["sampling.rollout"] if len(spec.samplers) == 1 else [])]
+    if not any(sampler.stochastic for sampler in spec.samplers.values()):
+        unread.append("policy.flow")
+    found = decisive({"parameters": config.public(), **inputs(config, base_model, data)}, unread)
+    resolved = {"model.device": device_kind(config.model.device), "evaluation.controls": list(spec.controls)}
+    return found | resolved
 
 
 def require_pair(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
-    """Raises UserError with every difference if the baseline was made under other `conditions`.
-
-    A baseline with more samples or more controls than are asked for pairs too.
+    """Raises UserError with every difference of two `samples_record`; a baseline of more samples or controls pairs too.
 
     Args:
         adapter: the adapter that is evaluated with the parameters of its training; the baseline must be drawn with the
             same ones.
     """
-    before, now = flatten(_as_asked(baseline, present)), flatten(present)
-    names = dict.fromkeys([*before, *now])
-    # An empty section says nothing.
-    different = [name for name in names if _value(before, name) != _value(now, name)]
+    different = {
+        name: (before, now)
+        for name, (before, now) in _changes(baseline, present).items()
+        if not (name in _EXTENT and _EXTENT[name](before, now))
+    }
     if different:
-        listed = "\n".join(
-            f"  {name}: {before.get(name, 'not set')} in the baseline, {now.get(name, 'not set')} now"
-            for name in different
-        )
+        listed = "\n".join(f"  {phrase}" for phrase in described(different))
         raise UserError(
             f"the baseline does not pair with this run:\n{listed}\nDraw the baseline again.",
             remedy=Remedy("baseline", {} if adapter is None else {"adapter": adapter}),
         )
 
 
-def _value(conditions: Mapping[str, Any], name: str) -> Any:
-    value = conditions.get(name)
-    return None if value == {} else value
-
-
-def _as_asked(baseline: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Drops controls and samples that the baseline has beyond those that are asked for."""
-    drawn = dict(baseline)
-    if "controls" in drawn and "controls" in present:
-        drawn["controls"] = {name: s for name, s in drawn["controls"].items() if name in present["controls"]}
-    if "evaluation" in drawn and "evaluation" in present:
-        before, asked = drawn["evaluation"], present["evaluation"]
-        more = {key: asked[key] for key in asked if key in before and _includes(before[key], asked[key])}
-        drawn["evaluation"] = {**before, **more}
-    return drawn
-
-
 def _includes(drawn: int | None, asked: int | None) -> bool:
     """None = all."""
     return drawn is None or (asked is not None and asked <= drawn)
+
+
+_EXTENT: Mapping[str, Callable[[Any, Any], bool]] = {
+    "evaluation.images_per_prompt": _includes,
+    "evaluation.max_prompts": _includes,
+    "evaluation.controls": lambda drawn, asked: set(asked) <= set(drawn),
+}
+"""Parameter -> whether a baseline with the first value has all samples that the second asks for."""
 
 
 def require_trained_on(training: Record, base_model: Mapping[str, Any], data: str) -> None:

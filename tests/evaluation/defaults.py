@@ -24,9 +24,9 @@ def parameters(**changes: Any) -> Parameters:
     return Parameters.model_validate(with_world(merged(tree, changes)))
 
 
-def conditions_of(config: Parameters, commits: Mapping[str, Any] | None = None, **report: Any) -> dict[str, Any]:
-    """The conditions of a baseline of these parameters; ``report`` are entries of the starter's report, ``commits``
-    those of the hub's files that rewards read."""
-    starter = {"digest": "model", "content": None} | report
+def samples_record(config: Parameters, commits: Mapping[str, Any] | None = None, **report: Any) -> dict[str, Any]:
+    """What samples of these parameters depend on; ``report`` are entries of the starter's report, ``commits`` those of
+    the hub's files that rewards read."""
+    starter = {"model": "m", "digest": "model", "content": None} | report
     with patch.object(provenance, "reward_commits", return_value=commits or {}):
-        return provenance.conditions(resolve(config), starter, "data")
+        return provenance.samples_record(resolve(config), starter, "data")

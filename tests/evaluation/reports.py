@@ -28,9 +28,9 @@ def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]
     scorer = RewardSet({"brightness": (brightness, 1.0)})
     samplers = {"rollout": ROLLOUT, "eval": EVAL_SAMPLER}
     controls = {} if gain else {"eval steps=20": EVAL_SAMPLER.model_copy(update={"steps": 20})}
-    conditions = {"seed": 0, "controls": {name: {} for name in controls}}
+    depends_on = {"evaluation.controls": list(controls)}
     return generate_and_score(
-        Painter(gain), scorer, plan, samplers, folder, batch_size=8, conditions=conditions, controls=controls
+        Painter(gain), scorer, plan, samplers, folder, batch_size=8, depends_on=depends_on, controls=controls
     )
 
 

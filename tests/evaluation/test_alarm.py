@@ -33,7 +33,7 @@ def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
         rows += [row, row | {"index": 1, "total": 99.0}, row | {"split": "held_out", "reward/guard": 99.0}]
         rows += [row | {"sampler": "rollout", "total": 99.0}]
     table = pd.DataFrame(rows).assign(**columns)
-    table.attrs = {"facts": {}, "weights": {"judge": 1.0, "guard": 0.0}}
+    table.attrs = {"weights": {"judge": 1.0, "guard": 0.0}}
     table.to_parquet(folder / "scores.parquet")
     return folder
 

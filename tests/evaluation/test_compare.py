@@ -134,7 +134,7 @@ def with_controls(**controls: list[float]) -> pd.DataFrame:
     drawn = {"eval": [0.0, 1.0, 2.0, 3.0]} | controls
     frames = [scores(total, sampler=name, split="held_out") for name, total in drawn.items()]
     frame = pd.concat(frames, ignore_index=True)
-    frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}, "facts": {"controls": {name: {} for name in controls}}}
+    frame.attrs = {"weights": {"a": 1.0, "guard": 0.0}, "depends_on": {"evaluation.controls": list(controls)}}
     return frame
 
 
@@ -165,12 +165,8 @@ def test_results_that_do_not_pair_are_refused(change, complaint: str) -> None:
     assert caught.value.remedy == Remedy("baseline")
 
 
-def extents(each: int, most: int | None) -> dict[str, Any]:
-    return {"evaluation": {"images_per_prompt": each, "max_prompts": most}}
-
-
 def extent(frame: pd.DataFrame, each: int, most: int | None) -> pd.DataFrame:
-    frame.attrs["facts"] = extents(each, most)
+    frame.attrs["depends_on"] = {"evaluation.images_per_prompt": each, "evaluation.max_prompts": most}
     return frame
 
 

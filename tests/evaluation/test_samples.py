@@ -44,7 +44,7 @@ def made(
     """Scores at the eval sampler, read from their file."""
     samplers = {"eval": EVAL_SAMPLER}
     generate_and_score(
-        policy or Painter(), judge or scorer(), asked, samplers, folder, batch_size=batch_size, conditions={}
+        policy or Painter(), judge or scorer(), asked, samplers, folder, batch_size=batch_size, depends_on={}
     )
     return read_scores(folder)
 
@@ -53,16 +53,16 @@ def paint(folder: Path, batch_size: int = 4, advance: Callable[..., object] | No
     """Of two splits at two samplers."""
     splits = {"held_out": records("held_out", 3), "eval": records("eval", 2)}
     plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
-    conditions = {"seed": 0}
+    depends_on = {"seed": 0}
     return generate_and_score(
-        Painter(), scorer(), plan, SAMPLERS, folder, batch_size=batch_size, conditions=conditions, advance=advance
+        Painter(), scorer(), plan, SAMPLERS, folder, batch_size=batch_size, depends_on=depends_on, advance=advance
     )
 
 
-def test_scores_are_those_of_the_files_which_keep_conditions_and_weights(tmp_path: Path) -> None:
+def test_scores_are_those_of_the_files_which_keep_what_they_depend_on(tmp_path: Path) -> None:
     drawn, table = paint(tmp_path), read_scores(tmp_path)
     pd.testing.assert_frame_equal(table, drawn)
-    assert table.attrs == {"facts": {"seed": 0}, "weights": {"brightness": 2.0, "halves": 0.0}, "measures": {}}
+    assert table.attrs == {"depends_on": {"seed": 0}, "weights": {"brightness": 2.0, "halves": 0.0}, "measures": {}}
     kept = [to_tensor(read_image(tmp_path / file)) for file in table["file"]]
     again = scorer()([PromptRecord(id=i, prompt="") for i in table["id"]], kept)
     assert table["total"].tolist() == again.total.tolist()

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from kedro.io import DatasetError
 
-from tests.evaluation.defaults import conditions_of, parameters
+from tests.evaluation.defaults import parameters, samples_record
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
@@ -28,7 +28,7 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
     controls = ["eval guidance_scale=1", "eval guidance_scale=3", "eval temperature=0.5"]
     held_out_only = {(control, "held_out"): {"nunique": 3, "size": 6} for control in controls}
     assert drawn.to_dict("index") == everywhere | held_out_only
-    assert list(scores.attrs["facts"]["controls"]) == controls
+    assert scores.attrs["depends_on"]["evaluation.controls"] == controls
     assert all((painted.folder / "07_model_output/baseline" / file).is_file() for file in scores["file"])
 
 
@@ -92,18 +92,18 @@ LANGUAGE: dict[str, Any] = {
         ({"model": {"device": "cuda:1"}}, False),
     ],
 )
-def test_conditions_contain_exactly_what_images_and_scores_depend_on(changes: dict[str, Any], pairs: bool) -> None:
-    assert (conditions_of(parameters(**changes)) == conditions_of(parameters())) is pairs
+def test_exactly_what_images_and_scores_depend_on_is_recorded(changes: dict[str, Any], pairs: bool) -> None:
+    assert (samples_record(parameters(**changes)) == samples_record(parameters())) is pairs
 
 
-def test_conditions_contain_the_models_options_and_files() -> None:
-    base = conditions_of(parameters(**LANGUAGE))
-    assert conditions_of(parameters(**LANGUAGE, model={"options": {"max_tokens": 5}})) != base
-    assert conditions_of(parameters(**LANGUAGE, policy={"flow": {"noise": 0.5}})) == base
-    assert conditions_of(parameters(**LANGUAGE), content="a") != base
+def test_the_models_options_and_files_are_recorded() -> None:
+    base = samples_record(parameters(**LANGUAGE))
+    assert samples_record(parameters(**LANGUAGE, model={"options": {"max_tokens": 5}})) != base
+    assert samples_record(parameters(**LANGUAGE, policy={"flow": {"noise": 0.5}})) == base
+    assert samples_record(parameters(**LANGUAGE), content="a") != base
 
 
-def test_conditions_contain_a_rewards_files_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rewards_files_and_code_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     code, file = tmp_path / "an_edited_reward.py", tmp_path / "head.json"
     mine: dict[str, Any] = {"function": "an_edited_reward:score", "options": {"head": str(file)}}
@@ -113,12 +113,12 @@ def test_conditions_contain_a_rewards_files_and_code(tmp_path: Path, monkeypatch
     for value, content, commit in ((1.0, "1", "a"), (5.0, "1", "a"), (5.0, "2", "a"), (5.0, "2", "b")):
         code.write_text(f"def score(prompts, images): return [{value}] * len(images)\nother = None")
         file.write_text(content)
-        made = [conditions_of(config, {"clip_score": {"model": commit * 40}})["rewards"] for _ in range(2)]
+        made = [samples_record(config, {"clip_score": {"model": commit * 40}}) for _ in range(2)]
         assert made[0] == made[1]
-        assert "code" not in made[0]["clip_score"]
+        assert "code of reward clip_score" not in made[0]
         found.append(made[0])
     assert all(before != after for before, after in pairwise(found))
-    assert conditions_of(config) != conditions_of(other), "of the same file"
+    assert samples_record(config) != samples_record(other), "of the same file"
 
 
 def test_conditions_and_records_contain_the_code_of_an_own_family(
@@ -130,5 +130,5 @@ def test_conditions_and_records_contain_the_code_of_an_own_family(
     for edit in ("", "# edited"):
         (tmp_path / "an_edited_family.py").write_text(f"from visual_grpo.models.families.glm_image import FAMILY{edit}")
         inputs = provenance.inputs(config, {"model": "a/model", "digest": "d", "content": None}, "data")
-        found.append((conditions_of(config), inputs))
+        found.append((samples_record(config), inputs))
     assert all(before != after for before, after in zip(*found, strict=True))

@@ -58,7 +58,7 @@ def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Proj
     painted.run(register_pipelines()["baseline"])
     painted.train()
     painted.run(register_pipelines()["evaluate"], seed=8)
-    with pytest.raises(UserError, match=r"pair with this run:\n  seed: 0 in the baseline, 8 now\n"):
+    with pytest.raises(UserError, match=r"pair with this run:\n  evaluation.seed \(was 0, is 8\)\n"):
         painted.run(register_pipelines()["evaluate"], evaluation=SMALL | {"seed": 8})
 
 
@@ -78,13 +78,13 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
         (
             {},
             {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}},
-            r"controls\.eval top_p=0\.5\.steps: not set",
+            r"evaluation\.controls \(was \[.*\], is \[.eval top_p=0\.5.\]\)",
             Remedy("baseline"),
         ),
         (
             {"mlflow_run_id": "a run"},
             {"sampling": {"eval": {"steps": 3}}},
-            r"sampling\.eval\.steps: 10 in the baseline, 3 now",
+            r"sampling\.eval\.steps \(was 10, is 3\)",
             Remedy("baseline", {"adapter": "a run"}),
         ),
         ({"digest": "another digest"}, {}, "another base model", Remedy("train")),

@@ -37,8 +37,8 @@ from visual_grpo.tracking.tracker import Tracker
 class Project:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
-        self.conditions: dict[str, Any] | None = None
-        """Of the baseline; None = those of the run."""
+        self.depends_on: dict[str, Any] = {}
+        """What the baseline has otherwise than the run."""
         rows = [
             {"id": f"r{i}", "prompt": f"a thing {i}", "split": "train" if i < 6 else "eval", "metadata": "{}"}
             for i in range(9)
@@ -68,7 +68,7 @@ class Project:
         return catalog
 
     def _draw_baseline(self, catalog: DataCatalog) -> None:
-        """One black picture of each eval prompt with the total -10, made under the conditions of this run."""
+        """One black picture of each eval prompt with the total -10, made with the parameters of this run."""
         spec, starter = catalog.load(RUN_SPEC), catalog.load("base_model")
         (self.folder / "07_model_output/baseline/eval").mkdir(exist_ok=True)
         rows = []
@@ -79,7 +79,8 @@ class Project:
             rows.append(row | {"total": -10.0, "reward/brightness": -10.0})
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {"brightness": 1.0}
-        scores.attrs["facts"] = self.conditions or provenance.conditions(spec, starter, catalog.load("records").digest)
+        present = provenance.samples_record(spec, starter, catalog.load("records").digest)
+        scores.attrs["depends_on"] = present | self.depends_on
         scores.to_parquet(self.folder / "07_model_output/baseline/scores.parquet")
 
 
@@ -178,8 +179,8 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, m
 
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:
-    project.conditions = {"seed": 99}
-    with pytest.raises(UserError, match=r"(?s)does not pair .*seed: 99 in the baseline, 0 now\n") as refused:
+    project.depends_on = {"evaluation.seed": 99}
+    with pytest.raises(UserError, match=r"(?s)does not pair .*evaluation\.seed \(was 99, is 0\)\n") as refused:
         project.run()
     assert refused.value.remedy == Remedy("baseline")
     assert not (project.folder / "checkpoints").exists()
@@ -195,7 +196,7 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
     rewards = {"brightness": {"function": "an_edited_judge:brightness"}}
     project.run(rewards=rewards)
     file.write_text(file.read_text() + "# edited\n")
-    project.conditions = {"seed": 99}
+    project.depends_on = {"evaluation.seed": 99}
     with pytest.raises(UserError, match=r"has changed: code of reward brightness\. .*Put that back as it was"):
         project.run(rewards=rewards, resume="auto")
 
@@ -286,6 +287,8 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     records = RecordsDataset(filepath=str(project.folder / "records.parquet")).load()
     options = {"model": "someone/clip", "revision": "c" * 40}
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
-    assert provenance.inputs(config, starter, records.digest)["commit of reward clip_score: model"] == "c" * 40
-    judged = provenance.conditions(resolve(config, starter["model"]), starter, records.digest)["rewards"]
-    assert judged["clip_score"]["commits"] == {"model": "c" * 40}
+    for entries in (
+        provenance.inputs(config, starter, records.digest),
+        provenance.samples_record(resolve(config, starter["model"]), starter, records.digest),
+    ):
+        assert entries["commit of reward clip_score: model"] == "c" * 40

@@ -17,6 +17,7 @@ EVAL_SAMPLER = "eval"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
+_EXTENT = ("evaluation.images_per_prompt", "evaluation.max_prompts")
 
 
 def compare(
@@ -53,7 +54,7 @@ def compare_controls(
 
 def controls_of(scores: pd.DataFrame) -> list[str]:
     """Lists the samplers that only the base model has (``evaluation.controls``)."""
-    return list(scores.attrs.get("facts", {}).get("controls", {}))
+    return list(scores.attrs.get("depends_on", {}).get("evaluation.controls", ()))
 
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
@@ -170,7 +171,7 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
 
 def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     """Selects the baseline's samples of the prompts and seeds of ``trained``, if that was asked for fewer."""
-    before, after = (scores.attrs.get("facts", {}).get("evaluation") for scores in (baseline, trained))
+    before, after = ([s.attrs.get("depends_on", {}).get(name) for name in _EXTENT] for s in (baseline, trained))
     if before == after:
         return baseline
     drawn = pd.MultiIndex.from_frame(trained[["split", "id", "index"]])

@@ -110,7 +110,7 @@ def render(
         film_prompts=training.get("film", []),
         differences=evaluation.get("differences", {}),
         configuration=configuration(parameters, defaults) if parameters else None,
-        conditions=evaluation.get("conditions", {}),
+        depends_on=evaluation.get("depends_on", {}),
         eval_note=EVAL_NOTE,
     )
 

@@ -43,7 +43,7 @@ def write_report(
     """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and the reward's curve as PNG.
 
     ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
-    ``parameters``, ``conditions``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
+    ``parameters``, ``depends_on``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
     ``generate_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
     left, with the pictures of its alarms; ``defaults`` are the parameters of conf/base by their dotted names.
     """

@@ -125,7 +125,7 @@ def generate_and_score(
     folder: Path,
     *,
     batch_size: int,
-    conditions: Mapping[str, Any],
+    depends_on: Mapping[str, Any],
     controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
     advance: Callable[..., object] | None = None,
 ) -> pd.DataFrame:
@@ -134,8 +134,8 @@ def generate_and_score(
     Columns: sampler, split, id, prompt, unit (equal for records that are held out together), index, seed, file, total,
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
-    ``folder`` (the picture of a text sample already shows its image). ``conditions`` (what samples depend on), the
-    rewards' weights and measures are stored in ``DataFrame.attrs``, which Parquet preserves. Samplers share the seeds.
+    ``folder`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which Parquet preserves, has
+    ``depends_on`` (what decides the samples) and the rewards' weights and measures. Samplers share the seeds.
     ``controls`` are further samplers of the held-out requests only. ``advance`` is called after every batch with
     the number of samples and their mean reward so far (``console.progress(...).advance``).
     """
@@ -161,7 +161,7 @@ def generate_and_score(
                 advance(len(batch), reward=summed / scored)
     table = pd.concat(frames, ignore_index=True)
     table = table.drop(columns=[column for column in ("answer", "source") if table[column].isna().all()])
-    table.attrs = {"facts": dict(conditions), "weights": dict(scores.weights), "measures": scorer.measures}
+    table.attrs = {"depends_on": dict(depends_on), "weights": dict(scores.weights), "measures": scorer.measures}
     table.to_parquet(folder / SCORES, index=False)
     return table
 

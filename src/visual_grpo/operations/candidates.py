@@ -109,7 +109,7 @@ def draw_model(
             {EVAL_SAMPLER: sampler},
             folder,
             batch_size=settings.batch_size,
-            conditions={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},
+            depends_on={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},
             advance=bar.advance,
         )
 

@@ -154,7 +154,7 @@ def write_report(
         "adapter": f"{candidate.name} against the {reference}",
         "training": candidate.facts,
         "parameters": parameters.public(),  # The training's, with those of this promotion.
-        "conditions": scores.attrs["facts"],
+        "depends_on": scores.attrs["depends_on"],
         "rewards": entries,
         "controls": [],
     }

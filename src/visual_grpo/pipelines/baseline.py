@@ -46,7 +46,8 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
     folder = new_folder(present)
-    generate_samples(folder, spec, base_model, records, adapters=None, title="baseline")
+    depends_on = provenance.samples_record(spec, base_model, records.digest)
+    generate_samples(folder, spec, records, depends_on, adapters=None, title="baseline")
     stamp = {"provenance": now, "digest": _digest(folder)}
     (folder / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
     return folder

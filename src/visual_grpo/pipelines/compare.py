@@ -60,7 +60,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     entries = compare.compare(
         scores[before], scores[after], bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
-    codes = provenance.reward_codes(parameters.rewards)
+    codes = provenance.local_code(parameters)
     notes = [f"The rewards are those of the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:
         notes.append("One training each: this compares two adapters, not two methods. Other seeds give other adapters.")
@@ -71,7 +71,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
         "adapter": f"{second.name} against {first.name}",
         "training": second.facts or first.facts,
         "differences": differences(first, second),
-        "conditions": scores[after].attrs["facts"],
+        "depends_on": scores[after].attrs["depends_on"],
         "rewards": entries,
         "controls": [],
     }

@@ -68,27 +68,25 @@ def draw_trained(
 ) -> Path:
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(base_model, spec)
-    present = provenance.conditions(spec, base_model, records.digest)
+    present = provenance.samples_record(spec, base_model, records.digest)
     training = read_facts(adapters)
-    provenance.require_pair(read_scores(baseline).attrs["facts"], present, training.get("mlflow_run_id"))
+    provenance.require_pair(read_scores(baseline).attrs["depends_on"], present, training.get("mlflow_run_id"))
     provenance.require_trained_on(training, base_model, records.digest)
     folder = new_folder(Path(spec.config.output) / "07_model_output/trained")
-    generate_samples(folder, spec, base_model, records, adapters=adapters, title="evaluate")
+    generate_samples(folder, spec, records, present, adapters=adapters, title="evaluate")
     return folder
 
 
 def compare_with_baseline(
     settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the evaluation (paired differences of every score, headline, conditions) and the headline's numbers."""
+    """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
     before, after = read_scores(baseline), read_scores(trained)
     samples, seed = settings.bootstrap_samples, settings.seed
     entries = compare.compare(before, after, bootstrap_samples=samples, seed=seed)
     controls = compare.compare_controls(before, after, bootstrap_samples=samples, seed=seed)
-    drawn = after.attrs["facts"]
-    codes = {name: reward["code"] for name, reward in drawn["rewards"].items() if "code" in reward}
-    training = read_facts(adapters)
-    notes = [*alarm_notes(training), *provenance.code_notes(training, codes)]
+    drawn, training = after.attrs["depends_on"], read_facts(adapters)
+    notes = [*alarm_notes(training), *provenance.code_notes(training, drawn)]
     headline = summarise(entries, controls, notes=notes)
     evaluation = {
         "headline": headline,
@@ -96,7 +94,7 @@ def compare_with_baseline(
         "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
         "modules": modules_of(adapters),
         "training": training,
-        "conditions": drawn,
+        "depends_on": drawn,
         "rewards": entries,
         "controls": controls,
     }

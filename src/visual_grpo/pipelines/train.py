@@ -69,8 +69,8 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_other_inputs(origin, inputs)
-    present = provenance.conditions(spec, base_model, records.digest)
-    provenance.require_pair(read_scores(baseline).attrs["facts"], present)
+    present = provenance.samples_record(spec, base_model, records.digest)
+    provenance.require_pair(read_scores(baseline).attrs["depends_on"], present)
     scorer = components.build_scorer(spec)
     data = {split: records.split(split) for split in OPEN}
     for split in ("train", "eval"):

@@ -236,7 +236,7 @@ def _blind_pairs(settings: VoteConfig, output: Path, records: RecordTable, file:
     for folder, maker in zip(folders, ("baseline", "evaluate"), strict=True):
         if not (folder / SCORES).is_file():
             raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}.", remedy=maker)
-    require_pair(*(read_scores(folder).attrs["facts"] for folder in folders))
+    require_pair(*(read_scores(folder).attrs["depends_on"] for folder in folders))
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:

@@ -13,15 +13,14 @@ from visual_grpo.evaluation.samples import SPLITS, Request, generate_and_score, 
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.models.model import DistributedModel
 from visual_grpo.models.run_spec import RunSpec, resolve
-from visual_grpo.provenance import conditions
 from visual_grpo.training import components
 
 
 def generate_samples(
     folder: Path,
     spec: RunSpec,
-    base_model: Mapping[str, Any],
     records: RecordTable,
+    depends_on: Mapping[str, Any],
     *,
     adapters: Path | None,
     title: str,
@@ -29,9 +28,8 @@ def generate_samples(
     """Draws and scores every eval and held-out sample into ``folder``; without adapters also those of the controls.
 
     Samples depend on parameters, model, records and adapters only, so that baseline and trained ones pair. Records are
-    checked against the rewards before the model is loaded.
+    checked against the rewards before the model is loaded. ``depends_on`` is their `samples_record`.
     """
-    components.check_unchanged(base_model, spec)
     scorer, settings = components.build_scorer(spec), spec.config.evaluation
     splits = {split: records.split(split) for split in SPLITS}
     for split in splits.values():
@@ -54,7 +52,7 @@ def generate_samples(
             folder,
             batch_size=_batch_size(spec),
             controls=controls,
-            conditions=conditions(spec, base_model, records.digest),
+            depends_on=depends_on,
             advance=bar.advance,
         )
 
