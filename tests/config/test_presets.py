@@ -26,7 +26,7 @@ from visual_grpo.starter.parameters import with_world
 )
 def test_what_should_be_a_section_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Parameters.model_validate(changes)
+        parameters(**changes)
 
 
 ROOT = Path(__file__).parents[2]

@@ -241,7 +241,9 @@ def test_the_next_command_makes_what_is_not_there_yet(
     following: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(command_module, "_current", [Command(None, (), given)])
     catalog = DataCatalog(
         {
             name: JSONDataset(filepath=str(tmp_path / f"{name}.json"), metadata={"made_by": maker})
@@ -253,7 +255,7 @@ def test_the_next_command_makes_what_is_not_there_yet(
     if made == "records" and "base_model" not in there:
         catalog["base_model"] = MemoryDataset({}, metadata={"made_by": "starter"})  # As `InputHooks` does for own data.
     makes = Pipeline([node(Path.cwd, None, made, name="make")])
-    EndingHooks().after_pipeline_run({"runtime_params": given}, makes, catalog)
+    EndingHooks().after_pipeline_run(makes, catalog)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
     assert line.endswith(f"kedro run {following}")
 
@@ -275,7 +277,7 @@ def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(
     headline = summarise([an_entry()])
     page.with_suffix(".json").write_text(json.dumps({"headline": headline}), encoding="utf-8")
     makes = Pipeline([node(Path.cwd, None, name, name=name) for name in names])
-    EndingHooks().after_pipeline_run({"runtime_params": {}}, makes, catalog)
+    EndingHooks().after_pipeline_run(makes, catalog)
     *_, said, following = capsys.readouterr().out.splitlines()
     assert said == headline["sentence"]
     assert following == f"Next: open {page.as_uri()} (make ui shows all runs)"

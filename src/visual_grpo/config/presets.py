@@ -25,7 +25,7 @@ def home_folder(tree: Mapping[str, Any], environment: str | None, task: str) -> 
     return or_default(tree.get("output"), "/".join(parts if asked == task else [*parts, str(asked)]))
 
 
-def with_output_folders(tree: Mapping[str, Any], home: str = ROOT) -> dict[str, Any]:
+def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
     """The parameter tree with the folders that it leaves open (null): ``output`` and that of the checkpoints.
 
     The output is ``home``. The user's own data has a folder in that, named after ``data.path`` (and ``model.path``, if

@@ -25,7 +25,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, PRESETS, PresetName, with_output_folders, with_rewards
+from visual_grpo.config.presets import AUTO, PRESETS, PresetName, with_rewards
 from visual_grpo.config.training import (
     AlarmConfig,
     EvaluationConfig,
@@ -175,11 +175,11 @@ class Parameters(Strict):
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, tree: object) -> object:
-        """Fills in the folders that are left open, and the rewards of the preset.
+        """Fills in the rewards of the preset.
 
         An environment cannot leave out a reward or a module of conf/base or of a preset, but it can set it to null.
         """
-        return with_rewards(with_output_folders(tree)) if isinstance(tree, Mapping) else tree
+        return with_rewards(tree) if isinstance(tree, Mapping) else tree
 
 
 BESIDE_FLOW = ("run", *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)))

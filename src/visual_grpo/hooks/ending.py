@@ -27,7 +27,7 @@ class EndingHooks:
     """Prints headings that count the steps, and at the end where the results are and what to run next."""
 
     @hook_impl
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline) -> None:
+    def before_pipeline_run(self, pipeline: Pipeline) -> None:
         self._steps, self._step = len(pipeline.nodes), 0
 
     @hook_impl
@@ -41,14 +41,14 @@ class EndingHooks:
         gc.collect()
 
     @hook_impl(tryfirst=True)
-    def after_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Runs before MLflow's run is closed, since its name is shown."""
         made = {name: about(catalog, name) for name in catalog if name in pipeline.all_outputs()}
         paths = {name: path for name in made if (path := path_of(catalog, name)) is not None}
         where = {entry["label"]: _shown(paths[name]) for name, entry in made.items() if "label" in entry}
         files = [Path.cwd() / paths[name] / entry["opened"] for name, entry in made.items() if "opened" in entry]
         opened = next(filter(Path.is_file, files), None)
-        after = None if is_stage_of_dvc() else _next(run_params, made, catalog, opened)
+        after = None if is_stage_of_dvc() else _next(made, catalog, opened)
         if opened is not None and after is None:
             where["open"] = opened.as_uri()  # A terminal follows the link.
         name = Tracker.active().name()
@@ -59,16 +59,14 @@ class EndingHooks:
             console.note(f"Next: {after}")  # One line, however long: it is pasted.
 
 
-def _next(
-    run_params: dict[str, Any], made: Mapping[str, Mapping[str, Any]], catalog: CatalogProtocol, report: Path | None
-) -> str | None:
+def _next(made: Mapping[str, Mapping[str, Any]], catalog: CatalogProtocol, report: Path | None) -> str | None:
     """Returns the command of the next pipeline of the data flow, with those before it whose results are not there."""
     done = [FLOW.index(entry["made_by"]) for entry in made.values() if entry.get("made_by") in FLOW]
     if not done:
         return None
     if max(done) == len(FLOW) - 1:
         return "make ui" if report is None else f"open {report.as_uri()} (make ui shows all runs)"
-    command = Command.from_run_params(run_params).without("resume")
+    command = Command.current().without("resume")
     # A baseline for an earlier adapter is drawn to judge it, not to train another.
     judges = "adapter" in command.parameters
     following = len(FLOW) - 1 if judges else max(done) + 1

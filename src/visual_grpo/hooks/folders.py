@@ -39,7 +39,7 @@ class OutputHooks:
     """Refuses a second command in one output folder; looks at the checkpoint before the first node."""
 
     @hook_impl(tryfirst=True)
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Runs after the checks, which only read, and before anything is written."""
         config: Parameters = catalog.load("parameters")
         for file in sorted(set(_locks(Path(config.output), Path(config.tracking.checkpoints), pipeline, catalog))):

@@ -21,7 +21,6 @@ from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.schema import validate
 from visual_grpo.hooks.folders import tags_of
-from visual_grpo.operations.command import Command
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
@@ -54,7 +53,7 @@ class ParameterHooks:
         put_parameters(self._parameters, catalog)
 
     @hook_impl(tryfirst=True)
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Looks up data, rewards, device and model before the first node, and chooses the rewards.
 
         A typo must not cost minutes of pretraining, nor end the MLflow run that it resumes.
@@ -67,9 +66,7 @@ class ParameterHooks:
             from visual_grpo.grpo.distributed.torchrun import rerun  # It imports torch.
 
             rerun(present.distributed.processes)
-        parameters, spec = check_before_run(
-            present, makes, tags_of(pipeline), lambda: catalog.load("records"), Command.from_run_params(run_params)
-        )
+        parameters, spec = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
         if parameters.resume == SAME and "adapters" in makes:
             parameters = _same_or_fresh(parameters, pipeline, catalog)
         put_parameters(parameters, catalog)

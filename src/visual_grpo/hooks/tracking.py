@@ -125,7 +125,7 @@ def run_name(
         ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
         what, seed, settings = ["+".join(ordered)], config.seed, []
     start = [] if environment is None else [environment]
-    data = [] if config.data.path == config.starter.dataset else [Path(config.data.path).name]
+    data = [] if config.data_is_drawn else [Path(config.data.path).name]
     unnamed = [name for name in changed if name not in _NAMED and not name.endswith(".learning_rate")]
     changes = [f"{name}={changed[name]}" for name in unnamed[:_MOST_CHANGES]]
     more = ["..."] if len(unnamed) > _MOST_CHANGES else []

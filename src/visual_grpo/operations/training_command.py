@@ -131,7 +131,12 @@ class TrainingCommand:
 
 
 def training_provenance(
-    config: Parameters, base_model: dict[str, Any], inputs: Mapping[str, Any], project: Path, start: Path | None
+    config: Parameters,
+    base_model: dict[str, Any],
+    inputs: Mapping[str, Any],
+    project: Path,
+    start: Path | None,
+    origin: resuming.Origin | None,
 ) -> dict[str, Any]:
     """Returns what the adapters depend on, ``inputs`` and more, with the commands that resumed their training."""
     now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
@@ -140,7 +145,6 @@ def training_provenance(
     now |= lineage.dvc_tags(project, read)
     if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
         now[START_RUN] = run_id
-    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
     if origin is None:
         return {**inputs, **now}
     adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config)]

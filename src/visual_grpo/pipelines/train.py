@@ -78,7 +78,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
     arguments = {
         "data": data,
-        "provenance": training_provenance(config, base_model, inputs, project, start),
+        "provenance": training_provenance(config, base_model, inputs, project, start, origin),
         "run_id": tracker.run_id,
     }
     every = config.evaluation.every or config.grpo.steps

@@ -15,6 +15,7 @@ from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
+from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check, check_before_run
 from visual_grpo.operations.preflight.data import Findings
@@ -46,7 +47,7 @@ def settle(path: Path | None, outputs: set[str] = WHOLE, records: Any = never, *
     own = {} if path is None else {"data": {"path": str(path), **changes.pop("data", {})}}
     config = parameters(**own, **changes)
     tags = set().union(*(TAGS.get(name, ()) for name in outputs))
-    return check_before_run(config, outputs, tags, records, Command(None, (), {"data.path": str(path)}))[0]
+    return check_before_run(config, outputs, tags, records)[0]
 
 
 def refusal(*args: Any, **changes: Any) -> str:
@@ -117,8 +118,9 @@ def test_only_a_run_that_scores_needs_a_reward(tmp_path):
     assert "shapes" in settle(None).rewards, "rendered data is not read"
 
 
-def test_prompts_alone_are_told_what_each_reward_needs(tmp_path):
+def test_prompts_alone_are_told_what_each_reward_needs(tmp_path, monkeypatch):
     FOLDERS["prompts"](tmp_path / "prompts")
+    monkeypatch.setattr(command, "_current", [Command(None, (), {"data.path": str(tmp_path / "prompts")})])
     message = refusal(tmp_path / "prompts")
     assert "No reward fits the 24 records" in message
     assert "without a target_image are 24 ('0', '1', '2', ...)" in message

@@ -17,7 +17,6 @@ from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.schema import validate
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, family_of, resolve
-from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
@@ -108,7 +107,6 @@ def check_before_run(
     outputs: set[str],
     tags: set[str],
     prepared: Callable[[], Iterable[PromptRecord]],
-    command: Command,
 ) -> tuple[Parameters, RunSpec | None]:
     """Returns the parameters with the rewards that ``reward: auto`` stands for, resolved if a node needs the model.
 
@@ -118,7 +116,6 @@ def check_before_run(
         outputs: datasets that the run makes.
         tags: of its nodes (`visual_grpo.pipelines`): what they need decides what is looked at.
         prepared: the prepared records, for a run that does not prepare them itself.
-        command: of the run, to print it with each reward that may be chosen.
 
     Raises:
         UserError: what does not fit, all of it in one message.
@@ -130,7 +127,7 @@ def check_before_run(
         problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
-                preset = findings.require_preset(config.data.path, command)
+                preset = findings.require_preset(config.data.path)
                 config = validate({**pinned(config.model_dump()), "reward": preset})
     if "training" in tags:
         with problems.collect():

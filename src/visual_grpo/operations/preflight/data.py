@@ -91,11 +91,12 @@ class Findings:
             return "edit" if self.edits else "target"
         return None if self.no_text else "text"
 
-    def require_preset(self, path: str, command: Command) -> PresetName:
+    def require_preset(self, path: str) -> PresetName:
         """Returns `preset`. Raises UserError with the possible rewards, what each needs, and the lines to paste."""
         preset = self.preset()
         if preset is not None:
             return preset
+        command = Command.current()
         text = _MESSAGE.format(
             records=counted(self.records, "record"),
             path=path,
