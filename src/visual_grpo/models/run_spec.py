@@ -38,6 +38,13 @@ class RunSpec:
     options: Any
     """``model.options`` as the family's own class."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process resolves again, since a family holds functions."""
+        return resolve, (self.config, self.model)
+
+    def __deepcopy__(self, memo: object) -> RunSpec:
+        return self
+
 
 def resolve(config: Parameters, model: str | None = None, *, family: Family | None = None) -> RunSpec:
     """Raises UserError, with what the model's family supports, for parameters that it does not.

@@ -26,7 +26,7 @@ from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
-from visual_grpo.models.run_spec import RunSpec, resolve
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.training_command import (
     TrainingCommand,
     complete_adapters,
@@ -83,7 +83,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     }
     every = config.evaluation.every or config.grpo.steps
     monitor = HackingMonitor(baseline, config.alarm, looks=-(-config.grpo.steps // every))
-    with launch.running_ranks(config, train_on_rank, model=spec.model, start=start, arguments=arguments):
+    with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):
         run = _build(spec, start, scorer, monitor=monitor, **arguments)
         if config.distributed.processes > 1:
             console.note(f"{config.distributed.processes} processes train together.")
@@ -118,9 +118,9 @@ def _check_start(spec: RunSpec, start: Path) -> None:
             )
 
 
-def train_on_rank(config: Parameters, model: str, start: Path | None, arguments: dict[str, Any]) -> None:
+def train_on_rank(spec: RunSpec, start: Path | None, arguments: dict[str, Any]) -> None:
     """Trains on every rank but 0: the same, without scores, files and output."""
-    run = _build(resolve(config, model), start, None, **arguments)
+    run = _build(spec, start, None, **arguments)
 
     def on_step(metrics: StepMetrics, row: dict[str, float]) -> None:
         if run.is_picture_due(metrics.step):

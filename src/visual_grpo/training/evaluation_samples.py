@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
-from visual_grpo.config import Parameters, SamplerConfig
+from visual_grpo.config import SamplerConfig
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.samples import SPLITS, Request, generate_and_score, generate_batches, held_out, plan_images
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.models.model import DistributedModel
-from visual_grpo.models.run_spec import RunSpec, resolve
+from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import components
 
 
@@ -41,7 +41,7 @@ def generate_samples(
     asked = [requests] * len(spec.samplers) + [held_out(requests)] * len(controls)
     batches = list(zip([*spec.samplers.values(), *controls.values()], asked, strict=True))
     with (
-        launch.running_ranks(spec.config, generate_on_rank, model=spec.model, adapters=adapters, batches=batches),
+        launch.running_ranks(spec, generate_on_rank, adapters=adapters, batches=batches),
         console.progress(title, sum(map(len, asked))) as bar,
     ):
         generate_and_score(
@@ -58,10 +58,9 @@ def generate_samples(
 
 
 def generate_on_rank(
-    config: Parameters, model: str, adapters: Path | None, batches: Sequence[tuple[SamplerConfig, Sequence[Request]]]
+    spec: RunSpec, adapters: Path | None, batches: Sequence[tuple[SamplerConfig, Sequence[Request]]]
 ) -> None:
     """Generates this rank's part of a baseline or an evaluation, which rank 0 scores and saves."""
-    spec = resolve(config, model)
     loaded = _load(spec, adapters)
     for sampler, requests in batches:
         for _ in generate_batches(loaded, requests, sampler, _batch_size(spec)):

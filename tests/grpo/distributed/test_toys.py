@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from tests.grpo.distributed import toys
-from tests.training.test_run import parameters
 from visual_grpo.grpo.distributed import ranks
 
 ROOT = Path(__file__).parents[3]
@@ -43,7 +42,7 @@ def run(folder: Path, processes: int, job: Any, sharded: bool = False, **argumen
 def test_parameters_and_metrics_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
     jobs: list[Any] = [(toys.train_every_way, {"kind": kind}) for kind in ("SeededTokens", "SeededSteps")]
     jobs.append((toys.signal_gradient, {}))
-    *alone, gradient = toys.several(parameters(tmp_path), jobs)
+    *alone, gradient = toys.several(None, jobs)
     *together, same = run(tmp_path, processes, toys.several, jobs=jobs)
     torch.testing.assert_close(same, gradient, rtol=0, atol=1e-6)
     for one, many in zip(chain(*alone), chain(*together), strict=True):
@@ -58,7 +57,7 @@ def test_parameters_and_metrics_are_those_of_one_process(processes: int, tmp_pat
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -> None:
-    alone = toys.train_every_way(parameters(tmp_path), kind="LayeredTokens")
+    alone = toys.train_every_way(None, kind="LayeredTokens")
     together = run(tmp_path, processes, toys.train_every_way, sharded=True, kind="LayeredTokens")
     for (one, _), (many, _) in zip(alone, together, strict=True):
         torch.testing.assert_close(many, one, rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,15 @@ from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.signal_check import probe_gradient
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.rows import random_seeds
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What `launch` reads of a `RunSpec`."""
+
+    config: Parameters
+    model: str = "toy"
+
 
 OPTIONS: list[dict[str, Any]] = [
     *({"loss": loss} for loss in sorted(LOSSES)),
@@ -115,7 +124,7 @@ def trainer(policy: Any, **changes: Any) -> GRPOTrainer[Any]:
     return GRPOTrainer(policy, RankZeroScorer(CountingScorer()), settings, seed=1)
 
 
-def train_every_way(config: Parameters, kind: str) -> list[tuple[Tensor, list[Any]]]:
+def train_every_way(spec: object, kind: str) -> list[tuple[Tensor, list[Any]]]:
     """The table and the metrics after a training with each of `OPTIONS`; for cut layers, each of the default loss."""
     found = []
     for options in OPTIONS[len(LOSSES) :] if kind == "LayeredTokens" else OPTIONS:
@@ -127,16 +136,16 @@ def train_every_way(config: Parameters, kind: str) -> list[tuple[Tensor, list[An
     return found
 
 
-def signal_gradient(config: Parameters) -> Tensor:
+def signal_gradient(spec: object) -> Tensor:
     return probe_gradient(trainer(SeededTokens()), records(5), torch.Generator().manual_seed(3))
 
 
-def several(config: Parameters, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[Any]:
+def several(spec: object, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[Any]:
     """One after the other: starting processes takes seconds."""
-    return [job(config, **arguments) for job, arguments in jobs]
+    return [job(spec, **arguments) for job, arguments in jobs]
 
 
-def fail(config: Parameters, how: str) -> None:
+def fail(spec: object, how: str) -> None:
     """On rank 1 alone."""
 
     def compute() -> None:
@@ -152,7 +161,7 @@ def fail(config: Parameters, how: str) -> None:
     ranks.all_gather(compute if how != "alone" else lambda: None)
 
 
-def wait(config: Parameters, victim: int, notes: str) -> None:
+def wait(spec: object, victim: int, notes: str) -> None:
     """Rank ``victim`` is killed while the others are in a collective, and one computes for a minute."""
     with open(f"{notes}/{ranks.rank()}", "w") as file:  # noqa: PTH123
         file.write(str(os.getpid()))
@@ -181,10 +190,10 @@ def main(folder: Path) -> None:
     processes, job, sharded, arguments = pickle.loads((folder / "job").read_bytes())
     if not is_rank():
         torchrun.rerun(processes)
-    config = parameters(folder, distributed={"sharded": sharded})
+    spec = Spec(parameters(folder, distributed={"sharded": sharded}))
 
     def run() -> None:
-        with launch.running_ranks(config, job, **arguments):
-            torch.save(job(config, **arguments), folder / "result")
+        with launch.running_ranks(spec, job, **arguments):
+            torch.save(job(spec, **arguments), folder / "result")
 
     launch.run_under_torchrun(run)

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
@@ -57,8 +58,11 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
 
 
 @contextmanager
-def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
-    """Makes the other ranks run ``job(config, **arguments)`` during the block, which rank 0 runs.
+def running_ranks(spec: Any, job: Callable[..., None], **arguments: Any) -> Iterator[None]:
+    """Makes the other ranks run ``job(spec, **arguments)`` during the block, which rank 0 runs.
+
+    Args:
+        spec: a `RunSpec`; each rank gets one with its own GPU.
 
     Raises:
         UserError: hosts differ, or an error of any rank.
@@ -68,8 +72,8 @@ def running_ranks(config: Parameters, job: Callable[..., None], **arguments: Any
         yield
         return
     try:
-        _announce((job, config, arguments))
-        _begin(config, arguments)
+        _announce((job, spec, arguments))
+        _begin(spec, arguments)
         yield
     finally:
         sharding.end()
@@ -96,8 +100,8 @@ def _follow_rank_0() -> None:
         signal.signal(number, signal.SIG_IGN)
     try:
         while (announced := _announce(None)) is not None:
-            job, config, arguments = announced
-            job(_begin(config, arguments), **arguments)
+            job, spec, arguments = announced
+            job(_begin(spec, arguments), **arguments)
             sharding.end()
     except LostRankError as error:
         sys.exit(f"Error: {error}")
@@ -107,19 +111,22 @@ def _follow_rank_0() -> None:
         raise
 
 
-def _begin(config: Parameters, arguments: Mapping[str, Any]) -> Parameters:
-    """Prepares this rank for a job; returns the configuration with its own GPU."""
+def _begin(spec: Any, arguments: Mapping[str, Any]) -> Any:
+    """Prepares this rank for a job; returns ``spec`` with its own GPU."""
+    config: Parameters = spec.config
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     share_cores(here, sharded=config.distributed.sharded)
     if here < ranks.count():
-        _require_same_hosts([path for name in ("model", "adapters", "start") if (path := arguments.get(name))])
+        folders = [arguments.get(name) for name in ("adapters", "start")]
+        _require_same_hosts([spec.model, *filter(None, folders)])
     device = resolve_device(config.model.device)
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if config.distributed.sharded:
         sharding.begin(device)
-    return config.model_copy(update={"model": config.model.model_copy(update={"device": str(device)})})
+    model = config.model.model_copy(update={"device": str(device)})
+    return replace(spec, config=config.model_copy(update={"model": model}))
 
 
 def _require_same_hosts(folders: list[Path | str]) -> None:
