@@ -22,7 +22,16 @@ from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest
-from visual_grpo.config import BESIDE_FLOW, DataConfig, ModelConfig, Parameters, PolicyConfig, flatten, merged
+from visual_grpo.config import (
+    BESIDE_FLOW,
+    DataConfig,
+    GRPOConfig,
+    ModelConfig,
+    Parameters,
+    PolicyConfig,
+    flatten,
+    merged,
+)
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
 from visual_grpo.config.presets import pinned
 from visual_grpo.models.run_spec import RunSpec
@@ -89,7 +98,8 @@ _MACHINE = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_
 
 def record(config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None) -> dict[str, Any]:
     """Returns what a result depends on; see `inputs`."""
-    return {"parameters": config.public(), **inputs(config, base_model, data, start), **runtime(config)}
+    digests = inputs(config, base_model, data, start)
+    return {"parameters": config.public(), **digests, **runtime(config.model, config.grpo)}
 
 
 def inputs(
@@ -113,16 +123,12 @@ def inputs(
     return {name: digest for name, digest in digests.items() if digest is not None}
 
 
-def code(config: Parameters) -> dict[str, str]:
+def code(config: Parameters, *, hub: bool = True) -> dict[str, str]:
     """Returns the entries of the user's code, of files that options of rewards name, and of weights on the hub."""
-    commits = reward_commits(config.rewards)
-    return local_code(config) | {f"{COMMIT}{name}: {o}": c for name, found in commits.items() for o, c in found.items()}
-
-
-def local_code(config: Parameters) -> dict[str, str]:
-    """Returns what `code` does, without asking the hub."""
     digests: dict[str, str] = {}
+    commits = reward_commits(config.rewards) if hub else {}
     for name, reward in config.rewards.items():
+        digests |= {f"{COMMIT}{name}: {option}": commit for option, commit in commits.get(name, {}).items()}
         digests |= {f"{FILE}{name}: {o}": found for o, found in option_files(reward.options, config.output).items()}
         if reward.function is not None:
             digests[f"{CODE}{name}"] = code_digest(reward.function)
@@ -281,11 +287,11 @@ _NO_RESULTS = ("operations", "tracking")
 """Packages that show, log or call, and decide nothing that is drawn or learned."""
 
 
-def runtime(config: Parameters) -> dict[str, str]:
+def runtime(model: ModelConfig, grpo: GRPOConfig) -> dict[str, str]:
     """Returns the entries of `RUNTIME`: a digest of this package's files, and libraries and processor in words."""
     # bitsandbytes only where the model or the optimiser is computed with it: others need not have it.
-    few_bits = (config.model.base_weights, config.grpo.optimizer) != ("full", "adamw")
-    return {SOURCES: source_digest(), NUMERICS: _numerics(config.model.device, few_bits)}
+    few_bits = (model.base_weights, grpo.optimizer) != ("full", "adamw")
+    return {SOURCES: source_digest(), NUMERICS: _numerics(model.device, few_bits)}
 
 
 def source_digest() -> str:

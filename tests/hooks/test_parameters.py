@@ -76,7 +76,7 @@ def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: py
         inputs = {"base_model": base_model, "records": SimpleNamespace(digest="data")}
         catalog = DataCatalog({name: MemoryDataset(value) for name, value in inputs.items()})
         hooks.after_catalog_created(catalog)
-        hooks.before_pipeline_run({}, register_pipelines()["train"], catalog)
+        hooks.before_pipeline_run(register_pipelines()["train"], catalog)
         return catalog.load("parameters").resume, catalog.load(RUN_SPEC).config.resume
 
     assert settled() == ("auto", "auto")

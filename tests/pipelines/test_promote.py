@@ -83,6 +83,10 @@ class Gate:
         alias = self.client.get_registered_model(NAME).aliases.get("champion")
         return None if alias is None else int(alias)
 
+    def roll_back(self) -> dict[str, Any]:
+        config = self._config()
+        return roll_back(config.promotion, config.output)
+
     def _config(self, **changes: Any) -> Parameters:
         small: dict[str, Any] = {
             "rewards": REWARDS,
@@ -203,9 +207,9 @@ def test_edited_code_of_a_reward_is_refused(gate: Gate, tmp_path: Path, monkeypa
 def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
     gate.ask(gate.train("first", 0.1))
     with pytest.raises(UserError, match="replaced no other"):
-        roll_back(gate._config())
+        gate.roll_back()
     gate.ask(gate.train("better", 0.2))
-    assert roll_back(gate._config()) == {"model": NAME, "alias": "champion", "from": 2, "to": 1}
+    assert gate.roll_back() == {"model": NAME, "alias": "champion", "from": 2, "to": 1}
     assert gate.champion() == 1
 
 
@@ -213,7 +217,7 @@ def test_what_was_rolled_back_is_promoted_again_only_where_that_is_intended(gate
     first, better = gate.train("first", 0.1), gate.train("better", 0.2)
     gate.ask(first)
     gate.ask(better)
-    roll_back(gate._config())
+    gate.roll_back()
     refused = gate.ask(better)
     assert not refused["promoted"]
     assert not gate.drawn

@@ -80,7 +80,8 @@ def test_another_base_decides_every_result_and_no_resume_may_change_it(tmp_path:
     assert len(decisive({"parameters": tree}, CHANGED_BY_RESUME)) == 2
     full, few = (few_bits(tmp_path, "dit", own) for own in ("full", "4bit"))
     optimiser = few_bits(tmp_path, "dit", "full", grpo={"optimizer": "adamw_8bit"})
-    assert ["bitsandbytes" in runtime(own)[NUMERICS] for own in (full, few, optimiser)] == [False, True, True]
+    records = [runtime(own.model, own.grpo)[NUMERICS] for own in (full, few, optimiser)]
+    assert ["bitsandbytes" in numerics for numerics in records] == [False, True, True]
 
 
 def test_the_state_of_one_optimiser_is_not_loaded_into_the_other(tmp_path: Path, pipeline_folder: Path) -> None:

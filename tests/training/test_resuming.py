@@ -110,7 +110,8 @@ def test_cadences_device_and_memory_may_change_and_what_decides_the_result_may_n
 def test_what_a_resume_changes_in_the_result_is_noted(tmp_path: Path) -> None:
     run = Origin(tmp_path / "step-000006", {"parameters": parameters(tmp_path).public()})
     changed = {name: FREE[name] for name in ("tracking", "evaluation", "model", "grpo", "generate")}
-    noted = [line.removesuffix(" after step 6") for line in resuming.adjusted(run, parameters(tmp_path, **changed))]
+    now = parameters(tmp_path, **changed).public()
+    noted = [line.removesuffix(" after step 6") for line in resuming.adjusted(run, now)]
     assert noted == ["evaluation.batch_size: 32, 1", "evaluation.every: 2, 4", "grpo.micro_batch_size: None, 2"]
 
 

@@ -146,11 +146,6 @@ class Parameters(Strict):
     def training_seed(self) -> int:
         return self.seed if self.train.seed is None else self.train.seed
 
-    @property
-    def registered_model(self) -> str:
-        """Name of the model in MLflow's registry whose versions are the adapters of this output folder."""
-        return self.promotion.name(self.output)
-
     def grpo_of(self, module: str) -> GRPOConfig:
         """Returns the algorithm's settings for one module."""
         section = self.modules.get(module)

@@ -101,7 +101,7 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
     if present.train.start != CHAMPION:
         return present
     # The run says which version it started from.
-    start = find_version(f"models:/{present.registered_model}@{present.promotion.alias}").uri
+    start = find_version(f"models:/{present.promotion.name(present.output)}@{present.promotion.alias}").uri
     return present.model_copy(update={"train": present.train.model_copy(update={"start": start})})
 
 

@@ -53,7 +53,7 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
         model: folder or hub id; None = ``model.path``.
         family: of the model; None = the one that ``model.family`` names.
     """
-    family = family or family_of(config, model)
+    family = family or find_family(config.model.family, model or config.model.path)
     if config.data.task not in family.tasks:
         raise UserError(
             f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
@@ -75,11 +75,6 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
         controls=_control_samplers(family, config.sampling.eval, config.evaluation.controls),
         options=options_of(family, config.model.options),
     )
-
-
-def family_of(config: Parameters, model: str | None = None) -> Family:
-    """Returns the family of ``model`` (folder or hub id; None = ``model.path``)."""
-    return find_family(config.model.family, model or config.model.path)
 
 
 def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
@@ -172,14 +167,8 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             " Set another loss, or train only a flow module (policy.train)."
         )
     flows = [name for name in modules if family.modules[name].kind == "flow"]
-    window = policy.flow.stochastic_steps(config.sampling.rollout.steps or 0) * policy.flow.draws
-    if grpo.loss == "gspo" and flows and policy.flow.trained_steps(window) > 1:
-        yield (
-            f"grpo.loss is gspo, whose ratio is of all steps at once, but the {policy.flow.trained_steps(window)}"
-            f" trained steps of {flows[0]} are replayed one at a time, to hold one graph in memory. Set another loss,"
-            " or train one step (policy.flow.window_steps=1)."
-        )
-    yield from _flow_problems(flows, config)
+    if flows:
+        yield from _flow_problems(flows[0], grpo.loss, policy.flow, config.sampling.rollout.steps or 0)
     scale = policy.decode_guidance_scale
     decodes = "flow" in kinds and any(family.modules[name].kind == "tokens" for name in modules)
     # None or 1 as conf/base has it, which configurations of other families are differences from.
@@ -218,14 +207,20 @@ def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]
                 yield f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps."
 
 
-def _flow_problems(trained: list[str], config: Parameters) -> Iterator[str]:
-    flow, steps = config.policy.flow, config.sampling.rollout.steps or 0
-    if trained and steps < 2:
+def _flow_problems(module: str, loss: str, flow: FlowConfig, steps: int) -> Iterator[str]:
+    trained = flow.trained_steps(flow.stochastic_steps(steps) * flow.draws)
+    if loss == "gspo" and trained > 1:
+        yield (
+            f"grpo.loss is gspo, whose ratio is of all steps at once, but the {trained} trained steps of {module} are"
+            " replayed one at a time, to hold one graph in memory. Set another loss, or train one step"
+            " (policy.flow.window_steps=1)."
+        )
+    if steps < 2:
         yield (
             f"sampling.rollout.steps is {steps}: the last denoising step has no variance and cannot be trained, so a"
             " rollout needs at least 2."
         )
-    if trained and not _window_fits(flow, steps):
+    if not _window_fits(flow, steps):
         yield (
             f"policy.flow: the window (window_start {flow.window_start}, window_steps {flow.window_steps}) must end"
             f" before the last of sampling.rollout.steps = {steps} denoising steps, which has no variance:"

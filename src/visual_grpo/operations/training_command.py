@@ -140,14 +140,14 @@ def training_provenance(
 ) -> dict[str, Any]:
     """Returns what the adapters depend on, ``inputs`` and more, with the commands that resumed their training."""
     now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
-    now |= provenance.runtime(config)
+    now |= provenance.runtime(config.model, config.grpo)
     read = [config.data.path, base_model["model"], *(f"{config.output}/{name}" for name in READ)]
     now |= lineage.dvc_tags(project, read)
     if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
         now[START_RUN] = run_id
     if origin is None:
         return {**inputs, **now}
-    adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config)]
+    adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config.public())]
     earlier = {name: value for name, value in origin.provenance.items() if name not in inputs}
     return {**inputs, **lineage.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 

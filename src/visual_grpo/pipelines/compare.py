@@ -60,7 +60,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     entries = compare.compare(
         scores[before], scores[after], bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
     )
-    codes = provenance.local_code(parameters)
+    codes = provenance.code(parameters, hub=False)
     notes = [f"The rewards are those of the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:
         notes.append("One training each: this compares two adapters, not two methods. Other seeds give other adapters.")

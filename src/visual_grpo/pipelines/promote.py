@@ -44,8 +44,8 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
     """
-    registry = Registry.of(parameters)
     settings, latest = parameters.promotion, Path(parameters.adapters_folder)
+    registry = Registry.of(settings, parameters.output)
     candidate, champion = find_candidate(settings.candidate, latest), registry.champion()
     digest = adapter_digest(candidate.adapters)
     if changed := judge_differences(candidate, parameters):
@@ -78,8 +78,8 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
 
 def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
-    registry = Registry.of(parameters)
     settings, digest = parameters.promotion, judgement["candidate"]["digest"]
+    registry = Registry.of(settings, parameters.output)
     adapters = find_candidate(settings.candidate, Path(parameters.adapters_folder)).adapters
     champion, judged_against = registry.champion(), judgement["champion"]
     now = None if champion is None else champion.digest

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from visual_grpo.common.errors import counted
-from visual_grpo.config import Parameters
+from visual_grpo.config import GRPOConfig, LoraParams, Parameters
 
 CARD = "README.md"
 _STEP = {"best": "best_step", "last": "steps"}
@@ -60,7 +60,10 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
         "Data": f"`{config.data.path}` ({config.data.task}), digest `{facts['data'][:12]}`",
         "Training": f"{counted(facts['steps'], 'step')}, {counted(facts['samples'], 'sample')},"
         f" loss {config.grpo.loss}, seed {facts['seed']}",
-        **{f"Of {module}": _of_module(config, module) for module in modules},
+        **{
+            f"Of {module}": _training(config.grpo_of(module), config.lora_of(module), config.weights([module]))
+            for module in modules
+        },
         "Adapter": f"of the {facts['adapter']} step ({facts[_STEP[facts['adapter']]]})",
         "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",
         "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",
@@ -82,8 +85,6 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
     return card + (_LOADING_PLAIN.format(code=code) if code else "")
 
 
-def _of_module(config: Parameters, module: str) -> str:
-    """Learning rate, LoRA and the weights of the rewards in the training of one module."""
-    weights = ", ".join(f"{name} {weight:g}" for name, weight in config.weights([module]).items())
-    grpo, lora = config.grpo_of(module), config.lora_of(module)
-    return f"learning rate {grpo.learning_rate:g}, rank {lora.rank}, rewards and their weights: {weights}"
+def _training(grpo: GRPOConfig, lora: LoraParams, weights: Mapping[str, float]) -> str:
+    shown = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+    return f"learning rate {grpo.learning_rate:g}, rank {lora.rank}, rewards and their weights: {shown}"

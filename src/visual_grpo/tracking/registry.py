@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import Parameters
+from visual_grpo.config import PromotionConfig
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import mlflow_api
@@ -54,8 +54,9 @@ class Registry:
     """Largest base model in a local folder (10^6 bytes) that is copied into a version."""
 
     @classmethod
-    def of(cls, config: Parameters) -> Registry:
-        return cls(config.registered_model, config.promotion.alias, config.promotion.base_copy_mb)
+    def of(cls, settings: PromotionConfig, output: str) -> Registry:
+        """Returns the registered model of the results in the folder ``output``."""
+        return cls(settings.name(output), settings.alias, settings.base_copy_mb)
 
     def champion(self) -> Registered | None:
         """None before the first promotion."""

@@ -131,9 +131,9 @@ def refuse_other_inputs(run: Origin, inputs: Mapping[str, Any]) -> None:
         )
 
 
-def adjusted(run: Origin, config: Parameters) -> list[str]:
+def adjusted(run: Origin, parameters: Mapping[str, Any]) -> list[str]:
     """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
-    before, now = ({"parameters": tree} for tree in (run.parameters, config.public()))
+    before, now = ({"parameters": tree} for tree in (run.parameters, parameters))
     # Of another device, `provenance.runtime` tells.
     different = provenance.differences(before, now, (*provenance.UNREAD["train"], "model.device"))
     step = checkpoint.step_of(run.checkpoint)

@@ -65,7 +65,9 @@ class Trained:
     def judged(self, **changes: Any) -> None:
         config = parameters(**changes)
         digest = adapter_digest(Path(config.adapters_folder))
-        Registry.of(config).note_gate(digest, gate_settings(config.promotion, config.evaluation))
+        Registry.of(config.promotion, config.output).note_gate(
+            digest, gate_settings(config.promotion, config.evaluation)
+        )
 
     def retraining(self, **changes: Any) -> Retraining:
         config = parameters(**({"retrain": {"data": {"min_records": 1}}} | changes))

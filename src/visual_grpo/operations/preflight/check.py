@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import torch
@@ -12,11 +12,12 @@ from visual_grpo.common.device import require_bitsandbytes, resolve_device
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config import Parameters
+from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, pinned
 from visual_grpo.config.schema import validate
+from visual_grpo.models.family import find_family
 from visual_grpo.models.loading import saved_class
-from visual_grpo.models.run_spec import RunSpec, family_of, resolve
+from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
@@ -32,7 +33,7 @@ def check(config: Parameters, *, scores: bool = True) -> RunSpec:
     with problems.collect():
         spec = check_model(config)
         _check_processes(spec)
-    _check_rewards(config, spec, problems, scores)
+    _check_rewards(config.rewards, spec, problems, scores)
     with problems.collect():
         if config.grpo.optimizer != "adamw":
             require_bitsandbytes("grpo.optimizer", config.grpo.optimizer)
@@ -72,10 +73,10 @@ def _check_gpus(processes: int, device: str) -> None:
         )
 
 
-def _check_rewards(config: Parameters, spec: RunSpec | None, problems: Problems, scores: bool) -> None:
+def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, problems: Problems, scores: bool) -> None:
     """Notes every reward that cannot be made; for each module there must be one to optimise."""
     before = len(problems.errors)
-    for name, reward in config.rewards.items():
+    for name, reward in rewards.items():
         with problems.collect():
             made = build_reward(name, reward)
             if scores:
@@ -84,7 +85,7 @@ def _check_rewards(config: Parameters, spec: RunSpec | None, problems: Problems,
         return
     with problems.collect():
         _check_only_where(spec)
-    if config.reward == "auto" or len(problems.errors) > before:
+    if spec.config.reward == AUTO or len(problems.errors) > before:
         return
     for module in spec.modules:
         with problems.collect():
@@ -122,7 +123,9 @@ def check_before_run(
     """
     problems, findings, spec, scores = Problems(), None, None, "rewards" in tags
     with problems.collect():
-        findings = _look(config, outputs, scores, prepared)
+        if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter draws is known.
+            prepares = "records" in outputs
+            findings = _look(config.data, config.model, None if prepares else prepared, every=config.reward == AUTO)
     if findings is not None:
         problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
@@ -137,29 +140,27 @@ def check_before_run(
             spec = check_model(config)
     if findings is not None and config.reward != AUTO and scores:
         with problems.collect():
-            _check_records(config, findings)
+            _check_records(config.rewards, findings)
     problems.raise_if_any()
     return config, spec
 
 
 def _look(
-    config: Parameters, outputs: set[str], scores: bool, prepared: Callable[[], Iterable[PromptRecord]]
-) -> Findings | None:
-    """Looks at the user's own data; what the starter draws is known."""
-    if config.data_is_drawn or not ("records" in outputs or scores):
-        return None
-    if "records" not in outputs:
-        return look_at_table(prepared(), config.data.task, every=config.reward == AUTO)
+    data: DataConfig, model: ModelConfig, prepared: Callable[[], Iterable[PromptRecord]] | None, *, every: bool
+) -> Findings:
+    """Looks at the user's own data: those that are prepared, if they are."""
+    if prepared is not None:
+        return look_at_table(prepared(), data.task, every=every)
     tasks = OF_A_RECORD
     with suppress(UserError):  # `check` tells it.
-        tasks = family_of(config).tasks
-    return look_at_folder(config.data, tasks)
+        tasks = find_family(model.family, model.path).tasks
+    return look_at_folder(data, tasks)
 
 
-def _check_records(config: Parameters, findings: Findings) -> None:
+def _check_records(rewards: Mapping[str, RewardConfig], findings: Findings) -> None:
     """Raises UserError for records that lack what a reward compares with."""
     made = {}
-    for name, reward in config.rewards.items():
+    for name, reward in rewards.items():
         with suppress(UserError):  # `check` has told it.
             made[name] = (build_reward(name, reward), 1.0)
     if made and findings.sample:

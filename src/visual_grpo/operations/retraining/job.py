@@ -78,7 +78,7 @@ class Retraining:
     def __init__(self, project: Project, lock: int | None = None) -> None:
         self.project, self.config = project, project.config
         self.reason: str | None = None
-        self._registry = Registry.of(project.config)
+        self._registry = Registry.of(project.config.promotion, project.config.output)
         self._lock = () if lock is None else (lock,)
         self._began = time.monotonic()
 
@@ -114,7 +114,7 @@ class Retraining:
             "code": code,
             "sentence": sentence,
             "reason": self.reason,
-            "model": self.config.registered_model,
+            "model": self._registry.name,
             "version": version,
             "seconds": round(time.monotonic() - self._began, 1),
             "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -95,7 +95,7 @@ class Project:
 def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Returns, by stage, the parameters and digests of the user's files that decide its result."""
     tree = config.public()
-    record = {"parameters": tree, **provenance.local_code(config)}
+    record = {"parameters": tree, **provenance.code(config, hub=False)}
     return {
         "starter": {name: tree[name] for name in ("data", "model", "seed", "starter")},
         "data_preparation": {"data": tree["data"]},
