@@ -26,7 +26,7 @@ def test_tensorboard_gets_curves_and_pictures(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
-    write(TrackingConfig(tensorboard=str(tmp_path)))
+    write(TrackingConfig(checkpoints="c", tensorboard=str(tmp_path)))
     events = EventAccumulator(str(tmp_path / "ar seed 0"))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("reward/total")] == [(1, 0.25), (2, 0.5)]
@@ -36,7 +36,7 @@ def test_tensorboard_gets_curves_and_pictures(tmp_path: Path) -> None:
 def test_wandb_offline_gets_curves_pictures_and_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.chdir(tmp_path)
-    write(TrackingConfig(wandb="offline"))
+    write(TrackingConfig(checkpoints="c", wandb="offline"))
     [file] = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     # The client no longer reads its own files; the texts in them are not compressed.
     # A separate process writes them, which may take a moment longer than the run.
@@ -58,7 +58,9 @@ def test_a_tracker_that_fails_at_the_start_or_later_ends_no_run(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("in the way")
-    with open_logs(TrackingConfig(wandb="offline", tensorboard=str(tmp_path / "file")), "ar", {}) as logs:
+    with open_logs(
+        TrackingConfig(checkpoints="c", wandb="offline", tensorboard=str(tmp_path / "file")), "ar", {}
+    ) as logs:
         wandb.finish()  # As if its process had gone.
         for step in (1, 2):
             for log in logs:
@@ -69,12 +71,15 @@ def test_a_tracker_that_fails_at_the_start_or_later_ends_no_run(
 
 
 def test_an_error_of_the_run_itself_is_raised() -> None:
-    with pytest.raises(RuntimeError, match="of the training"), open_logs(TrackingConfig(), "ar", {}):
+    with (
+        pytest.raises(RuntimeError, match="of the training"),
+        open_logs(TrackingConfig(checkpoints="c"), "ar", {}),
+    ):
         raise RuntimeError("of the training")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"tracking\.wandb needs the package wandb"):
-        check_packages(TrackingConfig(wandb="offline"))
-    check_packages(TrackingConfig())
+        check_packages(TrackingConfig(checkpoints="c", wandb="offline"))
+    check_packages(TrackingConfig(checkpoints="c"))

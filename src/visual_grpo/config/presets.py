@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.config.places import place
 
 ROOT = "data"
 UNNAMED_ENVIRONMENTS = (None, "base", "local")
@@ -34,7 +35,7 @@ def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
     path, model = (section(tree, name).get("path") for name in ("data", "model"))
     output = or_default(tree.get("output"), home if path is None else f"{home}/{_named_after(str(path), model)}")
     tracking = section(tree, "tracking")
-    checkpoints = or_default(tracking.get("checkpoints"), f"{output}/06_models/checkpoints")
+    checkpoints = or_default(tracking.get("checkpoints"), str(place(output, "adapters").with_name("checkpoints")))
     return {**tree, "output": output, "tracking": {**tracking, "checkpoints": checkpoints}}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -24,6 +25,7 @@ from visual_grpo.config.pipelines import (
     ScoreConfig,
     VoteConfig,
 )
+from visual_grpo.config.places import place
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, PRESETS, PresetName, with_rewards
 from visual_grpo.config.training import (
@@ -132,10 +134,9 @@ class Parameters(Strict):
         """True if the model is the small one that the starter pretrains."""
         return self.model.path == self.starter.model
 
-    @property
-    def adapters_folder(self) -> str:
-        """Folder of the train pipeline's adapters (conf/base/catalog.yml)."""
-        return f"{self.output}/06_models/adapters"
+    def place(self, dataset: str) -> Path:
+        """Returns where a dataset of the catalog is."""
+        return place(self.output, dataset)
 
     @property
     def named_adapter(self) -> str:

@@ -320,9 +320,7 @@ class TrackingConfig(Strict):
     wandb: Literal["online", "offline"] | None = Field(
         None, description="also log to Weights & Biases; offline: into ./wandb, to be sent later by `wandb sync`"
     )
-    checkpoints: NotEmpty = Field(
-        "data/06_models/checkpoints", description="folder of checkpoints; null = OUTPUT/06_models/checkpoints"
-    )
+    checkpoints: NotEmpty = Field(description="folder of checkpoints; null = OUTPUT/06_models/checkpoints")
     checkpoint_every: int = Field(10, ge=1, description="training steps between checkpoints")
     checkpoint_minutes: float = Field(10, ge=0, description="also after so many minutes; 0 = by steps only")
     images_every: int = Field(10, ge=0, description="training steps between sample grids; 0 = none")

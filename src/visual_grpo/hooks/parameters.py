@@ -130,7 +130,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             remedy="train",
         )
     base_model, records = catalog.load("base_model"), catalog.load("records")
-    start = adapters_or_base(parameters.train.start, Path(parameters.adapters_folder))
+    start = adapters_or_base(parameters.train.start, parameters.place("adapters"))
     digest = None if start is None else adapter_digest(start)
     now = provenance.record(parameters, base_model, records.digest, digest)
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
@@ -182,7 +182,7 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
 
 def _judged_adapters(present: Parameters, tags: set[str]) -> Path | None:
     """Returns the adapters whose training decides the parameters; None if the present ones count."""
-    latest = Path(present.adapters_folder)
+    latest = present.place("adapters")
     for tag in sorted(tags):
         if tag.startswith(JUDGES):
             named: str = attrgetter(tag.removeprefix(JUDGES))(present)

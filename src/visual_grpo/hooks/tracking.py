@@ -69,7 +69,7 @@ class TrackingHooks:
             origin = resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
             earlier = None if origin is None else origin.mlflow_run_id
         elif judges_only:
-            earlier = read_facts(find_adapters(config.adapter, Path(config.adapters_folder))).get("mlflow_run_id")
+            earlier = read_facts(find_adapters(config.adapter, config.place("adapters"))).get("mlflow_run_id")
         named = os.environ.get("MLFLOW_RUN_ID")
         name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)

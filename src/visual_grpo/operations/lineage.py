@@ -22,9 +22,10 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.operations.command import render
-from visual_grpo.operations.reproduction.worktree import RECORDS, checked_out
+from visual_grpo.operations.reproduction.worktree import checked_out
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.adapter_lookup import DIGEST, SCHEME, find_adapters, find_version, training_run
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
@@ -157,7 +158,7 @@ def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -
 
 
 def _data(facts: Mapping[str, Any], project: Path) -> Line:
-    digest, manifest = str(facts["data"]), project / facts["parameters"]["output"] / RECORDS
+    digest, manifest = str(facts["data"]), place(project / facts["parameters"]["output"], "records")
     if manifest.is_file() and RecordTable(manifest).digest == digest:
         return Line("data", digest, OK, f"as {manifest.relative_to(project)} has it")
     why = "the prepared records are others now" if manifest.is_file() else f"{manifest} does not exist"
@@ -206,7 +207,7 @@ def main() -> int:
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
     arguments, folder = parser.parse_args(), Path.cwd()
     try:
-        latest = Path(read_project(folder, arguments.env).config.adapters_folder)
+        latest = read_project(folder, arguments.env).config.place("adapters")
         subject = find_subject(arguments.name, latest)
         checked = lines(subject, folder)
     except UserError as error:

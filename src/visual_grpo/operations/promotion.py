@@ -12,6 +12,7 @@ from typing import Any
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation import compare, report
@@ -97,12 +98,11 @@ def check_number_of_gates(limit: int, registry: Registry, excluding: tuple[str, 
 
 def earlier_stages(output: str, digest: str, kept: Path) -> dict[str, Any]:
     """Returns the decision that made the candidate champion and keeps its report; empty if it is gone."""
-    folder = Path(output) / "08_reporting"
-    file = folder / "judgement.json"
+    file = place(output, "judgement")
     judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     if judgement is None or judgement["candidate"]["digest"] != digest:
         return {}
-    shutil.copytree(folder / "promotion", kept, dirs_exist_ok=True)
+    shutil.copytree(place(output, "promotion"), kept, dirs_exist_ok=True)
     return dict(judgement["stages"])
 
 

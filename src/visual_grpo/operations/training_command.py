@@ -34,7 +34,6 @@ from visual_grpo.training import resuming
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
 
-READ = ("05_model_input", "06_models/base_model.json", "07_model_output/baseline")  # Of other pipelines.
 _MOST_PICTURES = 8  # Of an alarm.
 _AFTER = {
     "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
@@ -141,8 +140,8 @@ def training_provenance(
     """Returns what the adapters depend on, ``inputs`` and more, with the commands that resumed their training."""
     now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
     now |= provenance.runtime(config.model, config.grpo)
-    read = [config.data.path, base_model["model"], *(f"{config.output}/{name}" for name in READ)]
-    now |= lineage.dvc_tags(project, read)
+    records, *others = (config.place(name) for name in ("records", "base_model", "baseline"))
+    now |= lineage.dvc_tags(project, [config.data.path, base_model["model"], records.parent, *others])
     if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
         now[START_RUN] = run_id
     if origin is None:

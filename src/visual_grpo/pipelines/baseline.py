@@ -36,7 +36,7 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
     """
     components.check_unchanged(base_model, spec)
     now = provenance.record(spec.config, base_model, records.digest)
-    present = Path(spec.config.output) / "07_model_output/baseline"
+    present = spec.config.place("baseline")
     heal(present)
     known = provenance.base_model_is_known(spec.config.model.revision, base_model)
     why = _redraw_reason(present, now, spec.config.evaluation.redraw, known)

@@ -41,13 +41,13 @@ _UNCOMPARED = (*provenance.UNREAD["train"], "evaluation", "model.device", "model
 
 def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     """Draws both models and reports the differences, with the parameters of the second's training."""
-    latest, asked = Path(parameters.adapters_folder), parameters.compare
+    latest, asked = parameters.place("adapters"), parameters.compare
     first, second = (find_model(named, latest) for named in (asked.first, asked.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
-    folder = new_folder(Path(parameters.output) / "08_reporting/comparison")
+    folder = new_folder(parameters.place("comparison"))
     before, after = folder / "first", folder / "second"
     scorer = shared_scorer(sampled_alike(parameters, second.facts or first.facts), shared)
     scores = {

@@ -12,6 +12,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
 from visual_grpo.common.files import new_draft
 from visual_grpo.config import DataConfig
+from visual_grpo.config.places import place
 from visual_grpo.data.found import columns_line, files_line, splits_line
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
@@ -35,7 +36,7 @@ def prepare_records(data: DataConfig, output: str, base_model: dict[str, Any]) -
     ``base_model`` is not used: as an input it makes Kedro run the starter first.
     """
     preparation = Preparation(data)
-    manifest = new_draft(Path(output) / "05_model_input/records.parquet")
+    manifest = new_draft(place(output, "records"))
     with console.progress("Preparing records", preparation.source.count()) as bar:
         preparation.write(manifest, bar.advance)
         bar.complete()  # Blank lines were counted, too.

@@ -12,6 +12,7 @@ from visual_grpo.common import console
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import modules_of, read_facts
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes
@@ -72,7 +73,7 @@ def draw_trained(
     training = read_facts(adapters)
     provenance.require_pair(read_scores(baseline).attrs["depends_on"], present, training.get("mlflow_run_id"))
     provenance.require_trained_on(training, base_model, records.digest)
-    folder = new_folder(Path(spec.config.output) / "07_model_output/trained")
+    folder = new_folder(spec.config.place("trained"))
     generate_samples(folder, spec, records, present, adapters=adapters, title="evaluate")
     return folder
 
@@ -103,7 +104,7 @@ def compare_with_baseline(
 
 def write_report(output: str, evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> Path:
     """Writes the report."""
-    folder = new_folder(Path(output) / "08_reporting/evaluation")
+    folder = new_folder(place(output, "evaluation_report"))
     history = report.read_history(adapters)
     report.write_report(folder, evaluation, baseline, trained, history, adapters, default_parameters())
     return folder

@@ -40,7 +40,7 @@ def draw_prompts(spec: RunSpec) -> Path:
     """Writes a picture of each sample, a list of them, and a contact sheet."""
     parameters, settings = spec.config, spec.config.generate
     with _prompts(settings, parameters.data) as records:
-        adapters = adapters_or_base(parameters.adapter, Path(parameters.adapters_folder))
+        adapters = adapters_or_base(parameters.adapter, parameters.place("adapters"))
         scorer, model = components.build_scorer(spec), components.build_model(spec, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
@@ -49,7 +49,7 @@ def draw_prompts(spec: RunSpec) -> Path:
             for batch, samples in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
                 drawn += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
-        folder = new_folder(Path(parameters.output) / "07_model_output/generated")
+        folder = new_folder(parameters.place("generated"))
         _write(folder, drawn, scorer, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
     console.note(f"Drew {counted(len(drawn), 'picture')} of {counted(len(records), 'prompt')} {with_what}.")

@@ -21,6 +21,7 @@ from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.common.masks import read_mask
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
@@ -81,7 +82,7 @@ def label_records(
                 shown.append(labelled)
             bar.advance()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    folder = new_folder(Path(output) / "08_reporting/negative_labels")
+    folder = new_folder(place(output, "negative_labels"))
     (folder / "labels.jsonl").write_text(text, encoding="utf-8")
     if shown:
         draw(shown).save(folder / "labels.png")

@@ -44,7 +44,7 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
     """
-    settings, latest = parameters.promotion, Path(parameters.adapters_folder)
+    settings, latest = parameters.promotion, parameters.place("adapters")
     registry = Registry.of(settings, parameters.output)
     candidate, champion = find_candidate(settings.candidate, latest), registry.champion()
     digest = adapter_digest(candidate.adapters)
@@ -60,7 +60,7 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
         "already": False,
         "stages": {},
     }
-    folder = new_folder(Path(parameters.output) / "08_reporting/promotion")
+    folder = new_folder(parameters.place("promotion"))
     if champion is not None and champion.digest == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
         stages = earlier_stages(parameters.output, digest, folder)
@@ -80,7 +80,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
     settings, digest = parameters.promotion, judgement["candidate"]["digest"]
     registry = Registry.of(settings, parameters.output)
-    adapters = find_candidate(settings.candidate, Path(parameters.adapters_folder)).adapters
+    adapters = find_candidate(settings.candidate, parameters.place("adapters")).adapters
     champion, judged_against = registry.champion(), judgement["champion"]
     now = None if champion is None else champion.digest
     # After a crash, the candidate may be champion already.

@@ -32,7 +32,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
             "reproduce: name the training with run=ID: the id or name of an MLflow run, a folder of adapters, or"
             " latest, what the train pipeline left in this output folder"
         )
-    latest = Path(parameters.adapters_folder)
+    latest = parameters.place("adapters")
     try:
         adapters, start = find_adapters(parameters.run, latest), None
     except UserError as error:

@@ -77,7 +77,7 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
             bar.advance(len(batch))
     scored = score_twice(scorer, [request.record for request in asked], samples)
     table, related = reward_table(scored, parameters.grpo), correlations(scored)
-    folder = new_folder(Path(parameters.output) / "08_reporting/rewards")
+    folder = new_folder(parameters.place("reward_report"))
     table.to_csv(folder / "rewards.csv", index=False)
     related.to_csv(folder / "correlations.csv")
     sample_rows(scored).to_csv(folder / "samples.csv", index=False)

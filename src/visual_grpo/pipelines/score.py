@@ -49,7 +49,7 @@ def score_folder(parameters: Parameters) -> Path:
                 f" {', '.join(without[:3])}"
             )
         table = _score(records, scorer)
-        folder = new_folder(Path(parameters.output) / "08_reporting/scores")
+        folder = new_folder(parameters.place("scores"))
         table.to_csv(folder / TABLE, index=False)
         _sheet(records, table).save(folder / "sheet.png")
     console.table(

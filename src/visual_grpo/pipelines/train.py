@@ -62,7 +62,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     """
     config, tracker, project = spec.config, Tracker.active(), Path.cwd()
     components.check_unchanged(base_model, spec)
-    start = adapters_or_base(config.train.start, Path(config.adapters_folder))
+    start = adapters_or_base(config.train.start, config.place("adapters"))
     if start is not None:
         _check_start(spec, start)
     inputs = provenance.inputs(config, base_model, records.digest, None if start is None else adapter_digest(start))
@@ -92,7 +92,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
         name = tracker.name() or "training"
         with open_logs(config.tracking, name, flatten(config.public())) as loggers:
             progress = TrainingCommand(run, scorer, tracker, loggers).execute()
-    adapters = new_folder(Path(config.adapters_folder))
+    adapters = new_folder(config.place("adapters"))
     complete_adapters(adapters, run, tracker.run_name, records, start, changes)
     write_profile(profile, adapters)
     show_training(progress, run.trainer.step)

@@ -33,6 +33,7 @@ from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config.adapter_folder import adapter_digest, read_facts
 from visual_grpo.config.pipelines import VoteConfig
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
@@ -70,7 +71,7 @@ def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
     parameters = spec.config
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
-    final = Path(parameters.output) / "08_reporting/votes"
+    final = parameters.place("votes")
     if final.resolve() in file.resolve().parents:
         raise UserError(
             f"vote.choices is {file}, in a folder that each run of this pipeline replaces; keep choices with the data"
@@ -156,14 +157,14 @@ def find_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
     if settings.source == DRAW:
         return _drawn_pairs(spec, records, file)
     if settings.source == AB:
-        return _blind_pairs(settings, Path(spec.config.output), records, file)
+        return _blind_pairs(settings, spec.config.output, records, file)
     return _folder_pairs(settings, file)
 
 
 def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
     """Draws two samples of a training prompt for each pair that was not drawn before."""
     parameters = spec.config
-    adapters = adapters_or_base(parameters.vote.adapter, Path(parameters.adapters_folder))
+    adapters = adapters_or_base(parameters.vote.adapter, parameters.place("adapters"))
     if adapters is not None:
         spec = sampled_alike(parameters, read_facts(adapters))
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
@@ -230,9 +231,9 @@ def _drawn_before(file: Path) -> dict[str, Pair]:
     return pairs
 
 
-def _blind_pairs(settings: VoteConfig, output: Path, records: RecordTable, file: Path) -> list[Pair]:
+def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: Path) -> list[Pair]:
     """Pairs samples of held-out prompts with the same seed, the base model's first."""
-    folders = [output / "07_model_output" / name for name in ("baseline", "trained")]
+    folders = [place(output, name) for name in ("baseline", "trained")]
     for folder, maker in zip(folders, ("baseline", "evaluate"), strict=True):
         if not (folder / SCORES).is_file():
             raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}.", remedy=maker)

@@ -10,6 +10,7 @@ import yaml
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import flatten
+from visual_grpo.config.places import place
 from visual_grpo.config.presets import (
     AUTO,
     LISTED,
@@ -40,7 +41,7 @@ def with_world(tree: Mapping[str, Any], environment: str | None = None) -> dict[
     world = find_world(starter.get("world"))
     home = home_folder(tree, environment, world.tasks[0])
     dataset = or_default(starter.get("dataset"), f"{home}/01_raw/{world.name}")
-    folder = or_default(starter.get("model"), f"{home}/06_models/base")
+    folder = or_default(starter.get("model"), str(place(home, "base_model").with_name("base")))
     renders, pretrains = (_is_open(given.get("path"), own) for given, own in ((data, dataset), (model, folder)))
     tree = with_output_folders(tree, home) | {"starter": {**starter, "dataset": dataset, "model": folder}}
     if renders or pretrains:

@@ -74,7 +74,7 @@ def changes(project: Path) -> str:
     return patch
 
 
-def dvc_tags(project: Path, inputs: Sequence[str]) -> dict[str, str]:
+def dvc_tags(project: Path, inputs: Sequence[str | Path]) -> dict[str, str]:
     """``dvc.<path>`` -> DVC's hash of what it tracks in ``inputs`` and is on disk as DVC recorded it."""
     folders = set(map(Path, inputs))
     tracked = {path: out for path, out in _outputs(project).items() if {path, *path.parents} & folders}

@@ -21,6 +21,7 @@ from visual_grpo.common.files import hold, release
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
+from visual_grpo.config.places import place
 from visual_grpo.evaluation.verdict import lines
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-ADAPTERS, EVALUATED, REPORT = "06_models/adapters", "08_reporting/evaluation.json", "08_reporting/evaluation"
 TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
 """Tags of a run: the digests of the ``training.json`` and ``evaluation.json`` of which it has everything."""
 RUN_NAME = "run.name"
@@ -51,13 +51,14 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
 
     Makes their run where there is none, and closes it, unless it is ``open_run``. Raises whatever MLflow raises.
     """
-    trained, evaluated = _facts(output / ADAPTERS / FACTS), _facts(output / EVALUATED)
+    made, judged = _results(output)
+    trained, evaluated = _facts(made), _facts(judged)
     if trained and evaluated and trained["mlflow_run_id"] == evaluated["mlflow_run_id"] and trained != evaluated:
         evaluated = None  # The training was resumed after this evaluation.
     additions = []
     for facts, file, add, tag in (
-        (trained, output / ADAPTERS / FACTS, _add_training, TRAINING_DIGEST),
-        (evaluated, output / EVALUATED, _add_evaluation, EVALUATION_DIGEST),
+        (trained, made, _add_training, TRAINING_DIGEST),
+        (evaluated, judged, _add_evaluation, EVALUATION_DIGEST),
     ):
         run = None if facts is None else _run_of(client, facts, file)
         if facts is None or run is None or run.data.tags.get(tag) == file_digest(file):
@@ -69,6 +70,11 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
             client.set_terminated(run.info.run_id, "FINISHED", _modified(file))
         additions.append(f"{tag.removesuffix('.digest')} of {run.info.run_name} ({run.info.run_id[:8]})")
     return additions
+
+
+def _results(output: Path) -> tuple[Path, Path]:
+    """Returns the files with the facts of the training, and with the evaluation."""
+    return place(output, "adapters") / FACTS, place(output, "evaluation")
 
 
 def _facts(file: Path) -> dict[str, Any] | None:
@@ -92,7 +98,7 @@ def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run |
 
 
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> None:
-    adapters, run_id = output / ADAPTERS, run.info.run_id
+    adapters, run_id = place(output, "adapters"), run.info.run_id
     config = Parameters.model_validate(facts["parameters"])
     mlflow_api.log_metrics(client, run_id, _curves(adapters, list(config.rewards)), {})
     for file in sorted(adapters.glob("*.png")):
@@ -122,10 +128,10 @@ def _curves(adapters: Path, rewards: Sequence[str]) -> list[mlflow_api.Point]:
 
 
 def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> None:
-    run_id, at = run.info.run_id, _modified(output / EVALUATED)
-    evaluation = json.loads((output / EVALUATED).read_text(encoding="utf-8"))
+    file, run_id = place(output, "evaluation"), run.info.run_id
+    at, evaluation = _modified(file), json.loads(file.read_text(encoding="utf-8"))
     headline, scores = evaluation["headline"], evaluation["rewards"]
-    client.log_artifacts(run_id, str(output / REPORT), "evaluation")
+    client.log_artifacts(run_id, str(place(output, "evaluation_report")), "evaluation")
     if scores:
         table = {"columns": list(scores[0]), "data": [list(row.values()) for row in scores]}
         client.log_text(run_id, json.dumps(table, indent=2), "evaluation/scores.json")
@@ -191,7 +197,7 @@ def main() -> None:
     mlflow_api.use_project(Path.cwd())
     # data itself, data/ENVIRONMENT, and data/ENVIRONMENT/NAME of a user's own data.
     folders = sorted([Path("data"), *Path("data").glob("*"), *Path("data").glob("*/*")])
-    results = [folder for folder in folders if (folder / ADAPTERS / FACTS).is_file() or (folder / EVALUATED).is_file()]
+    results = [folder for folder in folders if any(map(Path.is_file, _results(folder)))]
     messages, is_complete = sync([Path(name) for name in sys.argv[1:]] or results)
     print("\n".join(messages))  # noqa: T201
     sys.exit(0 if is_complete else 1)

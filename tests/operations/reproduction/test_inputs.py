@@ -58,7 +58,8 @@ def bring(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -
     if "rewards" in changes:
         facts["file of reward own: words"] = "ca978112ca1b"
     (project.parent / "code").mkdir(exist_ok=True)
-    return bring_inputs(project, project.parent / "code", facts, parameters_to_repeat(own))
+    lacking = bring_inputs(project, project.parent / "code", facts, parameters_to_repeat(own))
+    return [pipeline for pipeline, _, _ in lacking]
 
 
 def test_what_is_still_the_runs_is_used_and_nothing_has_to_run(project: Path) -> None:

@@ -64,7 +64,7 @@ class Trained:
 
     def judged(self, **changes: Any) -> None:
         config = parameters(**changes)
-        digest = adapter_digest(Path(config.adapters_folder))
+        digest = adapter_digest(config.place("adapters"))
         Registry.of(config.promotion, config.output).note_gate(
             digest, gate_settings(config.promotion, config.evaluation)
         )

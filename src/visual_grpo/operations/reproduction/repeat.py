@@ -20,6 +20,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, run
 from visual_grpo.config.adapter_folder import CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.pipelines import ReproduceConfig
+from visual_grpo.config.places import place
 from visual_grpo.config.presets import ROOT, pinned
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.reproduction.worktree import (
@@ -34,11 +35,6 @@ from visual_grpo.starter.parameters import with_world
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")  # Of the last step that has them, compared where bits cannot be.
-_REPORTS = {
-    "starter": ("base model", "model_digest", "06_models/base_model.json"),
-    "data_preparation": ("data", "data", "08_reporting/data_preparation.json"),
-}
-"""Results of the pipelines before the training: name, fact, and the report with the digest."""
 _FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", "parameters": "parameters", **provenance.RUNTIME}
 """Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
 
@@ -130,17 +126,17 @@ def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iter
     facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
     python = python_of(worktree, training.project, facts.get("version.python"))
     yield Row(LOCK, "of the commit", f"{'this' if python == Path(sys.executable) else 'a new'} environment", "equal")
-    pipelines = bring_inputs(training.project, worktree.code, facts, tree)
+    lacking = bring_inputs(training.project, worktree.code, facts, tree)
     conf, output = write_configuration(worktree, tree), worktree.code / tree["output"]
-    for pipeline in pipelines:
+    for pipeline, fact, dataset in lacking:
         _run(worktree, python, conf, pipeline)
-        name, fact, report = _REPORTS[pipeline]
-        row = Row.compare(name, facts.get(fact), json.loads((output / report).read_text(encoding="utf-8"))["digest"])
+        digest = json.loads(place(output, dataset).read_text(encoding="utf-8"))["digest"]
+        row = Row.compare(provenance.MEANING[fact], facts.get(fact), digest)
         if row.result == "differs":
             yield row
             return
     _run(worktree, python, conf, "baseline,train")
-    adapters = output / "06_models/adapters"
+    adapters = place(output, "adapters")
     repeated = read_facts(adapters)
     yield from (environment_row(facts, repeated), *identity_rows(facts, repeated))
     # A GPU does not give the same bits twice.

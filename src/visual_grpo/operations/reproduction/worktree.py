@@ -22,12 +22,13 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
 from visual_grpo.config.adapter_folder import CHANGES, FILE
+from visual_grpo.config.places import place
 from visual_grpo.data.manifest import RecordTable
+from visual_grpo.data.preparation import IMAGES
 from visual_grpo.data.tabular import HUB
 from visual_grpo.tracking.lineage import dvc_hashes, recorded
 
 LOCK = "requirements.lock"
-RECORDS, IMAGES, BASELINE = "05_model_input/records.parquet", "05_model_input/images", "07_model_output/baseline"
 
 
 @dataclass
@@ -105,8 +106,11 @@ def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
     return python
 
 
-def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]) -> list[str]:
-    """Brings what the run read into ``code``, and returns the pipelines that make the rest again.
+def bring_inputs(
+    project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+    """Brings what the run read into ``code``; returns the pipelines that make the rest again, each with the fact that
+    has the digest of its result, and the dataset that has it too.
 
     Prepared records and a base model that are still the run's are used as they are: they may have been made with other
     parameters than the training's, such as another seed. Raises UserError if something is nowhere, or not what it was.
@@ -115,27 +119,30 @@ def bring_inputs(project: Path, code: Path, facts: Mapping[str, Any], tree: Mapp
     is_pretrained = model == tree["starter"]["model"]
     content = facts.get("model_content")  # None: it is on a hub.
     has_base = content_digest(project / Path(facts["model"]).expanduser()) == content
-    records, images = (project / before["output"] / name for name in (RECORDS, IMAGES))
+    records, baseline = (place(project / before["output"], name) for name in ("records", "baseline"))
+    images = records.with_name(IMAGES)
     has_data = records.is_file() and RecordTable(records).digest == facts["data"]
-    if (project / before["output"] / BASELINE).is_dir():  # Its pipeline keeps it where it would draw the same.
-        shutil.copytree(project / before["output"] / BASELINE, output / BASELINE, dirs_exist_ok=True)
+    if baseline.is_dir():  # Its pipeline keeps it where it would draw the same.
+        shutil.copytree(baseline, place(output, "baseline"), dirs_exist_ok=True)
     if has_base and is_pretrained and content is not None:
         shutil.copytree(project / before["model"]["path"], code / model, dirs_exist_ok=True)
     _bring_reward_files(project, code, facts, tree)
     if not is_pretrained and content is not None:
         _bring(project, code, model, facts)
     if has_data:
-        _link(records, output / RECORDS)
+        here = place(output, "records")
+        _link(records, here)
         if images.exists():
-            _link(images, output / IMAGES)
+            _link(images, here.with_name(IMAGES))
     elif tree["data"]["path"] != tree["starter"]["dataset"]:
         _bring(project, code, tree["data"]["path"], facts)
+    starter, preparation = ("starter", "model_digest", "base_model"), ("data_preparation", "data", "data_report")
     if not has_data:
-        return ["starter", "data_preparation"]
+        return [starter, preparation]
     if not has_base:
-        return ["starter"]
+        return [starter]
     report = {"dataset": tree["data"]["path"], "model": model, "digest": facts["model_digest"], "content": content}
-    write_atomically(output / "06_models/base_model.json", json.dumps(report))
+    write_atomically(place(output, "base_model"), json.dumps(report))
     return []
 
 

@@ -20,7 +20,7 @@ from visual_grpo.operations.command import render
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify
 from visual_grpo.operations.retraining.project import Project, read_project
 
-LOCK, SUMMARY = ".retraining.lock", "08_reporting/retraining.json"
+LOCK, SUMMARY = ".retraining.lock", "retraining.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +50,8 @@ def _retrain(project: Project) -> int:
         console.note(f"Another retraining is running: {output / LOCK} is locked (`fuser` says by whom).")
         return Code.BUSY
     summary = _run(Retraining(project, lock))
-    write_atomically(output / SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False))
+    file = project.config.place("promotion_result").with_name(SUMMARY)
+    write_atomically(file, json.dumps(summary, indent=2, ensure_ascii=False))
     took, code = timedelta(seconds=round(summary["seconds"])), int(summary["code"])
     console.note(f"Retraining of {summary['model']}: {summary['sentence']} ({took}, exit code {code})")
     notify(project.config.retrain, summary)

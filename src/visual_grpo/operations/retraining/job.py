@@ -103,7 +103,7 @@ class Retraining:
             sentence = "nothing to do: what decides the adapters and the gate is as it was at the last training"
             return self._clean_up(self.summary(Code.DONE, sentence))
         self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *filter(None, [self.project.option]))
-        decision = json.loads(Path(self.config.output, "08_reporting/promotion.json").read_text(encoding="utf-8"))
+        decision = json.loads(self.config.place("promotion_result").read_text(encoding="utf-8"))
         code = Code.DONE if decision["promoted"] else Code.NOT_PROMOTED
         return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
 
@@ -168,7 +168,7 @@ class Retraining:
 
     def _check_data(self, champion: Registered | None) -> None:
         """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed."""
-        records = RecordsDataset(filepath=str(Path(self.config.output) / "05_model_input/records.parquet")).load()
+        records = RecordsDataset(filepath=str(self.config.place("records"))).load()
         before = None if champion is None else read_profile(champion.adapters())
         problems = drift.check(before, profile_of(records), self.config.retrain.data)
         if problems:
@@ -177,7 +177,7 @@ class Retraining:
 
     def _is_judged(self) -> bool:
         """Returns whether the gate has decided on the present adapters, by the present settings unless they won."""
-        folder = Path(self.config.adapters_folder)
+        folder = self.config.place("adapters")
         if not (folder / FACTS).is_file():
             return False
         digest, champion = adapter_digest(folder), self._registry.champion()
@@ -189,7 +189,7 @@ class Retraining:
     def _clean_up(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
         settings = self.config.retrain
-        run_id = read_facts(Path(self.config.adapters_folder)).get("mlflow_run_id")
+        run_id = read_facts(self.config.place("adapters")).get("mlflow_run_id")
         about: dict[str, Any] = {"run_id": run_id, "removed": [], "commit": None, "warning": None}
         try:
             if run_id is not None:
