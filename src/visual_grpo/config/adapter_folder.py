@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.common.digests import file_digest, tree_digest
+from visual_grpo.common.digests import content_digest, file_digest, tree_digest
 from visual_grpo.common.errors import UserError
 
 FACTS, HISTORY, CHANGES, HELD_OUT = "training.json", "training.csv", "changes.diff", "held_out.json"
@@ -18,9 +18,9 @@ CODE, FILE, COMMIT = "code of reward ", "file of reward ", "commit of reward "
 """Entries of the facts. CODE + a reward's name: digest of the user's function; FILE + name + ": " + option: of the file
 or folder that the option names; COMMIT likewise: the hub's commit of the weights."""
 ADJUSTED = "resumed.parameters"
-"""In the facts: the parameters that were changed at a resume, a line each (`training.resuming.adjusted`)."""
+"""Fact: the parameters that were changed at a resume, a line each (`training.resuming.adjusted`)."""
 START_RUN = "start.run"
-"""In the facts: the MLflow run of the adapters that the training started from."""
+"""Fact: the MLflow run of the adapters that the training started from."""
 AGAIN = "Train again, or use the adapters of the MLflow run."
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
@@ -71,15 +71,13 @@ def check_weights(folder: Path) -> None:
         )
 
 
-def check_base(folder: Path, model: str, content: str | None) -> None:
-    """Raises UserError if the adapters were trained on another ``content`` (digest) than the base ``model`` has.
+def check_base(folder: Path, model: str) -> None:
+    """Raises UserError if the adapters were trained on other files than the base ``model`` has.
 
     A folder without facts is not judged; nor is a model on the hub, which has no digest.
     """
-    if content is None or not (folder / FACTS).is_file():
-        return
-    stored = read_facts(folder).get("model_content")
-    if stored not in (None, content):
+    stored = read_facts(folder).get("model_content") if (folder / FACTS).is_file() else None
+    if stored is not None and content_digest(model) not in (None, stored):
         raise UserError(
             f"{folder} was trained on a base model with other files than {model} has now. Name the folder that holds"
             f" that model with model.path, or train again on this one."

@@ -6,12 +6,15 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from visual_grpo.common.errors import UserError
-from visual_grpo.config.places import place
+import yaml
 
+from visual_grpo.common.errors import UserError
+
+CATALOG = Path(__file__).parents[3] / "conf/base/catalog.yml"
 ROOT = "data"
 UNNAMED_ENVIRONMENTS = (None, "base", "local")
 
@@ -37,6 +40,17 @@ def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
     tracking = section(tree, "tracking")
     checkpoints = or_default(tracking.get("checkpoints"), str(place(output, "adapters").with_name("checkpoints")))
     return {**tree, "output": output, "tracking": {**tracking, "checkpoints": checkpoints}}
+
+
+def place(output: str | Path, dataset: str) -> Path:
+    """Returns where a dataset of the catalog is, in the folder of results ``output``."""
+    return Path(output) / _places()[dataset]
+
+
+@cache
+def _places() -> dict[str, str]:
+    entries = yaml.safe_load(CATALOG.read_text(encoding="utf-8")).items()
+    return {name: entry["filepath"].removeprefix("${output:}/") for name, entry in entries if "filepath" in entry}
 
 
 def or_default(value: Any, default: str) -> Any:

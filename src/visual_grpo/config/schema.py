@@ -25,9 +25,8 @@ from visual_grpo.config.pipelines import (
     ScoreConfig,
     VoteConfig,
 )
-from visual_grpo.config.places import place
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, PRESETS, PresetName, with_rewards
+from visual_grpo.config.presets import AUTO, PRESETS, PresetName, place, with_rewards
 from visual_grpo.config.training import (
     AlarmConfig,
     EvaluationConfig,

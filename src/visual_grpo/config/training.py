@@ -289,7 +289,7 @@ class EvaluationConfig(Strict):
 
 
 class AlarmConfig(Strict):
-    """When a training is taken to cheat its reward, compared with the base model at every evaluation."""
+    """Detects a training that cheats its reward: compares it with the base model at every evaluation."""
 
     action: Literal["warn", "stop", "rollback"] = Field(
         "warn",

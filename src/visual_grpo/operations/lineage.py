@@ -22,7 +22,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config.adapter_folder import CHANGES, adapter_digest, read_facts, weight_sums
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.operations.command import render
 from visual_grpo.operations.reproduction.worktree import checked_out

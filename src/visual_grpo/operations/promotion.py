@@ -12,7 +12,7 @@ from typing import Any
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation import compare, report

@@ -12,7 +12,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
 from visual_grpo.common.files import new_draft
 from visual_grpo.config import DataConfig
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.data.found import columns_line, files_line, splits_line
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation

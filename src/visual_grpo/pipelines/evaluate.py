@@ -12,7 +12,7 @@ from visual_grpo.common import console
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import modules_of, read_facts
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import compare, report
 from visual_grpo.evaluation.alarm import alarm_notes

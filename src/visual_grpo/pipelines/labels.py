@@ -21,7 +21,7 @@ from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.common.masks import read_mask
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid

@@ -10,7 +10,6 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
-from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import StepMetrics
@@ -103,7 +102,7 @@ def _check_start(spec: RunSpec, start: Path) -> None:
     """Raises UserError where the modules cannot start from the adapters in the folder ``start``: they are damaged, of
     another base model, or lack a module or have another LoRA on it."""
     check_weights(start)
-    check_base(start, spec.model, content_digest(spec.model))
+    check_base(start, spec.model)
     trained, before = modules_of(start), Parameters.model_validate(pinned(read_facts(start)["parameters"]))
     for module in spec.modules:
         if module not in trained:

@@ -33,7 +33,7 @@ from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config.adapter_folder import adapter_digest, read_facts
 from visual_grpo.config.pipelines import VoteConfig
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference

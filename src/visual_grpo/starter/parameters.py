@@ -10,13 +10,13 @@ import yaml
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import flatten
-from visual_grpo.config.places import place
 from visual_grpo.config.presets import (
     AUTO,
     LISTED,
     home_folder,
     optimised_rewards,
     or_default,
+    place,
     section,
     with_output_folders,
     with_preset,

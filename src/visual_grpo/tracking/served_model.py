@@ -31,7 +31,7 @@ from packaging.requirements import Requirement
 from PIL import Image
 from pydantic import ValidationError
 
-from visual_grpo.common.digests import content_digest, may_be_hub_id
+from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
 from visual_grpo.common.types import PromptRecord
@@ -90,7 +90,7 @@ def _check_base(adapters: Path, model: str) -> None:
     if not may_be_hub_id(model) and not Path(model).is_dir():
         remedy = 'Put it back, or name it where you load the version: load_model(..., model_config={"base": FOLDER}).'
         raise UserError(f"The base model {model} of the adapters in {adapters} is gone. {remedy}")
-    check_base(adapters, model, content_digest(model))
+    check_base(adapters, model)
 
 
 def _signature(task: Task, sampler: Mapping[str, Any]) -> ModelSignature:

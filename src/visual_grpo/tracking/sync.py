@@ -21,7 +21,7 @@ from visual_grpo.common.files import hold, release
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.evaluation.verdict import lines
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card

@@ -73,7 +73,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
         )
     if adapters is not None:
         check_weights(adapters)
-        check_base(adapters, model, content_digest(model))
+        check_base(adapters, model)
         built.adapters.load(adapters, spec.modules)
     return built
 

@@ -20,8 +20,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, run
 from visual_grpo.config.adapter_folder import CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.places import place
-from visual_grpo.config.presets import ROOT, pinned
+from visual_grpo.config.presets import ROOT, pinned, place
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.reproduction.worktree import (
     LOCK,

@@ -22,7 +22,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
 from visual_grpo.config.adapter_folder import CHANGES, FILE
-from visual_grpo.config.places import place
+from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import IMAGES
 from visual_grpo.data.tabular import HUB
