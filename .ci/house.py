@@ -19,17 +19,16 @@ PACKAGE = ROOT / "src" / "visual_grpo"
 SMALL = 60
 RESOLVE = "resolve"
 """The function that turns parameters into what a command needs."""
-COMMAND_STATE = ("visual_grpo.config.command", "visual_grpo.operations.command")
+COMMAND_STATE = "visual_grpo.operations.command"
 STARTER = ("starter/", "pipelines/starter.py")
 ABOVE_CORE = ("starter/", "pipelines/")
 WORLDS = {"shapes", "words", "scenes", "palette"}
 LAYERS = re.compile(r"0\d_(raw|model_input|models|model_output|reporting)\b")
 ORIGIN = (
-    *("provenance.py", "training/cache_key.py", "training/runtime_fingerprint.py", "adapter_folder.py"),
-    *("training/resuming.py", "operations/candidates.py", "operations/lineage.py"),
-    *("operations/reproduction/repeat.py", "pipelines/compare.py"),
+    *("provenance.py", "config/adapter_folder.py", "training/resuming.py", "operations/candidates.py"),
+    *("operations/lineage.py", "operations/reproduction/repeat.py", "pipelines/compare.py"),
 )
-"""The ends of the paths of the modules that decide whether two things have the same origin."""
+"""The modules that decide whether two things have the same origin."""
 
 Trees = dict[Path, ast.Module]
 
@@ -64,10 +63,9 @@ def main() -> None:
 def ways(trees: Trees) -> dict[str, tuple[int, int]]:
     """Measure -> (value, target): how many ways there are of doing one thing."""
     graph = grimp.build_graph("visual_grpo", exclude_type_checking_imports=False, cache_dir=None)
-    states = [module for module in COMMAND_STATE if module in graph.modules]
-    importers = {name for module in states for name in graph.find_modules_that_directly_import(module)}
+    importers = graph.find_modules_that_directly_import(COMMAND_STATE)
     below = set().union(*floors()[floors().index({"operations"}) + 1 :])
-    origin = [path for path in trees if path.as_posix().endswith(tuple(f"/{name}" for name in ORIGIN))]
+    origin = [path for path in trees if inside(path) in ORIGIN]
     return {
         "signatures that take the whole Parameters": (sum(map(whole_parameters, trees.values())), 35),
         f"calls of {RESOLVE}": (sum(map(resolving_calls, trees.values())), 1),

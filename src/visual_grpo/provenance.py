@@ -54,7 +54,7 @@ MEANING = {
 # Exceptions: patterns of parameters, of whole sections and of entries. A new parameter decides every result until it is
 # named here: a result that is made again for nothing costs time, one that is kept in spite of a change is wrong.
 UNDECISIVE = ("resume", "output", "tracking", "starter", "evaluation.redraw", *BESIDE_FLOW)
-"""Where and how results are written, and what other pipelines do; the base model's digest stands for ``starter``."""
+"""Parameters of how results are written, and of other pipelines; the base model's digest stands for ``starter``."""
 _TRAINING_ONLY = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
     "policy.signal_check",
@@ -70,7 +70,7 @@ UNREAD = {
     "train": (*UNDECISIVE, "adapter", *_BASELINE_ONLY),
     "evaluate": (*UNDECISIVE, *_TRAINING_ONLY),
 }
-"""Pipeline -> what changes nothing in its result."""
+"""Pipeline -> parameters that change nothing in its result."""
 UNREAD_BY_SAMPLES = (
     *(*UNREAD["baseline"], "adapter", "evaluation.batch_size", "modules"),
     # A total is computed again from the scores.
@@ -80,17 +80,17 @@ UNREAD_BY_SAMPLES = (
     *(f"model.{name}" for name in ModelConfig.model_fields if name not in ("dtype", "base_weights", "options")),
     *(f"policy.{name}" for name in PolicyConfig.model_fields if name != "flow"),
 )
-"""What may differ between a baseline and the adapters that are compared with it, sample by sample."""
+"""Parameters that may differ between a baseline and adapters that are compared with it, sample by sample."""
 ROUNDING = (
     *("model.device", "model.offload", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
     *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
     *("distributed.processes", "distributed.sharded"),
 )
-"""Where and in how large parts something is computed."""
+"""Place and batch sizes of a computation: they change its rounding."""
 CHANGED_BY_RESUME = (*UNREAD["train"], "evaluation.every", "grpo.non_finite", "alarm", *ROUNDING)
-"""What a resumed training may change, beside ``grpo.steps`` where its schedule allows it."""
+"""Parameters that a resumed training may change, beside ``grpo.steps`` where its schedule allows it."""
 PLACES = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
-"""Their contents have digests."""
+"""Parameters that name a place, whose content has a digest."""
 OF_JUDGING = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_FLOW)
 """Sections that judging an adapter takes from the present command, not from its training; so `_MACHINE`."""
 _MACHINE = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}

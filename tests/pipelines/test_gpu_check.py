@@ -19,7 +19,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.gpu_check import Stopwatch, caught, known_card, measure, single_module
 from visual_grpo.operations.plan.dry_run import planned_model
-from visual_grpo.pipelines.gpu_check import case_facts, check, phase_rows, require_complete, show
+from visual_grpo.pipelines.gpu_check import case_summary, check, phase_rows, require_complete, show
 
 CPU = torch.device("cpu")
 
@@ -123,7 +123,7 @@ def checked(*cases: dict[str, Any]) -> dict[str, Any]:
 def test_measured_and_planned_are_shown_side_by_side_with_what_differs(capsys):
     assert phase_rows(case())[-1] == ["step", 4.0, 3.1, 5.0, 4.9]
     assert phase_rows(case(plan={"error": "none"}))[0] == ["tokens", 3.2, None, 4.0, None]
-    facts = case_facts(case())
+    facts = case_summary(case())
     assert facts["tokens a second"] == 250
     assert facts["grad_norm"] == 2.5
     for shown, sentence in (

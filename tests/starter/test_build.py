@@ -67,7 +67,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "progress", partial(silent_progress, expected=notes))
         made = pretrain_model(config, DATA, "glm_image", SEED)
-    digest = digest_of(build.model_facts(config, DATA, "glm_image", SEED))
+    digest = digest_of(build.model_recipe(config, DATA, "glm_image", SEED))
     assert made == {"digest": digest, "content": content_digest(config.model)}
     return config
 

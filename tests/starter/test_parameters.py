@@ -16,7 +16,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
 from visual_grpo.pipelines import starter
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter.build import model_facts, render_dataset
+from visual_grpo.starter.build import model_recipe, render_dataset
 from visual_grpo.starter.parameters import with_world
 
 SHAPES = {"world": "shapes"}
@@ -195,23 +195,23 @@ def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     report = starter.build(config.starter, config.data, config.model.model_copy(update={"path": "a/b"}), seed=3)
     records = Path("data/01_raw/dots/records.jsonl")
     assert (report["dataset"], records.read_text()) == ("data/01_raw/dots", '{"prompt": "dotted 3"}\n')
-    before = model_facts(config.starter, config.data, "sd3", 3)
-    assert before != model_facts(parameters().starter, config.data, "sd3", 3)
+    before = model_recipe(config.starter, config.data, "sd3", 3)
+    assert before != model_recipe(parameters().starter, config.data, "sd3", 3)
     for name, value in {"task": "i2i", "height": 64, "width": 64}.items():
-        assert before != model_facts(config.starter, config.data.model_copy(update={name: value}), "sd3", 3)
+        assert before != model_recipe(config.starter, config.data.model_copy(update={name: value}), "sd3", 3)
     Path("my_world.py").write_text(MY_WORLD.replace("dotted", "spotted"), encoding="utf-8")
     monkeypatch.delitem(sys.modules, "my_world")
     render_dataset(config.starter, config.data, seed=3)
     assert records.read_text() == '{"prompt": "spotted 3"}\n'
-    assert before != model_facts(config.starter, config.data, "sd3", 3)
+    assert before != model_recipe(config.starter, config.data, "sd3", 3)
     assembled = MY_WORLD.replace('("vae", "dit")}', '("vae", "dit")}, assemble="my_saving:save"')
     Path("my_world.py").write_text(assembled, encoding="utf-8")
     monkeypatch.delitem(sys.modules, "my_world")
-    facts = []
+    recipes = []
     for code in ("", "# edited"):
         Path("my_saving.py").write_text(code, encoding="utf-8")
-        facts.append(model_facts(config.starter, config.data, "sd3", 3))
-    assert facts[0] != facts[1]
+        recipes.append(model_recipe(config.starter, config.data, "sd3", 3))
+    assert recipes[0] != recipes[1]
 
 
 MY_WORLD = """

@@ -20,7 +20,7 @@ from visual_grpo.models.families.qwen2_5_vl import AnswerModel, Options
 from visual_grpo.models.tokens.interface import TokenTrajectory
 from visual_grpo.models.tokens.policy import token_log_probs
 from visual_grpo.rewards.segmentation.answer import parse_answer
-from visual_grpo.starter.build import model_facts
+from visual_grpo.starter.build import model_recipe
 from visual_grpo.starter.pretrain_vl import pretrain_vl
 from visual_grpo.starter.pretraining import Job, digest_of
 from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
@@ -60,7 +60,9 @@ def test_the_digest_depends_on_the_seed_and_the_steps() -> None:
     configs = [
         StarterConfig(world="scenes", dataset="a", model="b", records_per_prompt=1, vl_steps=n, **steps) for n in (2, 3)
     ]
-    assert len({digest_of(model_facts(config, data, "qwen2_5_vl", seed)) for config in configs for seed in (3, 4)}) == 4
+    assert (
+        len({digest_of(model_recipe(config, data, "qwen2_5_vl", seed)) for config in configs for seed in (3, 4)}) == 4
+    )
 
 
 def test_the_records_match_the_drawn_scenes(tmp_path: Path) -> None:

@@ -104,14 +104,14 @@ class AdapterOptimizer:
         return norm, config.learning_rate * factor
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns what a checkpoint needs: tensors, and facts that are JSON."""
+        """Returns what a checkpoint needs: tensors, and metadata that are JSON."""
         guard = {"in_a_row": self._skipped, "overflows": self._overflows}
         return optimizer_state(self.adamw), {"scaler": self.scaler.state_dict(), "guard": guard}
 
-    def load_state(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         load_optimizer_state(self.adamw, tensors)
-        self.scaler.load_state_dict(facts["scaler"])
-        self._skipped, self._overflows = facts["guard"]["in_a_row"], facts["guard"]["overflows"]
+        self.scaler.load_state_dict(metadata["scaler"])
+        self._skipped, self._overflows = metadata["guard"]["in_a_row"], metadata["guard"]["overflows"]
 
 
 def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:

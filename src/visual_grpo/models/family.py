@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NoOptions(Strict):
-    """For a family that has no options."""
+    """The options of a family that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def create_pipeline() -> Pipeline:
 _LARGEST, _CELL = 512, 32
 """Pixels of a side, and what its length is a multiple of."""
 _GUIDANCE = 4.0
-"""Where the eval sampler has none."""
+"""Used if the eval sampler has none."""
 
 
 def check(spec: RunSpec) -> dict[str, Any]:

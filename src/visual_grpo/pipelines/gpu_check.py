@@ -41,7 +41,7 @@ def check(spec: RunSpec) -> dict[str, Any]:
             remedy="plan",
         )
     device = resolve_device(device_name)
-    facts = torch.cuda.get_device_properties(device)
+    card = torch.cuda.get_device_properties(device)
     plan_settings = parameters.plan.model_copy(update={"gpu": known_card(device)})
     cases = []
     with console.progress("Steps on the GPU", total=len(spec.modules)) as bar:
@@ -52,7 +52,7 @@ def check(spec: RunSpec) -> dict[str, Any]:
             bar.advance(done=module)
     versions = [f"{name} {version(name)}" for name in ("torch", "transformers", "diffusers", "peft")]
     report = {
-        "gpu": f"{facts.name}, {facts.total_memory / 1e9:.1f} GB, CUDA {torch.version.cuda}, {', '.join(versions)}",
+        "gpu": f"{card.name}, {card.total_memory / 1e9:.1f} GB, CUDA {torch.version.cuda}, {', '.join(versions)}",
         "model": spec.model,
         "cases": cases,
     }
@@ -79,7 +79,7 @@ def show(check: Mapping[str, Any]) -> None:
         columns = ("phase", "seconds", "planned seconds", "peak GB", "planned GB")
         rows = phase_rows(case)
         console.table(f"{module}, {case['samples']} samples", columns, rows)
-        console.summary("", case_facts(case))
+        console.summary("", case_summary(case))
         peak, planned = rows[-1][-2:]
         if "error" in plan:
             console.note(f"{module}: there is no plan: {plan['error']}")
@@ -99,13 +99,13 @@ def phase_rows(case: Mapping[str, Any]) -> list[list[Any]]:
     return [*rows, ["step", case["step_seconds"], total, case["peak_gb"], largest]]
 
 
-def case_facts(case: Mapping[str, Any]) -> dict[str, float | str]:
+def case_summary(case: Mapping[str, Any]) -> dict[str, float | str]:
     """Returns weights, speed, and the metrics of the first step."""
-    facts = {
+    summary = {
         "weights": f"{case['source']}, loaded in {case['loading_seconds']:.0f} s",
         "samples a second": case["samples"] / case["step_seconds"],
     }
     if "tokens" in case["phases"]:
         tokens = case["samples"] * case["metrics"][-1]["tokens_per_sample"]
-        facts["tokens a second"] = tokens / case["phases"]["tokens"]["seconds"]
-    return facts | case["metrics"][0]
+        summary["tokens a second"] = tokens / case["phases"]["tokens"]["seconds"]
+    return summary | case["metrics"][0]

@@ -56,5 +56,5 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
 def _digests_of(model: ModelConfig) -> dict[str, str | None]:
     content = content_digest(model.path)
     # The same files elsewhere are the same model; those of a hub id are known by their revision.
-    facts = {"path": model.path, "revision": model.revision} if content is None else {"content": content}
-    return {"digest": digest_of(facts), "content": content}
+    recipe = {"path": model.path, "revision": model.revision} if content is None else {"content": content}
+    return {"digest": digest_of(recipe), "content": content}

@@ -35,12 +35,12 @@ def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: i
     ``config.processes`` does not change the weights. Returns ``digest``, of the model's configuration, and ``content``,
     of its files.
     """
-    folder, facts = Path(config.model), model_facts(config, data, family, seed)
-    digest = write_once(folder, facts, lambda fresh: _pretrain(fresh, config, data, family, seed))
+    folder, recipe = Path(config.model), model_recipe(config, data, family, seed)
+    digest = write_once(folder, recipe, lambda fresh: _pretrain(fresh, config, data, family, seed))
     return {"digest": digest, "content": recorded_content(folder)}
 
 
-def model_facts(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
+def model_recipe(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
     """Returns everything that the base model's weights depend on."""
     small = _small_model(config, family)
     functions = [*small.pretrain, *filter(None, [small.assemble])]

@@ -51,16 +51,16 @@ def own_code(module: str) -> dict[str, str]:
     return {} if module.startswith("visual_grpo.") else {"code": code_digest(module)}
 
 
-def digest_of(facts: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+def digest_of(recipe: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def write_once(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], None]) -> str:
-    """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same facts; returns their digest.
+def write_once(folder: Path, recipe: Mapping[str, Any], write: Callable[[Path], None]) -> str:
+    """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same recipe; returns its digest.
 
     After an error or an interruption the folder is as it was.
     """
-    digest = digest_of(facts)
+    digest = digest_of(recipe)
     heal(folder)
     stamp = folder / _STAMP
     if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8"))["digest"] != digest:
@@ -72,7 +72,7 @@ def write_once(folder: Path, facts: Mapping[str, Any], write: Callable[[Path], N
 
 def write_dataset(
     folder: Path,
-    facts: Mapping[str, Any],
+    recipe: Mapping[str, Any],
     subfolders: Sequence[str],
     records: Callable[[Path], Iterable[Mapping[str, Any]]],
 ) -> str:
@@ -87,7 +87,7 @@ def write_dataset(
         lines = "".join(json.dumps(record) + "\n" for record in records(fresh))
         (fresh / "records.jsonl").write_text(lines, encoding="utf-8")
 
-    return write_once(folder, {**facts, **own_code(records.__module__)}, write)
+    return write_once(folder, {**recipe, **own_code(records.__module__)}, write)
 
 
 def minimise(

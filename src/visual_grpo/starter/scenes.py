@@ -175,8 +175,14 @@ def draw_scene_records(
             place = {"mask": mask, "box": box.tolist(), "points": [center.tolist()]}
             yield {"id": name, "image": image, "query": query_of(*query), **place}
 
-    facts = {"scenes": _VERSION, "records_per_query": records_per_query, "height": height, "width": width, "seed": seed}
-    return write_dataset(folder, facts, (_IMAGES, _MASKS), records)
+    recipe = {
+        "scenes": _VERSION,
+        "records_per_query": records_per_query,
+        "height": height,
+        "width": width,
+        "seed": seed,
+    }
+    return write_dataset(folder, recipe, (_IMAGES, _MASKS), records)
 
 
 ANSWER_PIECES = ('<answer>{"bbox":[', '],"points":[[', ']],"negative_points":[[', "]]}</answer>")

@@ -87,5 +87,5 @@ def draw_words(
             shown = {"prompt": prompt_of(word), "target_image": f"{_TARGETS}/{word}.png", "metadata": {"text": word}}
             yield {"id": f"word_{number:05d}", **shown}
 
-    facts = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
-    return write_dataset(folder, facts, (_TARGETS,), records)
+    recipe = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
+    return write_dataset(folder, recipe, (_TARGETS,), records)

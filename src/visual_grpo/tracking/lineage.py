@@ -1,4 +1,4 @@
-"""Where adapters come from: command, commit, uncommitted changes, DVC hashes, versions of libraries."""
+"""Records where adapters come from: command, commit, uncommitted changes, DVC hashes, versions of libraries."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From parameters to adapters: build a training, run it, keep checkpoints, resume."""
+"""Turns parameters into adapters: builds a training, runs it, keeps checkpoints, resumes."""

@@ -37,7 +37,7 @@ class Origin:
 
     @property
     def provenance(self) -> dict[str, str]:
-        """What the training so far depends on beside its parameters, with its commands, commit and versions."""
+        """Digests of what the training so far depends on, with its commands, commit and versions."""
         return dict(self.metadata["provenance"])
 
 

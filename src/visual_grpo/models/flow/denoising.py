@@ -1,4 +1,4 @@
-"""From start noise to pixels for any flow model: the ODE, stochastic steps in a window, batches, decoding.
+"""Denoises start noise to pixels for any flow model: the ODE, stochastic steps in a window, batches, decoding.
 
 Shapes: N entries of the conditions, B rows, W stochastic steps, C x h x w latents of one image.
 """

@@ -1,4 +1,4 @@
-"""What a family of flow models offers: a schedule, conditions, a velocity field and pixels.
+"""Declares what a family of flow models offers: a schedule, conditions, a velocity field and pixels.
 
 Shapes: N prompts (*entries* of the conditions), b rows, C x h x w latents of one image.
 """

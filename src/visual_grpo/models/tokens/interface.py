@@ -1,4 +1,4 @@
-"""What a family of language models offers: its network, prompts, sampler and answers.
+"""Declares what a family of language models offers: its network, prompts, sampler and answers.
 
 Shapes: N prompts, B rows, T tokens, H hidden width, V token ids of the head.
 """

@@ -106,7 +106,7 @@ def bradley_terry(first: ArrayLike, second: ArrayLike, preference: Values, items
 
 
 def _logistic(ridge: float) -> LogisticRegression:
-    """Of the rows of `_two_rows`. It has no constant: swapping the sides must swap the probabilities."""
+    """Fits the rows of `_two_rows` without a constant: swapping the sides must swap the probabilities."""
     return LogisticRegression(C=0.5 / ridge, fit_intercept=False, solver="newton-cholesky", tol=1e-10)
 
 

@@ -46,9 +46,9 @@ def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int,
         if task != "t2i":
             yield from _edits(fresh, records_per_prompt, height, width, random.Random(seed))
 
-    facts = {"records_per_prompt": records_per_prompt, "height": height, "width": width, "task": task, "seed": seed}
+    recipe = {"records_per_prompt": records_per_prompt, "height": height, "width": width, "task": task, "seed": seed}
     subfolders = (_TARGETS,) if task == "t2i" else (_TARGETS, _SOURCES)
-    return write_dataset(folder, {"shapes": _VERSION, **facts}, subfolders, records)
+    return write_dataset(folder, {"shapes": _VERSION, **recipe}, subfolders, records)
 
 
 def _prompts(folder: Path, rounds: int, height: int, width: int, rng: random.Random) -> Iterator[dict[str, Any]]:
