@@ -131,6 +131,11 @@ def heal(final: Path) -> None:
         previous.rename(final)
 
 
+def from_here(path: Path) -> Path:
+    """Returns a path in the working directory relative to it; any other as it is."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def linked(path: Path) -> Path:
     """Resolves a link, such as to a bigger disk: the folder is replaced, not the link."""
     return path.resolve() if path.is_symlink() else path

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import from_here
 
 CATALOG = Path(__file__).parents[3] / "conf/base/catalog.yml"
 ROOT = "data"
@@ -36,7 +37,9 @@ def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
     given): results of other data or another model are kept apart.
     """
     path, model = (section(tree, name).get("path") for name in ("data", "model"))
-    output = or_default(tree.get("output"), home if path is None else f"{home}/{_named_after(str(path), model)}")
+    output = or_default(
+        tree.get("output"), home if path is None else f"{home}/{_named_after(str(path), model and str(model))}"
+    )
     tracking = section(tree, "tracking")
     checkpoints = or_default(tracking.get("checkpoints"), str(place(output, "adapters").with_name("checkpoints")))
     return {**tree, "output": output, "tracking": {**tracking, "checkpoints": checkpoints}}
@@ -60,14 +63,10 @@ def or_default(value: Any, default: str) -> Any:
 
 def _named_after(path: str, model: str | None) -> str:
     """The folder's name, with a hash over its place and the model's; the same for every spelling of them."""
-    name = re.sub(r"[^\w.-]+", "_", Path(path).expanduser().resolve().name)[:40]
-    places = "\0".join(_place(str(each)) for each in (path, model) if each is not None)
+    full = [Path(each).expanduser().resolve() for each in (path, model) if each is not None]
+    name = re.sub(r"[^\w.-]+", "_", full[0].name)[:40]
+    places = "\0".join(from_here(each).as_posix() for each in full)
     return f"{name}-{hashlib.sha256(places.encode()).hexdigest()[:6]}"
-
-
-def _place(path: str) -> str:
-    full = Path(path).expanduser().resolve()
-    return (full.relative_to(Path.cwd()) if full.is_relative_to(Path.cwd()) else full).as_posix()
 
 
 AUTO, LISTED = "auto", "listed"

@@ -147,7 +147,6 @@ class Parameters(Strict):
         return self.seed if self.train.seed is None else self.train.seed
 
     def grpo_of(self, module: str) -> GRPOConfig:
-        """Returns the algorithm's settings for one module."""
         section = self.modules.get(module)
         return self.grpo if section is None else self.grpo.model_copy(update=section.grpo())
 

@@ -14,6 +14,7 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo.common import console
+from visual_grpo.common.files import from_here
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.evaluation import verdict
 from visual_grpo.hooks.folders import about, path_of
@@ -45,7 +46,7 @@ class EndingHooks:
         """Runs before MLflow's run is closed, since its name is shown."""
         made = {name: about(catalog, name) for name in catalog if name in pipeline.all_outputs()}
         paths = {name: path for name in made if (path := path_of(catalog, name)) is not None}
-        where = {entry["label"]: _shown(paths[name]) for name, entry in made.items() if "label" in entry}
+        where = {entry["label"]: str(from_here(paths[name])) for name, entry in made.items() if "label" in entry}
         files = [Path.cwd() / paths[name] / entry["opened"] for name, entry in made.items() if "opened" in entry]
         opened = next(filter(Path.is_file, files), None)
         after = None if is_stage_of_dvc() else _next(made, catalog, opened)
@@ -84,7 +85,3 @@ def _next(made: Mapping[str, Mapping[str, Any]], catalog: CatalogProtocol, repor
 def _is_on_disk(catalog: CatalogProtocol, name: str) -> bool:
     """Tells a file from the empty report in memory that `InputHooks` gives a preparation of a user's data."""
     return bool(catalog.exists(name)) and not isinstance(catalog.get(name), MemoryDataset)
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

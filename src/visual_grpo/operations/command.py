@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from visual_grpo.common.errors import CombinedError, Remedy, UserError, numbered
+from visual_grpo.common.files import from_here
 from visual_grpo.common.processes import under_torchrun
 from visual_grpo.config import flatten
 
@@ -132,4 +133,4 @@ def _kedro() -> str:
     on_path = shutil.which("kedro")
     if not script.is_file() or (on_path is not None and Path(on_path) == script.absolute()):
         return "kedro"
-    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
+    return str(from_here(script))

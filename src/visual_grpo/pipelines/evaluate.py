@@ -9,7 +9,7 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
-from visual_grpo.common.files import new_folder
+from visual_grpo.common.files import from_here, new_folder
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import modules_of, read_facts
 from visual_grpo.config.presets import place
@@ -92,7 +92,8 @@ def compare_with_baseline(
     evaluation = {
         "headline": headline,
         "seed": settings.seed,
-        "adapter": ", ".join(_shown(adapters / module) for module in modules_of(adapters)),
+        # A result should not depend on where it was made.
+        "adapter": ", ".join(str(from_here(adapters / module)) for module in modules_of(adapters)),
         "modules": modules_of(adapters),
         "training": training,
         "depends_on": drawn,
@@ -103,7 +104,6 @@ def compare_with_baseline(
 
 
 def write_report(output: str, evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> Path:
-    """Writes the report."""
     folder = new_folder(place(output, "evaluation_report"))
     history = report.read_history(adapters)
     report.write_report(folder, evaluation, baseline, trained, history, adapters, default_parameters())
@@ -125,11 +125,6 @@ def show_scores(headline: dict[str, Any], entries: list[dict[str, Any]]) -> None
         ["score", "base", "trained", "difference [95%]", "unscored"],
         [_cells(entry, headline) for entry in shown],
     )
-
-
-def _shown(path: Path) -> str:
-    """Shortens a path inside the project: a result should not depend on where it was made."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _cells(entry: dict[str, Any], headline: dict[str, Any]) -> list[str]:

@@ -42,6 +42,7 @@ from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed, read_scores
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.candidates import sampled_alike
+from visual_grpo.pipelines.generate import LISTED
 from visual_grpo.provenance import require_pair
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
@@ -63,8 +64,6 @@ _COLUMNS = ["voter", "choice", "pair", "source", "prompt", "record", "family", "
 DRAW = "draw"
 DRAWN = "pairs.jsonl"
 """Beside the choices: the pairs that have been drawn, so that none is drawn twice."""
-LISTED = "metadata.jsonl"
-"""File that ``generate`` writes beside its pictures."""
 
 
 def collect_votes(spec: RunSpec, records: RecordTable) -> Path:

@@ -191,7 +191,6 @@ class Registry:
             mlflow_api.get(client.set_tag, run_id, RETRAINED, self.name)
 
     def _with_digest(self, digest: str) -> Registered | None:
-        """Returns the first version with these weights."""
         versions = [version for version in versions_with(digest) if version.name == self.name]
         return min(versions, key=lambda version: version.version, default=None)
 

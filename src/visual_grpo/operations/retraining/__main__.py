@@ -24,7 +24,6 @@ LOCK, SUMMARY = ".retraining.lock", "retraining.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.operations.retraining", description=__doc__)
     parser.add_argument("--env", help="Kedro's environment; without it the default")
     environment = parser.parse_args(arguments).env

@@ -20,7 +20,7 @@ from click import ClickException
 from visual_grpo import provenance
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import write_atomically
+from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.operations.command import render
@@ -127,14 +127,10 @@ def read_project(folder: Path, environment: str | None) -> Project:
 def _here(path: str) -> str | None:
     """Returns a path relative to the project where it is inside; None where there is no such file or folder."""
     full = Path(path).expanduser()
-    if not full.exists():
-        return None
-    inside = full.is_absolute() and full.is_relative_to(Path.cwd())
-    return (full.relative_to(Path.cwd()) if inside else full).as_posix()
+    return from_here(full).as_posix() if full.exists() else None
 
 
 def main() -> int:
-    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m visual_grpo.operations.retraining.project", description=__doc__)
     parser.add_argument("--env", help="Kedro's environment; without it the default")
     parser.add_argument("--check", action="store_true", help="fail where dvc.yaml or params.yaml was out of date")
