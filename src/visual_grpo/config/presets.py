@@ -37,9 +37,7 @@ def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
     given): results of other data or another model are kept apart.
     """
     path, model = (section(tree, name).get("path") for name in ("data", "model"))
-    output = or_default(
-        tree.get("output"), home if path is None else f"{home}/{_named_after(str(path), model and str(model))}"
-    )
+    output = or_default(tree.get("output"), home if path is None else f"{home}/{_named_after(path, model)}")
     tracking = section(tree, "tracking")
     checkpoints = or_default(tracking.get("checkpoints"), str(place(output, "adapters").with_name("checkpoints")))
     return {**tree, "output": output, "tracking": {**tracking, "checkpoints": checkpoints}}
@@ -61,9 +59,9 @@ def or_default(value: Any, default: str) -> Any:
     return default if value is None else value
 
 
-def _named_after(path: str, model: str | None) -> str:
+def _named_after(path: object, model: object) -> str:
     """The folder's name, with a hash over its place and the model's; the same for every spelling of them."""
-    full = [Path(each).expanduser().resolve() for each in (path, model) if each is not None]
+    full = [Path(str(each)).expanduser().resolve() for each in (path, model) if each is not None]
     name = re.sub(r"[^\w.-]+", "_", full[0].name)[:40]
     places = "\0".join(from_here(each).as_posix() for each in full)
     return f"{name}-{hashlib.sha256(places.encode()).hexdigest()[:6]}"

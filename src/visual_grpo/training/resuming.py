@@ -122,8 +122,7 @@ def refuse_changes(run: Origin, config: Parameters) -> None:
 
 def refuse_other_inputs(run: Origin, inputs: Mapping[str, Any]) -> None:
     """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
-    before = {name: value for name, value in run.provenance.items() if name not in provenance.RUNTIME}
-    if different := provenance.differences(before, inputs):
+    if different := provenance.differences(run.provenance, inputs, [*provenance.RUNTIME]):
         changed = ", ".join(provenance.described(different))
         raise UserError(
             f"What the checkpoint {run.checkpoint} depends on has changed: {changed}."
