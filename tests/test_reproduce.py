@@ -61,7 +61,8 @@ def test_a_training_is_made_again_bit_for_bit(project: Path) -> None:
     found = report(project)
     assert (found["matches"], found["difference"]) == (True, None)
     results = {row["what"]: row["result"] for row in found["rows"]}
-    assert {results[name] for name in ("commit", "uncommitted changes", "data", "seed", "parameters")} == {"equal"}
+    same = ("commit", "uncommitted changes", "data", "seed", "parameters and code of rewards")
+    assert {results[name] for name in same} == {"equal"}
     assert {result for name, result in results.items() if name.startswith("adapter ")} == {"equal"}
     assert results["metrics"] == "equal"
     assert "every file of the adapters and every metric is the run's, bit for bit" in done.stdout
