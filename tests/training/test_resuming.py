@@ -115,7 +115,7 @@ def test_what_a_resume_changes_in_the_result_is_noted(tmp_path: Path) -> None:
     assert noted == ["evaluation.batch_size: 32, 1", "evaluation.every: 2, 4", "grpo.micro_batch_size: None, 2"]
 
 
-@pytest.mark.parametrize("name", [*(MEANING.keys() - RUNTIME.keys()), "code of reward mine"])
+@pytest.mark.parametrize("name", [*sorted(MEANING.keys() - RUNTIME.keys()), "code of reward mine"])
 def test_other_inputs_are_refused(name: str) -> None:
     run = Origin(Path("step-000001"), {"provenance": {name: "a", "numerics": "torch 1"}})
     resuming.refuse_other_inputs(run, {name: "a"})
