@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 # uv is in a separate environment, so that the project's has exactly the packages of requirements.lock.
 TOOLS := .venv-tools
 STAMP := $(VENV)/.installed
+# The code that the environment runs: of another folder, if it was copied or moved.
+CODE := $(shell cat $(VENV)/lib/python3*/site-packages/_editable_impl_visual_grpo.pth 2>/dev/null)
 # Your packages, which `make setup` installs in addition to the locked ones; not in git.
 LOCAL := requirements-local.txt
 # Each reward worker has a lock file in workers/NAME and a separate environment.
@@ -28,8 +30,14 @@ help:  ## Show this list
 
 setup: $(STAMP)  ## Install requirements.lock and requirements-local.txt
 
+ifneq ($(CODE),$(CURDIR)/src)
+.PHONY: $(STAMP)
+FOREIGN := $(if $(CODE),rm -rf $(VENV))
+endif
+
 $(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
 	@echo "Setting up $(VENV) (about a minute with a fast network)"
+	@$(FOREIGN)
 	@python=$$(for p in "$(PYTHON)" python3.13 python3.12 python3.11; do \
 	    if "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo "$$p"; break; fi; done); \
 	if [ -z "$$python" ]; then \

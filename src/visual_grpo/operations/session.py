@@ -5,6 +5,7 @@ Expected errors end with a message, Ctrl-C with one line, bugs with a traceback.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,14 @@ class Session(KedroSession):
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
-        """Creates a `KedroSession`; raises click.ClickException for an environment that is not there."""
+        """Creates a `KedroSession`; raises click.ClickException for the code of another project, or no environment."""
         session = super().create(*args, **kwargs)
+        project, package = session._project_path, Path(str(sys.modules[str(session._package_name)].__file__)).resolve()
+        if not package.is_relative_to(project / "src"):  # Another clone's environment is active, or .venv was copied.
+            raise click.ClickException(
+                f"The code that would run is {package.parent}, but this project is {project}, whose commit would be"
+                " recorded. Use this project's own environment.\nRun: make setup && source .venv/bin/activate"
+            )
         environment, configuration = session.store.get("env"), Path(session._conf_source)
         if environment and configuration.is_dir() and not (configuration / environment).is_dir():
             known = sorted(folder.name for folder in configuration.iterdir() if folder.is_dir())

@@ -1,0 +1,49 @@
+"""Commands in a copy of the project, beside others, in a container: what cannot be right says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.small_project import ROOT, small_project
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nothing has been run in it."""
+    return small_project(tmp_path_factory.mktemp("other places") / "project")
+
+
+def call(project: Path, *words: str, source: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Gives a command with the code of ``source``, by default the project's."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
+    environment |= {"PYTHONPATH": str((source or project) / "src"), **variables}
+    return subprocess.run(words, cwd=project, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("words", [["kedro", "run", "--pipeline=plan"], ["visual_grpo.operations.retraining"]])
+def test_the_code_of_another_checkout_does_not_run_under_this_ones_commit(project: Path, words: list[str]) -> None:
+    done = call(project, sys.executable, "-m", *words, source=ROOT)
+    assert done.returncode == 1
+    said = f"Error: The code that would run is {ROOT / 'src/visual_grpo'}, but this project is {project}"
+    assert said in done.stdout + done.stderr
+    assert "Run: make setup && source .venv/bin/activate" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("made_for", "anew"), [(".", False), ("..", True)])
+def test_make_setup_makes_an_environment_anew_that_was_copied_or_moved(
+    tmp_path: Path, made_for: str, anew: bool
+) -> None:
+    folder = tmp_path / "R&D #1 é'%"
+    packages = folder / ".venv/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    (packages / "_editable_impl_visual_grpo.pth").write_text(str((folder / made_for).resolve() / "src"))
+    for name in ("Makefile", "requirements.lock", "pyproject.toml", ".venv/.installed"):
+        shutil.copy(ROOT / "Makefile", folder / name)
+    planned = call(folder, "make", "--dry-run", "setup").stdout
+    assert ("rm -rf .venv\n" in planned, "pip sync" in planned) == (anew, anew)
