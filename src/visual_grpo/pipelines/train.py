@@ -14,7 +14,14 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.adapter_folder import adapter_digest, check_base, check_weights, modules_of, read_facts
+from visual_grpo.config.adapter_folder import (
+    BASELINE,
+    adapter_digest,
+    check_base,
+    check_weights,
+    modules_of,
+    read_facts,
+)
 from visual_grpo.config.presets import pinned
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
@@ -69,7 +76,9 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_other_inputs(origin, inputs)
     present = provenance.samples_record(spec, base_model, records.digest)
-    provenance.require_pair(read_scores(baseline).attrs["depends_on"], present)
+    drawn = read_scores(baseline).attrs["depends_on"]
+    provenance.require_pair(drawn, present)
+    extent = {name: drawn.get(f"evaluation.{name}") for name in ("images_per_prompt", "max_prompts")}
     scorer = components.build_scorer(spec)
     data = {split: records.split(split) for split in OPEN}
     for split in ("train", "eval"):
@@ -77,7 +86,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
     arguments = {
         "data": data,
-        "provenance": training_provenance(config, base_model, inputs, project, start, origin),
+        "provenance": training_provenance(config, base_model, inputs, project, start, origin) | {BASELINE: extent},
         "run_id": tracker.run_id,
     }
     every = config.evaluation.every or config.grpo.steps

@@ -18,7 +18,7 @@ from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, run
-from visual_grpo.config.adapter_folder import CHANGES, HISTORY, read_facts, weight_sums
+from visual_grpo.config.adapter_folder import BASELINE, CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import ROOT, pinned, place
 from visual_grpo.grpo.metrics import is_timing
@@ -123,6 +123,7 @@ def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = Non
 def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iterator[Row]:
     """Yields the rows; it is trained only where the data and the base model are the run's."""
     facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
+    tree["evaluation"] |= facts.get(BASELINE, {})
     python = python_of(worktree, training.project, facts.get("version.python"))
     yield Row(LOCK, "of the commit", f"{'this' if python == Path(sys.executable) else 'a new'} environment", "equal")
     lacking = bring_inputs(training.project, worktree.code, facts, tree)
