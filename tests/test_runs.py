@@ -94,7 +94,7 @@ def register_pipelines():
 """
 
 SCRIPT = """
-import json, os, pathlib, time
+import json, os, pathlib, subprocess, time
 from visual_grpo.common import quiet_libraries
 quiet_libraries.silence_libraries()
 from kedro.framework.project import settings
@@ -179,6 +179,9 @@ out["gone"] = run("trained", resume="auto")
 checkpoint_of(out["untrained"]["id"], 3)
 out["extended"] = run("trained", resume="auto", grpo={"steps": 90, "schedule": "constant"})
 out["extended_run"] = mlflow.get_run(out["untrained"]["id"]).to_dictionary()
+subprocess.run(["git", "init", "--quiet"], check=True)
+os.environ["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"
+out["distrusted"] = run("make")
 began, os.environ["MLFLOW_TRACKING_URI"] = time.monotonic(), "http://127.0.0.1:9"
 out["away"] = {"end": end_of("make", output="away"), "seconds": time.monotonic() - began}
 pathlib.Path("out.json").write_text(json.dumps(out))
@@ -346,6 +349,17 @@ def test_another_run_is_started_where_that_is_gone_or_is_no_training(runs):
     assert runs["gone"]["runs"] == runs["aside"]["runs"] + 1 == runs["elsewhere"]["runs"] + 2
 
 
+def test_a_checkout_that_git_does_not_trust_is_told_with_the_command(runs):
+    assert runs["distrusted"]["end"] == "done"
+    assert "git.commit" not in runs["distrusted"]["tags"]
+    said = (
+        "Warning: neither the commit nor uncommitted changes are recorded, since git refuses: fatal: detected dubious"
+    )
+    lines = [line for line in runs["printed"].splitlines() if line.startswith(said)]
+    assert len(lines) == 1
+    assert lines[0].endswith(f"git config --global --add safe.directory {runs['data'].parent}")
+
+
 def test_a_run_goes_on_when_mlflow_is_away_from_its_start_to_its_end(runs):
     assert runs["away"]["end"] == "done"
     assert runs["away"]["seconds"] < 20
@@ -366,6 +380,7 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "Stopped.",
         "WARNING  MLflow run 0000",
         "MLflow (http://127.0.0.1:9) fails: ",
+        "Warning: neither the commit",
     )
     lines = [line.strip() for line in runs["printed"].splitlines() if line.strip()]
     assert [line for line in lines if not line.startswith(ours)] == []

@@ -38,7 +38,7 @@ def has_ended(file: Path) -> bool:
 
 
 def test_what_a_program_prints_is_returned_and_a_failure_has_its_words(tmp_path: Path) -> None:
-    assert output_of("cat", at=tmp_path, stdin="a\n") == "a\n"
+    assert output_of("cat", at=tmp_path, stdin=b"a\n") == "a\n"
     assert output_of("printf", "\\377", at=tmp_path) == "\N{REPLACEMENT CHARACTER}"
     for words, said in {
         ("sh", "-c", "echo no >&2; exit 3"): "^no$",

@@ -38,15 +38,15 @@ def test_a_run_that_goes_on_keeps_its_first_tags_and_has_later_ones_beside_them(
 
 
 def test_the_changes_applied_to_the_commit_give_the_same_files(project: Path, tmp_path: Path) -> None:
-    assert (lineage.git_tags(tmp_path), lineage.changes(tmp_path)) == ({}, ""), "without git"
-    assert lineage.changes(project) == ""
-    files = {"src/code.py": "a = 2\n", "src/new.py": "c = 3\n", "my_rewards.py": "b = 2\n"}
-    for file, text in files.items():
-        (project / file).write_text(text)
-    (tmp_path / "changes.diff").write_text(lineage.changes(project))
+    assert (lineage.git_tags(tmp_path), lineage.changes(tmp_path)) == ({}, b""), "without git"
+    assert lineage.changes(project) == b""
+    files = {"src/code.py": b"a = 2\r\n", "src/new.py": b"c = 3\n", "my_rewards.py": "b = 2 # é\n".encode("latin-1")}
+    for file, content in files.items():
+        (project / file).write_bytes(content)
+    (tmp_path / "changes.diff").write_bytes(lineage.changes(project))
     git(tmp_path, "clone", "-q", "project", "copy")
     git(tmp_path / "copy", "apply", "../changes.diff")
-    assert {file: (tmp_path / "copy" / file).read_text() for file in files} == files
+    assert {file: (tmp_path / "copy" / file).read_bytes() for file in files} == files
 
 
 def test_only_what_is_read_and_is_as_recorded_has_a_dvc_hash(project: Path) -> None:

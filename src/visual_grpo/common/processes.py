@@ -144,7 +144,7 @@ class OutOfTimeError(Exception):
     """A program was stopped because its time was over."""
 
 
-def output_of(*words: str | Path, at: Path, stdin: str | None = None, seconds: float | None = None) -> str:
+def output_of(*words: str | Path, at: Path, stdin: bytes | None = None, seconds: float | None = None) -> str:
     """Returns what a short program prints; ``stdin`` is its input.
 
     Raises ProgramError if it cannot be run, fails, or takes longer than ``seconds``.
@@ -156,8 +156,6 @@ def output_of(*words: str | Path, at: Path, stdin: str | None = None, seconds: f
             cwd=at,
             input=stdin,
             capture_output=True,
-            encoding="utf-8",
-            errors="replace",
             timeout=seconds,
             check=False,
         )
@@ -165,12 +163,13 @@ def output_of(*words: str | Path, at: Path, stdin: str | None = None, seconds: f
         raise ProgramError(f"{name} cannot be run: {error}") from error
     except subprocess.TimeoutExpired as error:
         raise ProgramError(f"{name} did not end within {seconds:g} s") from error
+    printed, complaint = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
     if done.returncode:
-        raise ProgramError((done.stderr or done.stdout).strip() or f"{name} ended with exit code {done.returncode}")
-    return done.stdout
+        raise ProgramError((complaint or printed).strip() or f"{name} ended with exit code {done.returncode}")
+    return printed
 
 
-def git(at: Path, *words: str | Path, stdin: str | None = None) -> str:
+def git(at: Path, *words: str | Path, stdin: bytes | None = None) -> str:
     """Returns what git prints, without hooks of the user's repository, such as DVC's.
 
     Raises ProgramError: git fails, or is not there.

@@ -148,8 +148,8 @@ def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -
     if not file.is_file():
         lost = facts.get("git.state") == "dirty"
         return Line(what, "lost", DIFFERS, f"the folder has no {CHANGES}") if lost else Line(what, "none", OK)
-    patch = file.read_text(encoding="utf-8")
-    value = counted(patch.count("diff --git "), "file")
+    patch = file.read_bytes()
+    value = counted(patch.count(b"diff --git "), "file")
     try:
         with checked_out(project, commit, patch):
             return Line(what, value, OK, f"{CHANGES} applies to the commit")

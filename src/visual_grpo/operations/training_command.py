@@ -157,12 +157,12 @@ def complete_adapters(
     run_name: str | None,
     records: RecordTable,
     start: Path | None,
-    changes: str,
+    changes: bytes,
 ) -> None:
     """Writes the adapters with their facts, seen and held-out prompts, uncommitted changes of the code, model card."""
     run.write_adapters(folder)
     if changes:
-        (folder / CHANGES).write_text(changes, encoding="utf-8")
+        (folder / CHANGES).write_bytes(changes)
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     earlier = frozenset() if start is None else read_seen(start)

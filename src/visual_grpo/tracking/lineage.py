@@ -8,10 +8,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import under_torchrun
 
@@ -57,20 +59,23 @@ def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str
 
 def git_tags(project: Path) -> dict[str, str]:
     """``git.commit`` and ``git.state`` (clean or dirty); empty without a git repository."""
-    commit = _output(project, "git", "rev-parse", "HEAD")
+    commit = _git(project, "rev-parse", "HEAD")
     if commit is None:
         return {}
-    changes = _output(project, "git", "status", "--porcelain", "--", *DECISIVE)
-    return {"git.commit": commit.strip(), "git.state": "dirty" if changes else "clean"}
+    changes = _git(project, "status", "--porcelain", "--", *DECISIVE)
+    return {"git.commit": commit.decode().strip(), "git.state": "dirty" if changes else "clean"}
 
 
-def changes(project: Path) -> str:
-    """The difference to the commit, new files included, as a patch for ``git apply``; empty where clean or no git."""
-    patch = _output(project, "git", "diff", "--binary", "HEAD", "--", *DECISIVE) or ""
-    new = _output(project, "git", "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or ""
-    for file in filter(None, new.split("\0")):
+def changes(project: Path) -> bytes:
+    """The difference to the commit, new files included, as a patch for ``git apply`` in the repository's root; empty
+    where clean or no git."""
+    patch = _git(project, "diff", "--binary", "HEAD", "--", *DECISIVE) or b""
+    new = _git(project, "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or b""
+    below = os.fsdecode(_git(project, "rev-parse", "--show-prefix") or b"").rstrip("\n")
+    names = ("--no-index", f"--src-prefix=a/{below}", f"--dst-prefix=b/{below}")
+    for file in filter(None, new.split(b"\0")):
         # git's exit code is 1 where files differ.
-        patch += _output(project, "git", "diff", "--binary", "--no-index", "/dev/null", file, codes=(0, 1)) or ""
+        patch += _git(project, "diff", "--binary", *names, "/dev/null", os.fsdecode(file), codes=(0, 1)) or b""
     return patch
 
 
@@ -117,10 +122,17 @@ def _dvc_stages(project: Path) -> Sequence[Any]:
     return stages
 
 
-def _output(folder: Path, *arguments: str, codes: tuple[int, ...] = (0,)) -> str | None:
-    """Returns the output of a command; None if it cannot be run or fails."""
+def _git(folder: Path, *words: str, codes: tuple[int, ...] = (0,)) -> bytes | None:
+    """Returns what git prints, files in whatever encoding they have; None if it cannot be run or fails."""
     try:
-        done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True)
+        done = subprocess.run(["git", *words], cwd=folder, env=os.environ | {"LC_ALL": "C"}, capture_output=True)
     except OSError:
         return None
+    if b"dubious ownership" in done.stderr:  # Another user owns the checkout, as in many containers.
+        _warn(" ".join(done.stderr.decode(errors="replace").split()))
     return done.stdout if done.returncode in codes else None
+
+
+@cache
+def _warn(said: str) -> None:
+    console.note(f"Warning: neither the commit nor uncommitted changes are recorded, since git refuses: {said}")

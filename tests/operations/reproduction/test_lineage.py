@@ -123,9 +123,9 @@ def test_uncommitted_changes_apply_or_are_named(project: Path) -> None:
     patch = lineage.changes(project)
     edit(project, **{"git.state": "dirty"})
     assert states(project)["uncommitted changes"].value == "lost"
-    (project / "adapters/changes.diff").write_text(patch)
+    (project / "adapters/changes.diff").write_bytes(patch)
     assert states(project)["uncommitted changes"].state == OK
-    (project / "adapters/changes.diff").write_text(patch.replace("a = 1", "a = 9"))
+    (project / "adapters/changes.diff").write_bytes(patch.replace(b"a = 1", b"a = 9"))
     assert differing(project) == ["uncommitted changes"]
     assert (project / "src/code.py").read_text() == "a = 2\n"
 

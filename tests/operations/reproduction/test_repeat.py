@@ -80,22 +80,24 @@ def test_the_commit_with_its_changes_is_checked_out_and_the_working_tree_stays(p
 
 
 def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: Path, tmp_path: Path) -> None:
-    (project / "below").mkdir(parents=True)
-    (project / "below/file").write_text("x")
+    (project / "below/src").mkdir(parents=True)
+    (project / "below/src/file").write_text("x")
     state = repository(project)
+    for name in ("file", "new"):
+        (project / "below/src" / name).write_text("y")
     hook = project / ".git/hooks/post-checkout"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    with checked_out(project / "below", state, "") as worktree:
-        assert (worktree.code / "file").read_text() == "x"
+    with checked_out(project / "below", state, lineage.changes(project / "below")) as worktree:
+        assert [(worktree.code / "src" / name).read_text() for name in ("file", "new")] == ["y", "y"]
     assert not (tmp_path / "ran").exists()
 
 
 def test_another_commit_and_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> None:
     state = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
-    patch = lineage.changes(project).replace("a = 1", "a = 9")
+    patch = lineage.changes(project).replace(b"a = 1", b"a = 9")
     for commit_of_run, said in (
         ("0" * 40, r"commit 0000.*cannot be had again.*git fetch --all"),
         (state, r"changes\.diff of its adapters, cannot be had again(?s:.)*src/code\.py"),

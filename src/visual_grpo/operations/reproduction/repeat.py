@@ -69,8 +69,8 @@ def repeat(training: Training, settings: ReproduceConfig) -> dict[str, Any]:
     """
     check_repeatable(training.adapters, training.facts)
     began, commit, patch = time.monotonic(), str(training.facts["git.commit"]), training.adapters / CHANGES
-    changes = patch.read_text(encoding="utf-8") if patch.is_file() else ""
-    files = counted(changes.count("diff --git "), "file")
+    changes = patch.read_bytes() if patch.is_file() else b""
+    files = counted(changes.count(b"diff --git "), "file")
     with checked_out(training.project, commit, changes) as worktree:
         console.note(f"The code of commit {commit[:12]} is in {worktree.code}")
         rows = [Row.compare("commit", commit, commit), Row.compare("uncommitted changes", files, files)]

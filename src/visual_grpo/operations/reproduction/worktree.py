@@ -41,7 +41,7 @@ class Worktree:
 
 
 @contextmanager
-def checked_out(project: Path, commit: str, changes: str) -> Iterator[Worktree]:
+def checked_out(project: Path, commit: str, changes: bytes) -> Iterator[Worktree]:
     """Checks out ``commit`` with the patch ``changes``; removes the folder at the end unless it is kept.
 
     Raises UserError if there is no such commit, or the patch does not apply.

@@ -60,7 +60,7 @@ def notify(settings: RetrainConfig, summary: Mapping[str, Any]) -> None:
         return
     text = json.dumps(summary, ensure_ascii=False)
     try:
-        output_of("/bin/sh", "-c", settings.notify, at=Path.cwd(), stdin=text, seconds=_NOTIFY_SECONDS)
+        output_of("/bin/sh", "-c", settings.notify, at=Path.cwd(), stdin=text.encode(), seconds=_NOTIFY_SECONDS)
     except ProgramError as error:
         console.note(f"Warning: the command of retrain.notify failed: {error}")
 
