@@ -63,8 +63,11 @@ def judge(adapters, parameters):
     return folder
 
 def fill(output):
+    import torch
+    from safetensors.torch import save_file
     folder = new_folder(Path(output, "06_models/adapters"))
-    (folder / "file").write_text("whole")
+    save_file({"a": torch.zeros(1)}, folder / "file.safetensors")
+    (folder / "file").touch()
     return folder
 
 def half(output):
@@ -347,6 +350,12 @@ def test_another_run_is_started_where_that_is_gone_or_is_no_training(runs):
     """A baseline would end a half-done training as FINISHED."""
     assert (runs["gone"]["end"], runs["aside"]["end"]) == ("done", "done")
     assert runs["gone"]["runs"] == runs["aside"]["runs"] + 1 == runs["elsewhere"]["runs"] + 2
+
+
+def test_weights_are_for_those_whom_the_umask_allows(runs):
+    """The library that writes them gives them to their owner alone."""
+    weights, other = (runs["data"] / "06_models/adapters" / name for name in ("file.safetensors", "file"))
+    assert weights.stat().st_mode == other.stat().st_mode
 
 
 def test_a_checkout_that_git_does_not_trust_is_told_with_the_command(runs):

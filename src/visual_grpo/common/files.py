@@ -24,6 +24,8 @@ _DRAFT = ".draft-"
 _drafts: set[Path] = set()
 """Drafts of this process; removed when it ends."""
 _held: list[SoftFileLock] = []
+_UMASK = os.umask(0o077)  # There is no other way to read it.
+os.umask(_UMASK)
 
 
 def write_atomically(file: Path, content: str | bytes) -> None:
@@ -110,6 +112,8 @@ def replace_folder(fresh: Path, final: Path) -> None:
     """Moves ``fresh`` to ``final``, on the same disk, in the place of what is there."""
     final = linked(final)
     heal(final)
+    for file in filter(Path.is_file, fresh.rglob("*")):  # safetensors gives its files to their owner alone.
+        file.chmod(file.stat().st_mode | 0o666 & ~_UMASK)
     final.parent.mkdir(parents=True, exist_ok=True)
     if final.exists():
         final.rename(_previous(final))

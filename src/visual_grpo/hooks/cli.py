@@ -1,4 +1,4 @@
-"""``kedro run`` as Kedro has it, but that a comma within a value of ``--params`` separates nothing.
+"""``kedro run`` as Kedro has it, but that a text in ``--params`` needs no quotes and may have commas.
 
 The entry point `kedro.project_commands` in pyproject.toml puts it in the place of Kedro's own.
 """
@@ -6,7 +6,6 @@ The entry point `kedro.project_commands` in pyproject.toml puts it in the place 
 from __future__ import annotations
 
 import copy
-import re
 import shlex
 from collections.abc import Callable
 from functools import wraps
@@ -19,31 +18,21 @@ from kedro.framework.project import pipelines
 from kedro.utils import find_kedro_project
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from visual_grpo.common.errors import nearest_hint
+from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.processes import is_rank
-
-_NEXT = re.compile(r",(?=\s*[^\s,=]+\s*=)")
-"""A comma that separates two parameters: another NAME= follows."""
+from visual_grpo.operations.command import split_params, value_of
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Returns the tree of ``--params``. A value is YAML, as for Kedro: in double quotes it is a text.
-
-    Raises click.UsageError: something has no NAME=, no value, or is no YAML.
-    """
-    items = []
-    for item in filter(None, (part.strip(", \t\r\n") for part in _NEXT.split(text))):
-        name, _, value = (part.strip() for part in item.partition("="))
-        if not name or not value:  # A shell's empty variable would give the default without a word.
-            raise click.UsageError(f"--params: expected NAME=VALUE, several with commas (none: null); got {item!r}")
-        items.append(f"{name}={value}")
+    """Returns the tree of ``--params``; raises click.UsageError where something has no NAME= or no value."""
+    tree = OmegaConf.create()
     try:
-        tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist(items))
-    except (YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise click.UsageError(f"--params: {text!r} cannot be read; put a text into double quotes: {error}") from error
-    return dict(tree)
+        for name, value in split_params(text):
+            OmegaConf.update(tree, name, value_of(value))
+    except (UserError, OmegaConfBaseException, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    return dict(OmegaConf.to_container(tree))  # type: ignore[arg-type]
 
 
 def _callback(context: click.Context, option: click.Parameter, value: Any) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,14 @@ _OPTIONS = {
 _DEFAULT = "local"
 """The environment of a run that names none."""
 _current: list[Command] = []
+_BETWEEN = ", \t\r\n"
+"""What may stand between two parameters, beside the comma."""
+_PARAM = re.compile(
+    r"""(?P<name>[^\s,=]+)\s*=\s*(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|.*?)\s*(?:$|,[\s,]*(?=$|[^\s,=]+\s*=))""",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_WORDS = {"null": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -115,15 +125,41 @@ def render(error: BaseException) -> str:
     return f"{str(error).rstrip()}\nRun: {command}"
 
 
+def split_params(text: str) -> Iterator[tuple[str, str]]:
+    """Yields name and value of each parameter of ``--params``. Raises UserError where there is no NAME= or no value.
+
+    Commas separate where another NAME= follows, except within a value in quotes.
+    """
+    at, text = 0, text.strip(_BETWEEN)
+    while at < len(text):
+        match = _PARAM.match(text, at)
+        if match is None or not match["value"]:  # A shell's empty variable would give the default without a word.
+            raise UserError(f"--params: expected NAME=VALUE, several with commas (none: null); got {text[at:]!r}")
+        yield match["name"], match["value"]
+        at = match.end()
+
+
+def value_of(text: str) -> Any:
+    """Returns what a value of ``--params`` means: null, true, false and decimal numbers are these, what is in quotes,
+    brackets or braces is YAML, and any other text is itself."""
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _NUMBER.fullmatch(text):
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    if text[0] in "\"'[{":
+        with suppress(YAMLError, OmegaConfBaseException, ValueError):
+            value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
+            if isinstance(value, str) == (text[0] in "\"'"):
+                return value
+    return text
+
+
 def _quoted(value: Any) -> str:
     """Formats a value for ``--params``; quotes a text that would be read as a number or anything else."""
     if not isinstance(value, str):
         return json.dumps(value)
-    try:
-        plain = OmegaConf.from_dotlist([f"value={value}"])["value"] == value
-    except (YAMLError, OmegaConfBaseException, ValueError):
-        plain = False
-    return value if plain and value.strip() == value else json.dumps(value)
+    is_plain = bool(value) and value_of(value) == value and list(split_params(f"value={value}")) == [("value", value)]
+    return value if is_plain else json.dumps(value)
 
 
 def _kedro() -> str:

@@ -23,7 +23,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
-from visual_grpo.operations.command import render
+from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
@@ -57,9 +57,7 @@ class Project:
     def training_params(self) -> dict[str, str]:
         """Returns ``train_params`` of params.yaml, by name."""
         written = yaml.safe_load(self.values.read_text(encoding="utf-8")) if self.values.is_file() else {}
-        parts = str(written.get(TRAIN_PARAMS) or "").split(",")
-        pairs = [part.partition("=") for part in parts if part.strip()]
-        return {name.strip(): value.strip() for name, _, value in pairs}
+        return dict(split_params(str(written.get(TRAIN_PARAMS) or "")))
 
     def write(self, **training: str | None) -> bool:
         """Brings all three files up to date; returns whether dvc.yaml or params.yaml had to change.
