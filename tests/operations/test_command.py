@@ -207,6 +207,25 @@ def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.
     assert f"Run this in the project's folder: cd {root}" in done.output
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--pipeline=plan", "--nodes=paln"], "does not contain nodes named ['paln']. Its nodes: plan."),
+        (["--pipeline=plan", "--tags=none"], "no nodes after applying all provided filters"),
+        (["--pipeline=plan", "--to-outputs=none"], "does not contain datasets named ['none'] Its nodes: plan."),
+        (["--runner=ParallelRunner"], "--runner: only SequentialRunner: a stop must reach the training"),
+        (["--runner=ThreadRunner"], "--runner: only SequentialRunner"),
+        (["--pipeline=train", "--only-missing-outputs"], "not whether they are of these parameters and data"),
+    ],
+)
+def test_options_of_kedro_that_cannot_be_followed_are_refused_in_a_sentence(options: list[str], said: str) -> None:
+    bootstrap_project(Path(__file__).parents[2])
+    done = CliRunner().invoke(run, options)
+    assert done.exit_code in (1, 2)
+    assert said in " ".join(done.output.split())
+    assert isinstance(done.exception, SystemExit), "no traceback"
+
+
 MADE_BY = {
     "base_model": "starter",
     "records": "data_preparation",

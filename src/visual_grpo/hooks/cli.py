@@ -15,6 +15,7 @@ from typing import Any
 import click
 from kedro.framework.cli.project import run as run_of_kedro
 from kedro.framework.project import pipelines
+from kedro.pipeline import Pipeline
 from kedro.utils import find_kedro_project
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,6 +36,16 @@ def parsed(text: str) -> dict[str, Any]:
     return dict(OmegaConf.to_container(tree))  # type: ignore[arg-type]
 
 
+_REFUSED = {
+    "only_missing_outputs": "it looks whether results are there, not whether they are of these parameters and data;"
+    " `make repro` runs what has changed",
+    "runner": "only SequentialRunner: a stop must reach the training, and nodes pass on what is in memory",
+}
+_CHOOSING = {name: name for name in ("tags", "from_nodes", "to_nodes", "node_names", "from_inputs", "to_outputs")}
+_CHOOSING["namespaces"] = "node_namespaces"
+"""Option of Kedro -> argument of `Pipeline.filter`."""
+
+
 def _callback(context: click.Context, option: click.Parameter, value: Any) -> Any:
     return value if isinstance(value, dict) else parsed(value)
 
@@ -45,7 +56,8 @@ def cli() -> None:
 
 
 def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Refuses unknown pipelines, and a folder below the project's: Kedro finds the project, but not its files."""
+    """Refuses unknown pipelines and nodes, options of Kedro that would do harm, and a folder below the project's: Kedro
+    finds the project, but not its files."""
     assert command is not None
 
     @wraps(command)
@@ -53,12 +65,21 @@ def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
         root = find_kedro_project(Path.cwd())
         if root is not None and root != Path.cwd():
             raise click.UsageError(f"Run this in the project's folder: cd {shlex.quote(str(root))}")
-        named = [kwargs.get("pipeline"), *(kwargs.get("pipelines") or [])]
-        for name in filter(None, named):
+        for option, why in _REFUSED.items():
+            if kwargs.get(option) not in (None, False, "SequentialRunner"):
+                raise click.UsageError(f"--{option.replace('_', '-')}: {why}")
+        named = [*filter(None, [kwargs.get("pipeline"), *(kwargs.get("pipelines") or [])])]
+        for name in named:
             if name not in pipelines:
                 known = [own for own in pipelines if own != "__default__"]
                 hint = nearest_hint(name, known)
                 raise click.ClickException(f"There is no pipeline {name!r}.{hint} There are: {', '.join(known)}")
+        if chosen := {option: kwargs[name] for name, option in _CHOOSING.items() if kwargs.get(name)}:
+            whole = sum((pipelines[name] for name in named or ["__default__"]), Pipeline([]))
+            try:
+                whole.filter(**chosen)
+            except ValueError as error:
+                raise click.ClickException(f"{error} Its nodes: {', '.join(n.name for n in whole.nodes)}") from error
         return command(*args, **kwargs)
 
     return checked
