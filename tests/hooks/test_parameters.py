@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +42,29 @@ from visual_grpo.settings import CONFIG_LOADER_ARGS
 def test_a_slip_is_named(given: str, named: str) -> None:
     with pytest.raises(UserError, match=named):
         ParameterHooks().after_context_created(context_of(given))
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"parameters.yml": "seed: 3  # é".encode("latin-1")},
+            r"conf/local/parameters.yml is no UTF-8: .*0xe9.* Save it",
+        ),
+        (
+            {"parameters.yml": b"seed: 3", "parameters_mine.yml": b"seed: 4"},
+            r"Duplicate keys found in .*parameters\w*.yml and .*parameters\w*.yml: seed",
+        ),
+        ({"parameters.yml": b"[1, 2]"}, r"The parameters in .*conf cannot be read"),
+    ],
+)
+def test_files_of_parameters_that_cannot_be_read_are_named(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+    shutil.copytree(ROOT / "conf/base", tmp_path / "conf/base")
+    (tmp_path / "conf/local").mkdir()
+    for name, content in files.items():
+        (tmp_path / "conf/local" / name).write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        ParameterHooks().after_context_created(context_of("", tmp_path / "conf"))
 
 
 def test_grpo_parameters_of_the_command_line_replace_those_of_single_modules() -> None:
@@ -90,6 +114,6 @@ def hooks_of(given: str) -> ParameterHooks:
     return hooks
 
 
-def context_of(given: str) -> Any:
-    loader = OmegaConfigLoader(str(ROOT / "conf"), env="local", runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
+def context_of(given: str, conf: Path = ROOT / "conf") -> Any:
+    loader = OmegaConfigLoader(str(conf), env="local", runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
     return SimpleNamespace(config_loader=loader, env="local")

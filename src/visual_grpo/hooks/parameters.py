@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from kedro.config import AbstractConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
@@ -38,7 +39,7 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
-        tree = with_world(context.config_loader["parameters"], context.env)
+        tree = with_world(_read(context.config_loader), context.env)
         self._runtime = context.config_loader.runtime_params or {}
         tree, self._taken = _of_resumed_run(tree, self._runtime)
         tree = _for_all_modules(tree, self._runtime)
@@ -80,6 +81,17 @@ class ParameterHooks:
         if self._taken:
             shown = ", ".join(f"{name}={value}" for name, value in self._taken.items())
             console.note(f"Parameters of the resumed run, which are others in the configuration: {shown}")
+
+
+def _read(loader: AbstractConfigLoader) -> dict[str, Any]:
+    """Reads the files of parameters; raises UserError where Kedro would raise an error of Python."""
+    try:
+        return dict(loader["parameters"])
+    except UnicodeDecodeError as error:  # It has the file's content, not its name.
+        files = (file for file in Path(loader.conf_source).rglob("parameters*") if file.read_bytes() == error.object)
+        raise UserError(f"{next(files, loader.conf_source)} is no UTF-8: {error}. Save it as UTF-8.") from error
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"The parameters in {loader.conf_source} cannot be read: {error}") from error
 
 
 def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:

@@ -35,11 +35,12 @@ class Session(KedroSession):
     def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
         """Creates a `KedroSession`; raises click.ClickException for the code of another project, or no environment."""
         session = super().create(*args, **kwargs)
-        project, package = session._project_path, Path(str(sys.modules[str(session._package_name)].__file__)).resolve()
-        if not package.is_relative_to(project / "src"):  # Another clone's environment is active, or .venv was copied.
+        project, name = session._project_path, str(session._package_name)
+        code = Path(str(sys.modules[name].__file__)).resolve().parent
+        if code != (project / "src" / name).resolve():  # Another clone's environment is active, or .venv was copied.
             raise click.ClickException(
-                f"The code that would run is {package.parent}, but this project is {project}, whose commit would be"
-                " recorded. Use this project's own environment.\nRun: make setup && source .venv/bin/activate"
+                f"The code that would run is {code}, but this project is {project}, whose commit would be recorded."
+                " Use this project's own environment.\nRun: make setup && source .venv/bin/activate"
             )
         environment, configuration = session.store.get("env"), Path(session._conf_source)
         if environment and configuration.is_dir() and not (configuration / environment).is_dir():
