@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -33,6 +34,28 @@ def test_the_code_of_another_checkout_does_not_run_under_this_ones_commit(projec
     said = f"Error: The code that would run is {ROOT / 'src/visual_grpo'}, but this project is {project}"
     assert said in done.stdout + done.stderr
     assert "Run: make setup && source .venv/bin/activate" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ("grpo: {stepz: 3}", "grpo.stepz = 3: there is no such parameter. Did you mean 'grpo.steps'?"),
+        pytest.param("model: {path: nowhere}", "dvc repro dvc.yaml:data_preparation: ", marks=pytest.mark.slow),
+    ],
+)
+def test_the_last_line_and_the_notification_of_a_retraining_say_why_it_failed(
+    project: Path, tmp_path: Path, parameters: str, said: str
+) -> None:
+    copied = Path(shutil.copytree(project, tmp_path / "project", symlinks=True))
+    told = "retrain: {notify: cat > told.json}\n"
+    (copied / "conf/local/parameters.yml").write_text(told + parameters, encoding="utf-8")
+    call(copied, "git", "init", "--quiet")
+    done = call(copied, sys.executable, "-m", "visual_grpo.operations.retraining")
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    assert said in last, done.stdout + done.stderr
+    assert "ended with exit code" not in last
+    assert said in json.loads((copied / "told.json").read_text())["sentence"]
 
 
 @pytest.mark.parametrize(("made_for", "anew"), [(".", False), ("..", True)])

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,8 @@ TERMINATING = (signal.SIGTERM, signal.SIGHUP)
 """Sent by ``kill`` and batch systems, and by a terminal that is closed."""
 _ONE_STOP = 5.0
 """Seconds in which the same signal counts once."""
+REASON = "VISUAL_GRPO_REASON"
+"""Environment variable: the file into which a command that `run` has started writes why it fails."""
 OWN_TORCHRUN = "distributed.processes"
 """The run id of a torchrun that the command has become by itself."""
 
@@ -177,6 +180,12 @@ def git(at: Path, *words: str | Path, stdin: bytes | None = None) -> str:
     return output_of("git", "-c", "core.hooksPath=/dev/null", *words, at=at, stdin=stdin).rstrip("\n")
 
 
+def tell_reason(reason: str) -> None:
+    """Tells the command that started this one, through any program in between, why it fails."""
+    if file := os.environ.get(REASON):
+        Path(file).write_text(reason, encoding="utf-8")
+
+
 def run(
     *words: str | Path,
     at: Path,
@@ -193,26 +202,29 @@ def run(
         descriptors: open files that it inherits.
 
     Raises:
-        ProgramError: it failed.
+        ProgramError: it failed, for the reason that one of the commands in it has told (`tell_reason`).
         OutOfTimeError: its time was over.
     """
     limited = ["timeout", "--signal=INT", f"--kill-after={patience}", str(seconds), *(str(word) for word in words)]
     process = None
-    try:
-        with held_back():
-            process = subprocess.Popen(limited, cwd=at, env=environment, stdin=subprocess.DEVNULL, pass_fds=descriptors)
-        code = process.wait()
-    except BaseException:  # A Ctrl-C reaches this process only.
-        if process is not None:
-            process.send_signal(signal.SIGINT)
-            process.wait()
+    with tempfile.NamedTemporaryFile(encoding="utf-8", mode="r") as reason:
+        variables = {**(os.environ if environment is None else environment), REASON: reason.name}
+        try:
+            with held_back():
+                nothing = subprocess.DEVNULL
+                process = subprocess.Popen(limited, cwd=at, env=variables, stdin=nothing, pass_fds=descriptors)
+            code = process.wait()
+        except BaseException:  # A Ctrl-C reaches this process only.
+            if process is not None:
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                _kill_group(process.pid)
+            raise
+        if seconds and code in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
             _kill_group(process.pid)
-        raise
-    if seconds and code in (124, 128 + signal.SIGKILL, -signal.SIGKILL):
-        _kill_group(process.pid)
-        raise OutOfTimeError
-    if code:
-        raise ProgramError(f"it ended with exit code {code}")
+            raise OutOfTimeError
+        if code:
+            raise ProgramError(reason.read() or f"it ended with exit code {code}")
 
 
 def _kill_group(number: int) -> None:

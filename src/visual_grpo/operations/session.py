@@ -21,7 +21,7 @@ from yaml import YAMLError
 from visual_grpo.common import console, files
 from visual_grpo.common.errors import UserError, nearest_hint, sanitize, user_error
 from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
-from visual_grpo.common.processes import signal_of, terminate_as_interrupt
+from visual_grpo.common.processes import signal_of, tell_reason, terminate_as_interrupt
 from visual_grpo.operations.command import Command, render
 from visual_grpo.tracking.tracker import Tracker
 
@@ -75,9 +75,11 @@ class Session(KedroSession):
         except Exception as error:
             Tracker.active().end("FAILED")
             expected = expected_error(error)
+            message = f"{type(error).__name__}: {error}" if expected is None else sanitize(render(expected).strip())
+            tell_reason(message)
             if expected is None:
                 raise
-            raise click.ClickException(sanitize(render(expected).strip())) from error
+            raise click.ClickException(message) from error
         finally:
             files.release()
 

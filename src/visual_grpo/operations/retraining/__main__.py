@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, signal_of, terminate_as_interrupt
 from visual_grpo.operations.command import render
-from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify
-from visual_grpo.operations.retraining.project import Project, read_project
+from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining, notify, summary
+from visual_grpo.operations.retraining.project import Project, read_project, read_settings
 
 LOCK, SUMMARY = ".retraining.lock", "retraining.json"
 
@@ -31,7 +32,10 @@ def main(arguments: list[str] | None = None) -> int:
         with terminate_as_interrupt():
             return _retrain(read_project(Path.cwd(), environment))
     except UserError as error:
-        console.note(f"Error: {render(error)}")
+        ended = summary(Code.FAILED, render(error), reason=None)
+        console.note(f"Error: {render(error)}\nRetraining: {ended['sentence']} (exit code {Code.FAILED})")
+        with suppress(Exception):  # Somebody is told, unless what cannot be read says how.
+            notify(read_settings(Path.cwd(), environment), ended)
         return Code.FAILED
     except KeyboardInterrupt as stop:
         console.note("Stopped.")
@@ -48,12 +52,12 @@ def _retrain(project: Project) -> int:
     except BlockingIOError:
         console.note(f"Another retraining is running: {output / LOCK} is locked (`fuser` says by whom).")
         return Code.BUSY
-    summary = _run(Retraining(project, lock))
+    ended = _run(Retraining(project, lock))
     file = project.config.place("promotion_result").with_name(SUMMARY)
-    write_atomically(file, json.dumps(summary, indent=2, ensure_ascii=False))
-    took, code = timedelta(seconds=round(summary["seconds"])), int(summary["code"])
-    console.note(f"Retraining of {summary['model']}: {summary['sentence']} ({took}, exit code {code})")
-    notify(project.config.retrain, summary)
+    write_atomically(file, json.dumps(ended, indent=2, ensure_ascii=False))
+    took, code = timedelta(seconds=round(ended["seconds"])), int(ended["code"])
+    console.note(f"Retraining of {ended['model']}: {ended['sentence']} ({took}, exit code {code})")
+    notify(project.config.retrain, ended)
     return code
 
 

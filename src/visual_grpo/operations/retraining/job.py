@@ -72,6 +72,17 @@ def is_due(settings: RetrainConfig, summary: Mapping[str, Any]) -> bool:
     return failed or worked or settings.notify_when == "always"
 
 
+def summary(code: int, sentence: str, **known: Any) -> dict[str, Any]:
+    """Returns how a retraining ended, in one line, and what is ``known`` of it."""
+    return {
+        "outcome": Code(code).name.lower() if code in set(Code) else "stopped",
+        "code": code,
+        "sentence": " ".join(sentence.split()),
+        "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **known,
+    }
+
+
 class Retraining:
     """A retraining of one environment. Its commands inherit the file ``lock``, and hold its lock if it is killed."""
 
@@ -109,16 +120,8 @@ class Retraining:
 
     def summary(self, code: int, sentence: str, version: int | None = None) -> dict[str, Any]:
         """Returns how the retraining ended and what is known of it; ``version`` is the promoted one."""
-        return {
-            "outcome": Code(code).name.lower() if code in set(Code) else "stopped",
-            "code": code,
-            "sentence": sentence,
-            "reason": self.reason,
-            "model": self._registry.name,
-            "version": version,
-            "seconds": round(time.monotonic() - self._began, 1),
-            "ended": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
+        about = summary(code, sentence, reason=self.reason, model=self._registry.name, version=version)
+        return about | {"seconds": round(time.monotonic() - self._began, 1)}
 
     def update_imports(self) -> None:
         """Fetches newer versions of what ``dvc import`` and ``dvc import-url`` brought."""

@@ -21,7 +21,7 @@ from visual_grpo import provenance
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, write_atomically
-from visual_grpo.config import Parameters
+from visual_grpo.config import Parameters, RetrainConfig
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
@@ -120,6 +120,15 @@ def read_project(folder: Path, environment: str | None) -> Project:
         raise
     except EXPECTED as error:
         raise UserError(str(expected_error(error))) from error
+
+
+def read_settings(folder: Path, environment: str | None) -> RetrainConfig:
+    """Reads the section ``retrain`` alone, of parameters in which something else is wrong."""
+    from kedro.config import OmegaConfigLoader
+    from kedro.framework.project import settings
+
+    loader = OmegaConfigLoader(str(folder / "conf"), env=environment or "local", **settings.CONFIG_LOADER_ARGS)
+    return RetrainConfig.model_validate(loader["parameters"]["retrain"])
 
 
 def _here(path: str) -> str | None:
