@@ -36,6 +36,7 @@ FOREIGN := $(if $(CODE),rm -rf $(VENV))
 endif
 
 $(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
+	@$(if $(findstring %,$(CURDIR)),echo "MLflow cannot work in a folder with % in its name: rename $$PWD" >&2; exit 1)
 	@echo "Setting up $(VENV) (about a minute with a fast network)"
 	@$(FOREIGN)
 	@python=$$(for p in "$(PYTHON)" python3.13 python3.12 python3.11; do \
@@ -54,9 +55,15 @@ demo: setup  ## Run all pipelines on the small model
 	@start=$$SECONDS; $(BIN)/kedro run; s=$$((SECONDS - start)); \
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
 
-ui: setup  ## Show the runs in MLflow, best result first
-	@echo 'Runs, best result first: http://127.0.0.1:5000/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=gain'
-	@MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db \
+ui: PORT := 5000
+ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
+	@store=$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}; \
+	if [[ $$store != http* ]] && (exec 3<>/dev/tcp/127.0.0.1/$(PORT)) 2>/dev/null; then \
+	    echo "Port $(PORT) is taken, perhaps by another make ui. Name a free one: make ui PORT=$$(($(PORT) + 1))" >&2; exit 1; fi; \
+	page="/#/experiments/$$($(BIN)/python -m visual_grpo.tracking.mlflow_api)/runs?workflowType=machine_learning&viewStateShareKey=gain"; \
+	if [[ $$store == http* ]]; then echo "The server of MLFLOW_TRACKING_URI shows the runs: $$store$$page"; exit; fi; \
+	echo "Runs, best result first: http://127.0.0.1:$(PORT)$$page"; \
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/python -m mlflow ui --port $(PORT) --backend-store-uri "$$store" \
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
 clean:  ## Remove outputs of runs, keep your data
@@ -137,6 +144,7 @@ upgrade: setup  ## Raise the locked versions and list the changes
 	@rm $(STAMP)
 	@$(MAKE) --no-print-directory setup
 	@git show HEAD:requirements.lock | $(BIN)/python .ci/lock_changes.py /dev/stdin requirements.lock
+	@echo "If MLflow then calls its database out of date: $(BIN)/python -m mlflow db upgrade sqlite:///mlflow.db"
 
 audit: setup  ## Look up known vulnerabilities of the packages
 	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --requirement quantised.lock --disable-pip --require-hashes

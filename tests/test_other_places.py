@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -58,11 +59,24 @@ def test_the_last_line_and_the_notification_of_a_retraining_say_why_it_failed(
     assert said in json.loads((copied / "told.json").read_text())["sentence"]
 
 
+def test_make_ui_says_that_a_port_is_taken_and_that_a_server_does_not_answer(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = call(project, "make", "--old-file=setup", "ui", f"PORT={port}")
+        assert done.returncode != 0
+        assert (
+            f"Port {port} is taken, perhaps by another make ui. Name a free one: make ui PORT={port + 1}" in done.stderr
+        )
+    away = call(project, "make", "--old-file=setup", "ui", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    assert away.returncode != 0
+    assert "Error: MLflow (http://127.0.0.1:9) does not answer: " in away.stderr
+
+
 @pytest.mark.parametrize(("made_for", "anew"), [(".", False), ("..", True)])
 def test_make_setup_makes_an_environment_anew_that_was_copied_or_moved(
     tmp_path: Path, made_for: str, anew: bool
 ) -> None:
-    folder = tmp_path / "R&D #1 é'%"
+    folder = tmp_path / "R&D #1 é'"
     packages = folder / ".venv/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     (packages / "_editable_impl_visual_grpo.pth").write_text(str((folder / made_for).resolve() / "src"))

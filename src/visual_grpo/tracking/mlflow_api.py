@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.common.errors import UserError, chain
+from visual_grpo.common.quiet_libraries import silence_libraries
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -78,23 +80,41 @@ def mlflow_client() -> Iterator[MlflowClient]:
 
     try:
         yield connect()
-    except (MlflowException, SQLAlchemyError, CommandError, OSError) as error:
+    except (MlflowException, SQLAlchemyError, CommandError, ImportError, OSError) as error:
         how = "refuses this" if getattr(error, "error_code", None) in (MISSING, INVALID) else "does not answer"
         raise UserError(f"MLflow ({shown()}) {how}: {in_a_line(error)}") from error
 
 
 def connect() -> MlflowClient:
-    """Returns a client. Raises SQLAlchemyError at once if a database is locked; does not ask a server."""
-    from mlflow import MlflowClient
+    """Returns a client. Raises SQLAlchemyError at once if a database is locked, and OSError if its artifacts are where
+    the project was; does not ask a server."""
+    import mlflow
     from sqlalchemy import NullPool, create_engine
 
     uri = tracking_uri()
+    if "%" in mlflow.__file__ and not uri.startswith("http"):
+        raise OSError(f"it cannot make its tables from a folder with % in its name: {mlflow.__file__}. Rename that")
     if uri.startswith(SQLITE):
         # MLflow itself would try for minutes.
         with create_engine(uri, poolclass=NullPool).connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             connection.rollback()
-    return MlflowClient(uri)
+    client = mlflow.MlflowClient(uri)
+    if (place := _artifacts(uri)) is not None and (known := client.get_experiment_by_name(_experiment())) is not None:
+        before = known.artifact_location
+        if before.endswith(f"/{ARTIFACTS}") and before != place:
+            raise OSError(f"its artifacts are in {before}, where this project was before. Move mlflow.db aside")
+    return client
+
+
+def _experiment() -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+
+
+def _artifacts(uri: str) -> str | None:
+    """Returns where artifacts are beside a database in a file; None = the server decides."""
+    file = Path(uri.removeprefix(SQLITE))
+    return (file.resolve().parent / ARTIFACTS).as_uri() if uri.startswith(SQLITE) else None
 
 
 def get(request: Callable[..., T], *arguments: str) -> T | None:
@@ -115,9 +135,11 @@ def shown() -> str:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Returns the message of the first cause, in one line of at most 160 characters."""
-    *_, cause = chain(error)
-    return shorten(str(cause), 160, placeholder="...") or type(cause).__name__
+    """Returns the message of the first cause that has words, in one line of at most 600 characters."""
+    *_, cause = (error, *(one for one in chain(error) if not isinstance(one, KeyError)))
+    if isinstance(cause, ImportError):
+        return f"{cause}. Add the package to requirements-local.txt, from which `make setup` installs it"
+    return shorten(str(cause), 600, placeholder="...") or type(cause).__name__
 
 
 def local_folder(location: str) -> Path | None:
@@ -148,16 +170,14 @@ def is_active(run: Run) -> bool:
 
 
 def experiment_id(client: MlflowClient) -> str:
-    """Returns the experiment's id; creates it if needed. Raises OSError if its artifacts are where the project was."""
-    name, uri = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT, tracking_uri()
-    known, place = client.get_experiment_by_name(name), None
-    if uri.startswith(SQLITE):
-        place = (Path(uri.removeprefix(SQLITE)).resolve().parent / ARTIFACTS).as_uri()
+    """Returns the experiment's id; creates it if needed. Raises OSError if it was deleted."""
+    known = client.get_experiment_by_name(name := _experiment())
     if known is None:
-        return str(client.create_experiment(name, place, {"mlflow.sharedViewState.gain": json.dumps(VIEW)}))
-    before = known.artifact_location
-    if place is not None and before.endswith(f"/{ARTIFACTS}") and before != place:
-        raise OSError(f"its artifacts are in {before}, where this project was before. Move mlflow.db aside")
+        view = {"mlflow.sharedViewState.gain": json.dumps(VIEW)}
+        return str(client.create_experiment(name, _artifacts(tracking_uri()), view))
+    if known.lifecycle_stage != "active":
+        restored = f"mlflow experiments restore --experiment-id {known.experiment_id}"
+        raise OSError(f"the experiment {name!r} was deleted. Name another in MLFLOW_EXPERIMENT_NAME, or: {restored}")
     return str(known.experiment_id)
 
 
@@ -212,3 +232,13 @@ def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) 
     texts = {name: str(value) for name, value in params.items()}
     client.log_batch(run_id, params=[Param(name, text) for name, text in texts.items() if name not in before])
     set_tags(client, run_id, {f"resumed.{n}": text for n, text in texts.items() if before.get(n, text) != text})
+
+
+if __name__ == "__main__":  # For `make ui`: prints the id of the experiment, which need not be there yet.
+    silence_libraries()
+    use_project(Path.cwd())
+    try:
+        with mlflow_client() as opened:
+            print(experiment_id(opened))  # noqa: T201
+    except UserError as refused:
+        sys.exit(f"Error: {refused}")
