@@ -103,9 +103,10 @@ viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
 
 schedule-systemd: setup  ## Write systemd units that retrain every week
-	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; mkdir -p "$$units"; \
-	for unit in service timer; do \
-	    sed 's|/path/to/visual-grpo|$(CURDIR)|g' "schedules/systemd/visual-grpo-retrain.$$unit" > "$$units/visual-grpo-retrain.$$unit"; done; \
+	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; mkdir -p "$$units"; folder=$$(pwd -P); \
+	for unit in visual-grpo-retrain.service visual-grpo-retrain.timer; do \
+	    text=$$(<"schedules/systemd/$$unit"); \
+	    printf '%s\n' "$${text//\/path\/to\/visual-grpo/"$${folder//%/%%}"}" > "$$units/$$unit"; done; \
 	echo "Wrote the units into $$units. Start: systemctl --user daemon-reload && systemctl --user enable --now visual-grpo-retrain.timer"
 
 ##@ Adapters

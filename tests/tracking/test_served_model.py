@@ -210,6 +210,8 @@ def test_a_request_that_cannot_be_drawn_is_explained(halves: Path, params: dict[
         segmenting().predict(pd.DataFrame({"prompt": ["left"], "image": [halves.read_bytes()]}), params)
     with pytest.raises(MlflowException, match="row 0 has no image, and this model was trained for segmentation"):
         segmenting().predict(pd.DataFrame({"prompt": ["left"]}))
+    with pytest.raises(MlflowException, match="row 1 has no prompt"):
+        segmenting().predict(pd.DataFrame({"prompt": ["left", None]}))
 
 
 def test_an_image_is_a_files_content_as_bytes_or_base64(halves: Path) -> None:

@@ -148,7 +148,10 @@ class ServedModel:
             raise UserError(f"expected samples of at least 1 and a seed of at least 0, got {samples} and {seed}")
         changes = {name: value for name, value in given.items() if value is not None}
         sampler = SamplerConfig.model_validate({**self._config.sampling.eval.model_dump(), **changes})
-        prompts = [str(prompt) for prompt in (table["prompt"] if "prompt" in table else table.iloc[:, 0])]
+        given_prompts = table["prompt"] if "prompt" in table else table.iloc[:, 0]
+        if given_prompts.isna().any():
+            raise UserError(f"row {int(given_prompts.isna().argmax())} has no prompt")
+        prompts = [str(prompt) for prompt in given_prompts]
         images = self._images(table)
         with TemporaryDirectory() as folder, self._one_at_a_time:
             records = [

@@ -70,11 +70,14 @@ def test_systemds_service_knows_the_commands_exit_codes_and_patience() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_accepts_the_units(project: Path, tmp_path: Path) -> None:
-    units = tmp_path / "units"
-    units.mkdir()
-    for file in (SCHEDULES / "systemd").iterdir():  # As `make schedule-systemd` writes them.
-        (units / file.name).write_text(file.read_text(encoding="utf-8").replace(PATH, str(project)))
-    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path)}
+    folder = project.rename(project.with_name("R&D #1 é' %h"))
+    shutil.copy(SCHEDULES.parent / "Makefile", folder)
+    shutil.copytree(SCHEDULES / "systemd", folder / "schedules/systemd")
+    env = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path), "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}
+    subprocess.run(["make", "--old-file=setup", "schedule-systemd"], cwd=folder, env=env, check=True)
+    units = tmp_path / "systemd/user"
+    place = str(folder).replace("%", "%%")
+    assert f"WorkingDirectory={place}\n" in (units / "visual-grpo-retrain.service").read_text()
     words = ["systemd-analyze", "verify", "--user", "--man=no", *sorted(map(str, units.iterdir()))]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
