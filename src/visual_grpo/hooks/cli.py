@@ -56,8 +56,7 @@ def cli() -> None:
 
 
 def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Refuses unknown pipelines and nodes, options of Kedro that would do harm, and a folder below the project's: Kedro
-    finds the project, but not its files."""
+    """Refuses unknown pipelines and nodes, harmful options, and a folder below the project's, which lacks its files."""
     assert command is not None
 
     @wraps(command)

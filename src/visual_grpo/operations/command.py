@@ -39,6 +39,7 @@ _DEFAULT = "local"
 _current: list[Command] = []
 _BETWEEN = ", \t\r\n"
 """What may stand between two parameters, beside the comma."""
+# A comma separates where another NAME= follows, except within a value in quotes.
 _PARAM = re.compile(
     r"""(?P<name>[^\s,=]+)\s*=\s*(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|.*?)\s*(?:$|,[\s,]*(?=$|[^\s,=]+\s*=))""",
     re.DOTALL,
@@ -126,10 +127,7 @@ def render(error: BaseException) -> str:
 
 
 def split_params(text: str) -> Iterator[tuple[str, str]]:
-    """Yields name and value of each parameter of ``--params``. Raises UserError where there is no NAME= or no value.
-
-    Commas separate where another NAME= follows, except within a value in quotes.
-    """
+    """Yields name and value of each parameter of ``--params``; raises UserError where there is no NAME= or no value."""
     at, text = 0, text.strip(_BETWEEN)
     while at < len(text):
         match = _PARAM.match(text, at)

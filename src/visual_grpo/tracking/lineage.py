@@ -67,8 +67,7 @@ def git_tags(project: Path) -> dict[str, str]:
 
 
 def changes(project: Path) -> bytes:
-    """The difference to the commit, new files included, as a patch for ``git apply`` in the repository's root; empty
-    where clean or no git."""
+    """The difference to the commit, new files included, for ``git apply`` in the root; empty where clean or no git."""
     patch = _git(project, "diff", "--binary", "HEAD", "--", *DECISIVE) or b""
     new = _git(project, "ls-files", "--others", "--exclude-standard", "-z", "--", *DECISIVE) or b""
     below = os.fsdecode(_git(project, "rev-parse", "--show-prefix") or b"").rstrip("\n")
