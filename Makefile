@@ -36,7 +36,7 @@ FOREIGN := $(if $(CODE),rm -rf $(VENV))
 endif
 
 $(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
-	@$(if $(findstring %,$(CURDIR)),echo "MLflow cannot work in a folder with % in its name: rename $$PWD" >&2; exit 1)
+	@$(if $(findstring %,$(CURDIR))$(findstring ?,$(CURDIR)),echo "MLflow cannot work in a folder with % or ? in its name: rename $$PWD" >&2; exit 1)
 	@echo "Setting up $(VENV) (about a minute with a fast network)"
 	@$(FOREIGN)
 	@python=$$(for p in "$(PYTHON)" python3.13 python3.12 python3.11; do \

@@ -72,6 +72,17 @@ def test_make_ui_says_that_a_port_is_taken_and_that_a_server_does_not_answer(pro
     assert "Error: MLflow (http://127.0.0.1:9) does not answer: " in away.stderr
 
 
+@pytest.mark.parametrize("name", ["a%b", "a?b"])
+def test_make_setup_refuses_a_folder_that_mlflow_cannot_work_in(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in ("Makefile", "requirements.lock", "pyproject.toml"):
+        shutil.copy(ROOT / file, folder)
+    done = call(folder, "make", "setup")
+    assert done.returncode != 0
+    assert f"MLflow cannot work in a folder with % or ? in its name: rename {folder}" in done.stderr
+
+
 @pytest.mark.parametrize(("made_for", "anew"), [(".", False), ("..", True)])
 def test_make_setup_makes_an_environment_anew_that_was_copied_or_moved(
     tmp_path: Path, made_for: str, anew: bool

@@ -92,8 +92,8 @@ def connect() -> MlflowClient:
     from sqlalchemy import NullPool, create_engine
 
     uri = tracking_uri()
-    if "%" in mlflow.__file__ and not uri.startswith("http"):
-        raise OSError(f"it cannot make its tables from a folder with % in its name: {mlflow.__file__}. Rename that")
+    if {"%", "?"} & set(mlflow.__file__) and not uri.startswith("http"):
+        raise OSError(f"it cannot work in a folder with % or ? in its name: {mlflow.__file__}. Rename that")
     if uri.startswith(SQLITE):
         # MLflow itself would try for minutes.
         with create_engine(uri, poolclass=NullPool).connect() as connection:
