@@ -223,3 +223,9 @@ def test_no_class_disappears_in_silence(labels, border, coloured):
     else:
         with pytest.raises(AmbiguousMaskError, match=", ".join(map(str, sorted(values)))):
             read_mask(saved(image))
+
+
+def test_noise_without_an_area_of_one_value_is_cut_at_half(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "noise.png")
+    assert (read_mask(tmp_path / "noise.png").numpy() == (pixels > 127)).all()

@@ -152,7 +152,7 @@ def _shows_several(pixels: np.ndarray, white: float, lossy: bool) -> bool:
     if len(found) <= _FEW and not lossy:
         edge = (white / 4 <= pixels) & (pixels <= white * 3 / 4) | (white * 7 / 8 <= pixels) & (pixels < white)
         return len(np.unique(codes[areas & (codes > 0)])) > 1 or not (pixels.ndim == 3 or edge.any())
-    rough = np.rint(pixels[areas].reshape(areas.sum(), -1) * (8 / white))
+    rough = np.rint(pixels[areas].reshape(-1, 1 if pixels.ndim == 2 else 3) * (8 / white))
     rough = rough[rough.any(1)]
     colours, counts = np.unique(rough, axis=0, return_counts=True)
     most = colours[counts.argmax()] if len(counts) else 0
