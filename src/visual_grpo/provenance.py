@@ -1,8 +1,9 @@
-"""Provenance: what a result depends on, recorded once beside it, and how two records differ.
+"""Provenance: what a result depends on, recorded beside it, and how two records differ.
 
 A record maps names to JSON values: ``parameters`` to the parameter tree, and the names of `MEANING` and of the rewards'
-code and files to digests. training.json is a record with other entries beside; the metadata of a checkpoint and the
-stamp of a baseline hold one as ``provenance``. What may differ between two of them is a table of patterns below.
+code and files to digests. training.json is a record with other entries beside; a checkpoint's metadata hold one as
+``provenance``, its parameters apart. A baseline's stamp is a record, which says whether to draw it again; its scores
+have a `samples_record`, which says with what they pair. What may differ is a table of patterns below.
 """
 
 from __future__ import annotations

@@ -225,6 +225,12 @@ class TestColumns:
         assert (record.prompt, record.metadata) == ("a cup", {"__key__": "1", "json": {"k": [1]}})
         assert read_image(record.target_image).size == (64, 32)
 
+    def test_names_of_columns_in_capitals(self, tmp_path):
+        jsonl(tmp_path / "data/list.jsonl", [{"ID": "7", "Prompt": "a cup", "Group": "g", "Text": "b"}])
+        table = prepare(tmp_path)
+        assert [(record.id, record.prompt, record.metadata) for record in table] == [("7", "a cup", {"Text": "b"})]
+        assert table.report["columns"]["Group"] == {"group": 1}
+
     def test_urls_and_names_without_a_file_are_metadata(self, tmp_path):
         rows = [{"prompt": "a", "url": "https://example.org/a.png", "taken": "/camera/1.jpg"}]
         jsonl(tmp_path / "data/list.jsonl", rows)

@@ -43,8 +43,9 @@ class _Row:
         self.left = {name: value for name, value in row.items() if name not in self.became}
 
     def take(self, field: str, names: Iterable[str]) -> Any:
-        """Takes the first column with a value and returns that; if none has a value, the first column."""
-        present = sorted((name for name in names if name in self.left), key=lambda name: self.left[name] is None)
+        """Takes the first column with a value, or the first; one in capitals counts where none has the very name."""
+        spelt = {name.lower(): name for name in self.left} | {name: name for name in self.left}
+        present = sorted((spelt[name] for name in names if name in spelt), key=lambda name: self.left[name] is None)
         if not present:
             return None
         self.became[present[0]] = field
@@ -172,7 +173,7 @@ def _take_prompts_of_mask(columns: _Row, mask: Any, record_id: Any, folder: Path
         parent = "../" if folder.name == "data" and (folder / "../masks").is_dir() else ""
         mask = f"{parent}masks/{record_id}.png"
     box = solution_box if box is None else box
-    points = columns.take("points", ("points",)) if "points" in columns.left else solution_points
+    points = columns.take("points", ("points",)) if "points" in map(str.lower, columns.left) else solution_points
     return mask, {name: value for name, value in (("box", box), ("points", points)) if value is not None}
 
 

@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
     pictures: tuple[str, ...]
     """Digests of the prepared pictures that no other split may show."""
     remarks: Sequence[str]
-    """Of `PreparedQuery`, as is the label."""
+    """What was taken for granted about its mask."""
     label: int | None
 
 
@@ -336,7 +336,7 @@ class Report:
                 " too few to rely on what an evaluation finds. Add records or raise data.held_out_share"
             )
         if self.joined:
-            self.warnings.append(f"{counted(self.joined, 'prompt')} share a picture with another one, and so its split")
+            self.warnings.append(f"{counted(self.joined, self._unit)} with a picture of another one: in the same split")
         if self.enlarged:
             self.warnings.append(f"{counted(self.enlarged, 'image')} smaller than the prepared size: enlarged")
 

@@ -1,7 +1,7 @@
 """The splits that people's data come with, and those that records are trained and evaluated in.
 
-The second depend on hashes of the record alone, so that adding records never moves another; only records that show the
-same picture are joined.
+The second depend on hashes of the record alone, so that adding records moves another only if they show its
+picture: then they are joined.
 """
 
 from __future__ import annotations

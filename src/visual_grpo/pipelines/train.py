@@ -140,11 +140,11 @@ def train_on_rank(spec: RunSpec, start: Path | None, arguments: dict[str, Any]) 
 
 def _build(spec: RunSpec, start: Path | None, scorer: RewardSet | None, **arguments: Any) -> TrainingRun:
     """Builds the training of this rank from the ``arguments`` of `TrainingRun`; only rank 0 has a ``scorer``."""
-    first = RankZeroScorer(scorer)
+    on_rank_zero = RankZeroScorer(scorer)
 
     def build() -> tuple[Model, Trainer]:
         model = components.build_model(spec, check_own_family=True)
-        return model, components.build_trainer(spec, model, first, start=start)
+        return model, components.build_trainer(spec, model, on_rank_zero, start=start)
 
     model, trainer = ranks.run_on_all(build)
-    return TrainingRun(spec, DistributedModel(model), first, trainer, **arguments)
+    return TrainingRun(spec, DistributedModel(model), on_rank_zero, trainer, **arguments)
