@@ -89,7 +89,7 @@ class FlowConfig(Strict):
         return self.window_steps or steps - 1 - (self.window_start or 0)
 
     def trained_steps(self, window: int) -> int:
-        """How many of the decisions of a ``window`` are trained."""
+        """Number of decisions of a ``window`` that are trained."""
         return max(1, round(self.train_share * window))
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What a dataset holds, and what became of it: files, columns, splits. Nothing that was given goes without a line."""
+"""Lists what a dataset holds, and what became of it: every file, column and split that was given has its line."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class PreparedQuery(NamedTuple):
     image: PreparedImage
     mask: PreparedImage
     remarks: list[str]
-    """What was taken for granted about the mask, for the report."""
+    """Readings of the mask that the dataset does not state, for the report."""
     label: int | None
     """The number that the object is stored as in its mask, where nobody has chosen one."""
 

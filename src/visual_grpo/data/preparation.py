@@ -1,4 +1,4 @@
-"""From records as they are read to the manifest: check, prepare the images, split, report.
+"""Turns records as they are read into the manifest: checks them, prepares the images, splits.
 
 Records stream from the reader to the manifest, a few dozen at a time; only their ids and hashes stay in memory, some
 hundred bytes a record.
@@ -10,34 +10,31 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError, counted, sanitize, sentence
+from visual_grpo.common.errors import sentence
 from visual_grpo.common.images import pixel_limit
 from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
-from visual_grpo.data.found import UNNAMED, Found
+from visual_grpo.data.found import Found
 from visual_grpo.data.images import CHOOSE_VALUE, ImageStore
-from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable, prompt_hash, write_manifest
+from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
+from visual_grpo.data.report import Report, also_rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.splits import ALL, HELD_OUT, SEALED, SPLITS, Groups, assign_split, is_split, record_key
+from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_split, is_split, record_key
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
-_MAX_LISTED = 1000
-"""Rejected records that are listed individually; all are counted."""
-_MAX_SHOWN = 5
-"""Rejected records in a message."""
 _MAX_THREADS = 8
 _BATCH = 8
 """Records of each thread that are prepared together."""
@@ -52,7 +49,7 @@ class Prepared(NamedTuple):
     pictures: tuple[str, ...]
     """Digests of the prepared pictures that no other split may show."""
     remarks: Sequence[str]
-    """What was taken for granted about its mask."""
+    """Readings of its mask that the dataset does not state."""
     label: int | None
 
 
@@ -241,116 +238,3 @@ def ad_hoc_records(path: str, data: DataConfig, parameter: str) -> Iterator[Reco
         for line in (*rejected.strip().splitlines(), *(f"Note: {sentence(warning)}" for warning in report.warnings)):
             console.note(line)
         yield RecordTable(manifest)
-
-
-class Report:
-    """Counts accepted and rejected records, by split and reason."""
-
-    def __init__(self, config: DataConfig) -> None:
-        self._strict = config.strict
-        self._shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
-        self.rejections: list[Rejected] = []
-        self.reasons: Counter[str] = Counter()
-        self._records: Counter[str] = Counter()
-        self._prompts: dict[str, set[str]] = {split: set() for split in SPLITS}
-        """Hashes of the prompts in each split."""
-        self._pictures = 0
-        """Records with a picture."""
-        self.enlarged = 0
-        """Images smaller than the prepared size."""
-        self.joined = 0
-        """Groups that share a picture with another."""
-        self._held_out: set[str] = set()
-        """Groups of records that are held out together: an evaluation's independent units."""
-        self._unit = {"segmentation": "image", "i2i": "edit"}.get(config.task, "prompt")
-        self._remarks: dict[str, tuple[int, Place]] = {}
-        """How often each was made, and where first."""
-        self.warnings: list[str] = []
-
-    def reject(self, rejection: Rejected) -> None:
-        if self._strict:
-            raise UserError(f"{rejection} (data.strict stops at the first rejected record)")
-        self.reasons[rejection.reason] += 1
-        if len(self.rejections) < _MAX_LISTED:
-            self.rejections.append(rejection)
-
-    def remark(self, remarks: Iterable[str], place: Place) -> None:
-        """Counts what was taken for granted about a mask."""
-        for remark in remarks:
-            count, first = self._remarks.get(remark, (0, place))
-            self._remarks[remark] = (count + 1, first)
-
-    def accept(self, row: Mapping[str, Any]) -> None:
-        """Counts a row of the manifest."""
-        self._records[row["split"]] += 1
-        self._pictures += row["target_image"] is not None or bool(row["source_images"])
-        self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
-        if row["split"] == HELD_OUT:
-            self._held_out.add(row["held_with"])
-
-    def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the report with what was ``found`` (`Found.finish`) as JSON-compatible values.
-
-        Raises:
-            UserError: no usable record, or none to train on.
-        """
-        accepted, rejected = self._records.total(), self.reasons.total()
-        if not accepted:
-            raise UserError(no_records_left(self.rejections, rejected))
-        if not self._records["train"]:
-            others = [split for split, share in self._shares.items() if share > 0]
-            raise UserError(
-                f"Of {counted(accepted, 'usable record')} none is left to train on: the splits {', '.join(others)} take"
-                f" all. Add records or lower {', '.join(f'data.{split}_share' for split in others)}."
-                f"{also_rejected(self.rejections, rejected)}"
-            )
-        self._warn(accepted)
-        if not self._pictures and (unused := found["files"]["ignored"].get(UNNAMED)):
-            self.warnings.append(
-                f"no record has a picture, and there are {counted(unused, 'picture')}: if a column names them, their"
-                " paths must be relative to the table (data.columns.target=NAME names the column)"
-            )
-        listed = [
-            {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
-            for one in self.rejections
-        ]
-        return {
-            **found,
-            "records": accepted + rejected,
-            "accepted": accepted,
-            "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},
-            "rejected": {"total": rejected, "by_reason": dict(self.reasons.most_common()), "listed": listed},
-            "warnings": [*map(sanitize, self.warnings)],
-        }
-
-    def _warn(self, accepted: int) -> None:
-        for split, share in self._shares.items():
-            if share > 0 and not self._records[split]:
-                warning = f"the split {split} is empty although its share is {share:.0%}"
-                self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
-        for remark, (count, place) in self._remarks.items():
-            self.warnings.append(f"{counted(count, 'mask')} (such as {place}) {remark}")
-        if 0 < len(self._held_out) < FEW_PROMPTS:
-            self.warnings.append(
-                f"{counted(len(self._held_out), f'independent {self._unit}')} in held_out: fewer than {FEW_PROMPTS} are"
-                " too few to rely on what an evaluation finds. Add records or raise data.held_out_share"
-            )
-        if self.joined:
-            self.warnings.append(f"{counted(self.joined, self._unit)} with a picture of another one: in the same split")
-        if self.enlarged:
-            self.warnings.append(f"{counted(self.enlarged, 'image')} smaller than the prepared size: enlarged")
-
-
-def no_records_left(rejections: Sequence[Rejected], count: int) -> str:
-    """Returns why no record can be used; ``count`` are rejected, of which the first are given."""
-    no_records = "There are no records in the data. Add at least one."
-    return f"No record can be used.{also_rejected(rejections, count)}" if rejections else no_records
-
-
-def also_rejected(rejections: Sequence[Rejected], count: int) -> str:
-    """Returns an addition to a message about too few usable records, with the rejected ones."""
-    if not rejections:
-        return ""
-    shown = "".join(f"\n  {rejection}" for rejection in rejections[:_MAX_SHOWN])
-    more = f"\n  and {count - _MAX_SHOWN} more" if count > _MAX_SHOWN else ""
-    return f" {counted(count, 'record')} rejected:{shown}{more}"

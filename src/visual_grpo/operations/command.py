@@ -38,7 +38,7 @@ _DEFAULT = "local"
 """The environment of a run that names none."""
 _current: list[Command] = []
 _BETWEEN = ", \t\r\n"
-"""What may stand between two parameters, beside the comma."""
+"""Characters between two parameters."""
 # A comma separates where another NAME= follows, except within a value in quotes.
 _PARAM = re.compile(
     r"""(?P<name>[^\s,=]+)\s*=\s*(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|.*?)\s*(?:$|,[\s,]*(?=$|[^\s,=]+\s*=))""",

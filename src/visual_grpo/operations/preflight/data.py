@@ -15,8 +15,9 @@ from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import image_digest
-from visual_grpo.data.preparation import also_rejected, no_records_left, with_ids
+from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
+from visual_grpo.data.report import also_rejected, no_records_left
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
 from visual_grpo.data.splits import HELD_OUT, OPEN, SPLITS, assign_split, is_split, record_key
 from visual_grpo.operations.command import Command
