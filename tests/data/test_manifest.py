@@ -21,7 +21,7 @@ from visual_grpo.data.manifest import (
     write_seen,
 )
 from visual_grpo.data.record import Place, Record
-from visual_grpo.data.splits import SPLITS, assign_split, group_key, record_key
+from visual_grpo.data.splits import SPLITS, assign_split, split_group
 
 
 def shares(eval_share, held_out, sealed=0.0):
@@ -30,7 +30,7 @@ def shares(eval_share, held_out, sealed=0.0):
 
 def split_of(number, data):
     record = Record(place=Place("a"), folder=Path(), id=number, prompt=f"prompt {number.split()[-1]}")
-    return assign_split(record_key(record, (), data), record.id, data)
+    return assign_split(split_group(record, (), data.task), record.id, data)
 
 
 def test_shares_are_met():
@@ -65,12 +65,15 @@ def test_these_splits_never_change(sizes, expected):
         (("a", "g", ["1"]), ("b", "G ", ["2"]), True),
         (("a", "g"), ("a", "h"), False),
         (("a", "a"), ("a",), False),
-        ((None, None, ["1"]), (None, None, ["2"]), False),
-        ((None, "g", ["1"]), ("b", "g", ["2"]), True),
+        (("a", None, ["1"], "segmentation"), ("a", None, ["2"], "segmentation"), False),
+        (("a", None, ["1"], "segmentation"), ("b", None, ["1"], "segmentation"), True),
     ],
 )
 def test_a_group_is_the_given_one_or_prompt_and_sources(one, other, same):
-    assert (group_key(*one) == group_key(*other)) is same
+    def group(prompt, given=None, sources=(), task="t2i"):
+        return split_group(Record(place=Place("a"), folder=Path(), prompt=prompt, group=given), sources, task)
+
+    assert (group(*one) == group(*other)) is same
 
 
 def test_seen_prompts_are_known_again_however_they_are_spelt(tmp_path):

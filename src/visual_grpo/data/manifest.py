@@ -52,12 +52,12 @@ _DIGESTED = ("id", "prompt", "split", "metadata", "target_sha256", "source_sha25
 def schema() -> pa.Schema:
     """Returns the manifest's columns; paths are relative to its folder.
 
-    ``held_with`` is the sha256 of the record's `group_key`; ``target_file`` the target's path in the dataset;
-    ``original_*`` are of the upright original of the target.
+    ``split_group`` is the sha256 of the key that the records of a group share (`splits.split_group`); ``target_file``
+    the target's path in the dataset; ``original_*`` are of the upright original of the target.
     """
     text, texts = pa.string(), pa.list_(pa.string())
     optional = {
-        **dict.fromkeys(("held_with", "target_image", "target_file", "target_sha256", "metadata"), text),
+        **dict.fromkeys(("split_group", "target_image", "target_file", "target_sha256", "metadata"), text),
         **dict.fromkeys(("source_images", "source_sha256"), texts),
         **dict.fromkeys(("original_width", "original_height"), pa.int32()),
     }
@@ -154,5 +154,5 @@ class RecordTable(Sequence[PromptRecord]):
             target_file=row["target_file"],
             source_images=tuple(folder / source for source in row["source_images"] or ()),
             metadata=json.loads(row["metadata"] or "{}"),
-            split_group=row["held_with"],
+            split_group=row["split_group"],
         )

@@ -31,7 +31,7 @@ from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.report import Report, also_rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_split, is_split, record_key
+from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_split, is_split, split_group
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -110,7 +110,7 @@ class Preparation:
                         report.enlarged += outcome.enlarged
                         report.remark(outcome.remarks, item.place)
                         groups.add(
-                            outcome.row["held_with"], outcome.pictures, held_out=outcome.row["split"] == HELD_OUT
+                            outcome.row["split_group"], outcome.pictures, held_out=outcome.row["split"] == HELD_OUT
                         )
                         yield outcome.row
                     progress()
@@ -125,7 +125,7 @@ class Preparation:
             )
         held_out, report.joined = groups.held_out(), groups.joined
         for row in rows:
-            key = groups.of(row["held_with"])
+            key = groups.of(row["split_group"])
             if row["split"] == HELD_OUT:
                 split = HELD_OUT
             elif key in held_out:
@@ -138,7 +138,7 @@ class Preparation:
                 continue
             else:
                 split = assign_split(key, row["id"], self._config)
-            row |= {"split": split, "held_with": hashlib.sha256(key.encode()).hexdigest()}
+            row |= {"split": split, "split_group": hashlib.sha256(key.encode()).hexdigest()}
             report.accept(row)
             yield row
 
@@ -163,7 +163,7 @@ class Preparation:
             "id": record.id,
             "prompt": record.prompt,
             "split": HELD_OUT if is_split(record.split, self._config.held_out_split) else "",
-            "held_with": record_key(record, [source.original_sha256 for source in sources], self._config),
+            "split_group": split_group(record, [source.original_sha256 for source in sources], self._config.task),
             "metadata": record.metadata,
             "source_images": [f"{IMAGES}/{source.name}" for source in sources],
             "source_sha256": [source.sha256 for source in sources],

@@ -63,7 +63,7 @@ class Report:
         self._pictures += row["target_image"] is not None or bool(row["source_images"])
         self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
         if row["split"] == HELD_OUT:
-            self._held_out.add(row["held_with"])
+            self._held_out.add(row["split_group"])
 
     def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the report with what was ``found`` (`Found.finish`) as JSON-compatible values.

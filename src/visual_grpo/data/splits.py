@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import DataConfig
+from visual_grpo.config import DataConfig, Task
 from visual_grpo.data.record import Record, Rejected
 
 HELD_OUT = "held_out"
@@ -116,28 +116,23 @@ def _listed(found: Iterable[str | None]) -> str:
     return f"the splits {', '.join(named)}" if named else "no splits that its files, folders or a column split name"
 
 
-def group_key(prompt: str | None, group: str | None = None, source_sha256: Sequence[str] = ()) -> str:
-    """Returns the key of a record's group, which goes to held_out, or to sealed, together or not at all.
+def split_group(record: Record, source_sha256: Sequence[str], task: Task) -> str:
+    """Returns the key of a checked record's group, which goes to held_out, or to sealed, together or not at all.
 
-    The key is ``group`` if given, else the prompt (None for queries) and the content of the source images: few
-    instructions serve many images, and holding out every "make it red" would hold out a skill.
+    The key is the record's ``group`` if it has one, else its prompt and the content of its original source images: few
+    instructions serve many images, and holding out every "make it red" would hold out a skill. Queries about one image
+    are held out together, whatever they ask.
     """
-    if group is not None:
-        return f"group\0{prompt_key(group)}"
-    return "\0".join(["" if prompt is None else prompt_key(prompt), *source_sha256])
+    if record.group is not None:
+        return f"group\0{prompt_key(record.group)}"
+    return "\0".join(["" if task == "segmentation" else prompt_key(record.prompt), *source_sha256])
 
 
-def record_key(record: Record, source_sha256: Sequence[str], data: DataConfig) -> str:
-    """Returns `group_key` of a checked record; ``source_sha256`` are of its original source images."""
-    # Queries about one image are held out together, whatever they ask.
-    return group_key(None if data.task == "segmentation" else record.prompt, record.group, source_sha256)
-
-
-def assign_split(key: str, record_id: str, data: DataConfig) -> str:
-    """Returns the split of a record whose group has the key ``key``."""
+def assign_split(group: str, record_id: str, data: DataConfig) -> str:
+    """Returns the split of a record of the `split_group` ``group``."""
     # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the other
     # when it is raised. Where a split of the data is held out, no further record is.
-    fraction, held_out = _fraction("prompt", key), 0 if data.held_out_split else data.held_out_share
+    fraction, held_out = _fraction("prompt", group), 0 if data.held_out_split else data.held_out_share
     if fraction < held_out:
         return HELD_OUT
     if fraction >= 1 - data.sealed_share:

@@ -19,7 +19,7 @@ from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
 from visual_grpo.data.report import also_rejected, no_records_left
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
-from visual_grpo.data.splits import HELD_OUT, OPEN, SPLITS, assign_split, is_split, record_key
+from visual_grpo.data.splits import HELD_OUT, OPEN, SPLITS, assign_split, is_split, split_group
 from visual_grpo.operations.command import Command
 from visual_grpo.rewards.ocr import asked_text
 
@@ -209,7 +209,7 @@ def _split_feasibility(records: Sequence[Record], data: DataConfig) -> str:
     counts = Counter(
         HELD_OUT
         if is_split(record.split, data.held_out_split)
-        else assign_split(record_key(record, list(map(image_digest, record.source_images)), data), record.id, data)
+        else assign_split(split_group(record, [*map(image_digest, record.source_images)], data.task), record.id, data)
         for record in records
     )
     if counts["train"] and counts["eval"] + counts["held_out"]:
