@@ -38,7 +38,8 @@ from visual_grpo.config.presets import pinned
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 
-Record = Mapping[str, Any]
+Provenance = Mapping[str, Any]
+"""A record."""
 
 SOURCES, NUMERICS = "source.digest", "numerics"
 RUNTIME = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
@@ -136,7 +137,7 @@ def code(config: Parameters, *, hub: bool = True) -> dict[str, str]:
     return digests | ({"family_code": code_digest(config.model.family)} if ":" in config.model.family else {})
 
 
-def decisive(record: Record, ignoring: Sequence[str] = ()) -> dict[str, Any]:
+def decisive(record: Provenance, ignoring: Sequence[str] = ()) -> dict[str, Any]:
     """Returns the parameters that have a value, by their dotted names, and the digests of a record.
 
     Args:
@@ -153,7 +154,7 @@ def decisive(record: Record, ignoring: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def differences(before: Record, now: Record, ignoring: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
+def differences(before: Provenance, now: Provenance, ignoring: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
     """Returns the names of `decisive` that differ, in order, with both values; None = not there."""
     return _changes(decisive(before, ignoring), decisive(now, ignoring))
 
@@ -204,7 +205,7 @@ def parameters_to_judge(
     return merged(tree, overrides)
 
 
-def code_notes(training: Record, now: Record) -> list[str]:
+def code_notes(training: Provenance, now: Provenance) -> list[str]:
     """Returns a note where the code of a reward that judges ``now`` is not that of the training."""
     names = [name for name in now if name.startswith(CODE) and training.get(name, now[name]) != now[name]]
     changed = [name.removeprefix(CODE) for name in names]
@@ -258,7 +259,7 @@ _EXTENT: Mapping[str, Callable[[Any, Any], bool]] = {
 """Parameter -> whether a baseline with the first value has all samples that the second asks for."""
 
 
-def require_trained_on(training: Record, base_model: Mapping[str, Any], data: str) -> None:
+def require_trained_on(training: Provenance, base_model: Mapping[str, Any], data: str) -> None:
     """Raises UserError if the adapter was trained on another base model, or on other data.
 
     On other data the held-out prompts may be among those that it was trained on.

@@ -36,6 +36,7 @@ from visual_grpo.starter import build, pretrain_vl, qwen2_5_vl
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.starter.scenes import ANSWER_LENGTH, draw_scene_records
 from visual_grpo.training import components
+from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
 
 ROOT = Path(__file__).parents[2]
@@ -123,7 +124,14 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
     qwen, scorer = components.build_model(spec), components.build_scorer(spec)
     trainer = components.build_trainer(spec, qwen, scorer)
     return TrainingRun(
-        spec, qwen, scorer, trainer, data={"train": records[:12], "eval": records[12:]}, provenance={}, run_id=None
+        spec,
+        qwen,
+        scorer,
+        trainer,
+        data={"train": records[:12], "eval": records[12:]},
+        provenance={},
+        run_id=None,
+        origin=resumed_run(config),
     )
 
 

@@ -20,7 +20,7 @@ from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line
 from visual_grpo.provenance import MEANING, RUNTIME
 from visual_grpo.training import resuming
 from visual_grpo.training.resuming import Origin, mark_finished, why_another
-from visual_grpo.training.run import Callbacks, TrainingRun, check_resumable
+from visual_grpo.training.run import Callbacks, TrainingRun
 
 CONSTANT = {"schedule": "constant", "warmup_steps": 3}
 
@@ -100,11 +100,11 @@ DECISIVE: list[tuple[str, Any]] = [
 def test_cadences_device_and_memory_may_change_and_what_decides_the_result_may_not(tmp_path: Path) -> None:
     finished(tmp_path)
     for name, changes in FREE.items():
-        check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
+        resuming.resumed_run(parameters(tmp_path, resume="auto", **{name: changes}))
     for name, changes in DECISIVE:
         said = rf"made with other values of {name}.*\(was .*, is .*resuming would mix two runs"
         with pytest.raises(UserError, match=said):
-            check_resumable(parameters(tmp_path, resume="auto", **{name: changes}))
+            resuming.resumed_run(parameters(tmp_path, resume="auto", **{name: changes}))
 
 
 def test_what_a_resume_changes_in_the_result_is_noted(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_where_none_is_intact_the_run_does_not_start_again_by_itself(tmp_path: P
     for path in tmp_path.glob("checkpoints/step-*"):
         damage(path)
     with pytest.raises(UserError, match=r"No checkpoint in .* is intact"):
-        check_resumable(parameters(tmp_path, resume="auto"))
+        resuming.resumed_run(parameters(tmp_path, resume="auto"))
     finished(tmp_path)  # From step 1, without `resume`.
     assert (tmp_path / "checkpoints.previous" / "step-000006").is_dir(), "nothing is deleted"
 
@@ -200,30 +200,30 @@ def test_what_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path) -> None:
     finished(tmp_path, seed=11, grpo=CONSTANT)
-    run = resuming.origin("auto", tmp_path / "checkpoints")
+    run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None
     assert run.mlflow_run_id == "run"
     used = resuming.parameters_of_run(run, {"resume": "auto", "grpo": {"steps": 9}})
     assert (used["seed"], used["grpo"]["steps"], used["grpo"]["schedule"]) == (11, 9, "constant")
     configured = parameters(tmp_path, seed=12, grpo={**CONSTANT, "group_size": 5}).model_dump(mode="json")
     assert resuming.inherited_parameters(run, configured, used) == {"seed": 11, "grpo.group_size": 3}
-    assert resuming.origin("never", tmp_path / "checkpoints") is None
-    assert resuming.origin("auto", tmp_path / "nothing") is None
+    assert resuming.find_run("never", tmp_path / "checkpoints") is None
+    assert resuming.find_run("auto", tmp_path / "nothing") is None
 
 
 def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None:
     rewards = {"palette": None}
     finished(tmp_path, reward="shapes", rewards=rewards)
-    run = resuming.origin("auto", tmp_path / "checkpoints")
+    run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None
     resumed = validate(resuming.parameters_of_run(run, {}))
     assert list(resumed.rewards) == ["shapes", "brightness"]
-    check_resumable(resumed.model_copy(update={"resume": "auto"}))
+    resuming.resumed_run(resumed.model_copy(update={"resume": "auto"}))
 
 
 def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
     stopped(tmp_path, 2)
-    run = resuming.origin("auto", tmp_path / "checkpoints")
+    run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None
     parts = {**run.parameters, "distributed": {"processes": 2, "sharded": True}}
     in_parts = Origin(checkpoint=run.checkpoint, metadata={**run.metadata, "parameters": parts})

@@ -19,6 +19,7 @@ from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.training import components
+from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
 
 STEPS = 6
@@ -77,6 +78,7 @@ def make_run(
         data={"train": RECORDS[:6], "eval": RECORDS[6:]},
         provenance={"data": data},
         run_id="run",
+        origin=resumed_run(config),
     )
 
 

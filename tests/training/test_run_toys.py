@@ -27,6 +27,7 @@ from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
 
 
@@ -80,6 +81,7 @@ def token_run(
         data={"train": RECORDS[:6], "eval": RECORDS[6:]},
         provenance={},
         run_id="run",
+        origin=resumed_run(config),
     )
 
 

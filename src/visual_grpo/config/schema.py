@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
 
@@ -42,6 +43,12 @@ def _is_on_request(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, OnRequest)
 
 
+class Resume(StrEnum):
+    """Values of the parameter ``resume`` that name no folder."""
+
+    AUTO, SAME, NEVER = "auto", "same", "never"
+
+
 class Parameters(Strict):
     """The whole parameter tree."""
 
@@ -52,7 +59,7 @@ class Parameters(Strict):
     )
     seed: int = Field(ge=0, lt=2**31, description="seed of all draws but the evaluation's: starter, split, rollouts")
     resume: str = Field(
-        "never",
+        Resume.NEVER.value,
         min_length=1,
         description="auto: from the newest checkpoint, with its parameters and MLflow run; same: only where it is of"
         " this very training, unfinished; or the folder of a checkpoint or several; never: start at step 1",

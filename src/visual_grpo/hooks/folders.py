@@ -45,9 +45,9 @@ class OutputHooks:
         for file in sorted(set(_locks(Path(config.output), Path(config.tracking.checkpoints), pipeline, catalog))):
             files.hold(file)
         if "adapters" in pipeline.all_outputs():
-            from visual_grpo.training.run import check_resumable
+            from visual_grpo.training.resuming import resumed_run
 
-            check_resumable(config)
+            resumed_run(config)
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:

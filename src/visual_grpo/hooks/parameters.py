@@ -20,7 +20,7 @@ from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.config.pipelines import CHAMPION
-from visual_grpo.config.schema import validate
+from visual_grpo.config.schema import Resume, validate
 from visual_grpo.hooks.folders import tags_of
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
@@ -30,8 +30,6 @@ RUN_SPEC = "params:run_spec"
 """The parameters, resolved for the model (`models.run_spec`)."""
 JUDGES = "judges."
 """Before the name of a parameter in a tag of `visual_grpo.pipelines`."""
-SAME = "same"
-"""`resuming.SAME`, a value of the parameter ``resume``; that module imports torch."""
 
 
 class ParameterHooks:
@@ -68,7 +66,7 @@ class ParameterHooks:
 
             rerun(present.distributed.processes)
         parameters, spec = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
-        if parameters.resume == SAME and "adapters" in makes:
+        if parameters.resume == Resume.SAME and "adapters" in makes:
             parameters = _same_or_fresh(parameters, pipeline, catalog)
         put_parameters(parameters, catalog)
         if spec is not None:
@@ -148,7 +146,7 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
     if why is not None:
         console.note(f"Starting at step 1: {why}")
-    return parameters.model_copy(update={"resume": resuming.AUTO if why is None else resuming.NEVER})
+    return parameters.model_copy(update={"resume": (Resume.AUTO if why is None else Resume.NEVER).value})
 
 
 def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -158,16 +156,16 @@ def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict
     """
     resume, tracking = tree.get("resume"), tree.get("tracking")
     checkpoints = tracking.get("checkpoints") if isinstance(tracking, dict) else None
-    # With `SAME` the parameters are those of this command; the validation says what is wrong with other types.
-    if resume == SAME or not isinstance(resume, str) or not isinstance(checkpoints, str):
+    # With ``same`` the parameters are those of this command; the validation says what is wrong with other types.
+    if resume == Resume.SAME or not isinstance(resume, str) or not isinstance(checkpoints, str):
         return tree, {}
     from visual_grpo.training import resuming
 
-    run = resuming.origin(resume, Path(checkpoints))
+    run = resuming.find_run(resume, Path(checkpoints))
     if run is None:
         return tree, {}
     used = with_world(resuming.parameters_of_run(run, runtime)) | {"resume": resume}
-    if resume == resuming.AUTO or "output" in runtime:  # The folder may have been moved since.
+    if resume == Resume.AUTO or "output" in runtime:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}
     return used, resuming.inherited_parameters(run, tree, used)

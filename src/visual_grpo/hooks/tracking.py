@@ -66,7 +66,7 @@ class TrackingHooks:
             from visual_grpo.training import resuming
 
             modules = catalog.load("params:run_spec").modules
-            origin = resuming.origin(config.resume, self._project_path / config.tracking.checkpoints)
+            origin = resuming.resumed_run(config)
             earlier = None if origin is None else origin.mlflow_run_id
         elif judges_only:
             earlier = read_facts(find_adapters(config.adapter, config.place("adapters"))).get("mlflow_run_id")

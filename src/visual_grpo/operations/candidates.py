@@ -132,7 +132,7 @@ def judge_differences(candidate: ComparedModel, present: Parameters) -> list[str
     return _differences(_rewards_of(candidate.facts, candidate), _rewards_of(now, candidate))
 
 
-def _rewards_of(record: provenance.Record, model: ComparedModel) -> dict[str, Any]:
+def _rewards_of(record: provenance.Provenance, model: ComparedModel) -> dict[str, Any]:
     """Returns what scores and totals of ``model``'s modules depend on, with the weights that they have."""
     config = Parameters.model_validate(pinned(record["parameters"]))
     weights, tree = config.weights(modules_of(model.adapters)), config.public()["rewards"]
@@ -140,7 +140,7 @@ def _rewards_of(record: provenance.Record, model: ComparedModel) -> dict[str, An
     return {"parameters": {"rewards": {name: tree[name] | {"weight": weights[name]} for name in tree}}, **digests}
 
 
-def _differences(before: provenance.Record, now: provenance.Record) -> list[str]:
+def _differences(before: provenance.Provenance, now: provenance.Provenance) -> list[str]:
     return provenance.described(provenance.differences(before, now, ("rewards.*.max_failed_share",)))
 
 

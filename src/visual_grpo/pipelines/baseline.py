@@ -53,7 +53,7 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
     return folder
 
 
-def _redraw_reason(folder: Path, now: provenance.Record, redraw: bool, known: bool) -> str | None:
+def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known: bool) -> str | None:
     """Says why the baseline in ``folder`` is not kept; None if it is what would be drawn, byte for byte.
 
     Args:

@@ -72,7 +72,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     if start is not None:
         _check_start(spec, start)
     inputs = provenance.inputs(config, base_model, records.digest, None if start is None else adapter_digest(start))
-    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
+    origin = resuming.resumed_run(config)
     if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
         resuming.refuse_other_inputs(origin, inputs)
     present = provenance.samples_record(spec, base_model, records.digest)
@@ -87,6 +87,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     arguments = {
         "data": data,
         "provenance": training_provenance(config, base_model, inputs, project, start, origin) | {BASELINE: extent},
+        "origin": origin,
         "run_id": tracker.run_id,
     }
     every = config.evaluation.every or config.grpo.steps

@@ -11,10 +11,9 @@ from visual_grpo import provenance
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
-from visual_grpo.config.schema import validate
+from visual_grpo.config.schema import Resume, validate
 from visual_grpo.grpo import checkpoint
 
-AUTO, SAME, NEVER = "auto", "same", "never"
 STEPS = "grpo.steps"
 FINISHED = "finished.txt"
 """Beside the checkpoints: the one with which a training ended whose adapters are in their place."""
@@ -41,7 +40,19 @@ class Origin:
         return dict(self.metadata["provenance"])
 
 
-def origin(resume: str, folder: Path) -> Origin | None:
+def resumed_run(config: Parameters) -> Origin | None:
+    """The run that ``config`` resumes; None = start at step 1. Only reads.
+
+    Raises:
+        UserError: see `find_run`; or the run's parameters were others.
+    """
+    run = find_run(config.resume, Path(config.tracking.checkpoints))
+    if run is not None:
+        _refuse_changes(run, config)
+    return run
+
+
+def find_run(resume: str, folder: Path) -> Origin | None:
     """The run that ``resume`` names, at its newest intact checkpoint; None = start at step 1. Only reads.
 
     Args:
@@ -50,7 +61,7 @@ def origin(resume: str, folder: Path) -> Origin | None:
     Raises:
         UserError: there are checkpoints, but none is intact, or ``resume`` names none.
     """
-    if resume == NEVER:
+    if resume == Resume.NEVER:
         return None
     named = _named(resume, folder)
     path = named if _is_one(named) else checkpoint.newest_intact(named)
@@ -60,13 +71,13 @@ def origin(resume: str, folder: Path) -> Origin | None:
 def _named(resume: str, folder: Path) -> Path:
     """The folder that ``resume`` names: a checkpoint, or one with checkpoints in it."""
     named = Path(resume).expanduser()
-    if resume == AUTO:
+    if resume == Resume.AUTO:
         return folder
     if _is_one(named) or checkpoint.checkpoints(named):
         return named
     what = "contains no checkpoint" if named.is_dir() else "is not a folder"
     raise UserError(
-        f"resume is {resume!r}, which {what}.{nearest_hint(resume, (AUTO, SAME, NEVER))} Expected auto, same, never, or"
+        f"resume is {resume!r}, which {what}.{nearest_hint(resume, map(str, Resume))} Expected auto, same, never, or"
         " the folder of a checkpoint or of several."
     )
 
@@ -96,7 +107,7 @@ def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mappi
     }
 
 
-def refuse_changes(run: Origin, config: Parameters) -> None:
+def _refuse_changes(run: Origin, config: Parameters) -> None:
     """Raises UserError with each parameter that differs from the checkpoint's and may not."""
     path, ignoring, why = run.checkpoint, provenance.CHANGED_BY_RESUME, ""
     done, steps = checkpoint.step_of(path), config.grpo.steps
@@ -146,7 +157,7 @@ def mark_finished(folder: Path) -> None:
         write_atomically(folder / FINISHED, newest.name)
 
 
-def why_another(folder: Path, now: provenance.Record) -> str | None:
+def why_another(folder: Path, now: provenance.Provenance) -> str | None:
     """Says why the newest intact checkpoint in ``folder`` is not of the training ``now``; None if it is. Only reads."""
     try:
         newest = checkpoint.newest_intact(folder)

@@ -20,7 +20,6 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import StopRequest, stop_request
 from visual_grpo.common.types import PromptRecord, Sample, Scorer, Scores, StepMetrics
-from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
@@ -29,8 +28,8 @@ from visual_grpo.grpo.signal_check import check_signal, measure_signal, useful_c
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.training import resuming
 from visual_grpo.training.ema import AdapterAverage
+from visual_grpo.training.resuming import Origin
 from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
@@ -84,6 +83,7 @@ class TrainingRun:
         data: Mapping[str, Sequence[PromptRecord]],
         provenance: Mapping[str, Any],
         run_id: str | None,
+        origin: Origin | None = None,
         monitor: HackingMonitor | None = None,
     ) -> None:
         """
@@ -92,6 +92,7 @@ class TrainingRun:
             provenance: what the run depends on beside the parameters, with its commands, commit and versions: for
                 ``training.json`` and checkpoints.
             run_id: of the MLflow run.
+            origin: the run to resume; None = start at step 1.
             monitor: compares the evaluations with the base model's samples.
         """
         self.spec, self.config, self.model, self.scorer, self.trainer = spec, spec.config, model, scorer, trainer
@@ -101,7 +102,7 @@ class TrainingRun:
         self.provenance, self.run_id, self.monitor = provenance, run_id, monitor
         self.progress, self.average = Progress(), AdapterAverage(trainer, self.config.train.ema_decay)
         self.checkpoints = RunCheckpoints(
-            self.config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id
+            self.config, trainer, self.progress, self.average, provenance=provenance, run_id=run_id, origin=origin
         )
         self.stopped_by: signal.Signals | None = None
 
@@ -316,10 +317,3 @@ class TrainingRun:
         records = [request.record for request in asked]
         with self.average.in_place():
             return records, self.model.generate(records, [r.seed for r in asked], self.config.sampling.eval)
-
-
-def check_resumable(config: Parameters) -> None:
-    """Raises UserError where ``resume`` names no intact checkpoint, or one that was made with other parameters."""
-    origin = resuming.origin(config.resume, Path(config.tracking.checkpoints))
-    if origin is not None:
-        resuming.refuse_changes(origin, config)

@@ -1,11 +1,10 @@
-"""The checkpoints of one training run: when they are written, what is in them, and how a run goes on from one."""
+"""The checkpoints of one training run: when they are written, what is in them, and how a run is resumed from one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from visual_grpo.common.files import linked, replace_folder
 from visual_grpo.config import Parameters
+from visual_grpo.config.schema import Resume
 from visual_grpo.grpo import checkpoint
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
@@ -50,32 +50,33 @@ class RunCheckpoints:
         *,
         provenance: Mapping[str, Any],
         run_id: str | None,
+        origin: resuming.Origin | None,
     ) -> None:
-        """``provenance`` is what the run depends on beside the parameters, ``run_id`` its MLflow run."""
+        """``provenance`` is what the run depends on beside the parameters, ``run_id`` its MLflow run, ``origin`` the
+        run to resume."""
         self.config, self.trainer, self.progress, self.average = config, trainer, progress, average
-        self.provenance, self.run_id = provenance, run_id
+        self.provenance, self.run_id, self.origin = provenance, run_id, origin
         self.folder = linked(Path(config.tracking.checkpoints))
         self.newest: Path | None = None
-        """The last one that was written or gone on from."""
+        """The last one that was written or resumed from."""
         self._saved_step: int | None = None
         self._saved_time = time.monotonic()
         self._seconds = 0.0
 
     def completed_steps(self) -> int:
         """Steps that an earlier run has done and this one will not do again."""
-        return 0 if self._origin is None else checkpoint.step_of(self._origin.checkpoint)
+        return 0 if self.origin is None else checkpoint.step_of(self.origin.checkpoint)
 
     def resume(self, note: Callable[[str], None]) -> bool:
-        """Goes on from the checkpoint that ``resume`` names; False where the run starts at step 1."""
-        loaded = ranks.broadcast(self._read)
-        if loaded is None:
-            if self.config.resume == resuming.AUTO:
+        """Loads the checkpoint of the run to resume; False where the training starts at step 1."""
+        origin = self.origin
+        if origin is None:
+            if self.config.resume == Resume.AUTO:
                 previous = self.folder.with_name(f"{self.folder.name}.previous")
                 earlier = f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
                 note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
             return False
-        origin, tensors = loaded
-        self._load(origin, tensors)
+        self._load(origin, ranks.broadcast(lambda: checkpoint.load_checkpoint(origin.checkpoint)[0]))
         note(f"Resuming after step {self.trainer.step} of {self.config.grpo.steps} from {origin.checkpoint}")
         self._take_over(origin.checkpoint, note)
         return True
@@ -127,16 +128,7 @@ class RunCheckpoints:
         if self._saved_step != self.trainer.step:
             self.save()
 
-    def _read(self) -> tuple[resuming.Origin, dict[str, Tensor]] | None:
-        run = self._origin
-        return None if run is None else (run, checkpoint.load_checkpoint(run.checkpoint)[0])
-
-    @cached_property
-    def _origin(self) -> resuming.Origin | None:
-        return resuming.origin(self.config.resume, self.folder)
-
     def _load(self, origin: resuming.Origin, tensors: Mapping[str, Tensor]) -> None:
-        resuming.refuse_changes(origin, self.config)
         metadata = origin.metadata
         vars(self.progress).update(metadata["progress"], best_adapter=tensors_under("best", tensors))
         self.trainer.load_state(tensors_under("trainer", tensors), metadata["trainer"])
