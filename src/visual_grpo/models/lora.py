@@ -23,7 +23,6 @@ from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Policy
@@ -45,6 +44,7 @@ class Adapter(ABC):
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        _compute_in_base_precision(model)
 
     @classmethod
     def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
@@ -281,41 +281,63 @@ def _rewrite(file: Path, prefix: str | None) -> None:
     save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
 
 
+def _compute_in_base_precision(model: nn.Module) -> None:
+    """Makes LoRA layers on half-precision weights compute as `_lora_forward`, with gradient to their float32 factors.
+
+    peft computes the product in float32, which on a GPU takes about as long as the layer itself.
+    """
+    for layer in lora_layers(model):
+        if _compute_dtype(layer) != torch.float32:
+            layer.forward = partial(_half_precision_forward, layer)
+
+
+def _half_precision_forward(layer: Any, x: Tensor) -> Tensor:
+    return _lora_forward(layer.get_base_layer(), [] if layer.disable_adapters else _factors(layer), x)
+
+
 @contextmanager
 def fast_lora(model: nn.Module) -> Iterator[None]:
     """Makes LoRA layers compute y = W x + b + s B (A x) in three kernels in the block; use it under ``torch.no_grad``.
 
-    A and s B are rounded to the precision of W. Weights are not merged: half precision would round the update away,
-    quantized weights cannot hold it, and sharded ones are gathered for one call at a time. Layers whose adapter is off
-    are left alone.
+    A and s B are rounded to the precision of W once. Weights are not merged: half precision would round the update
+    away, quantized weights cannot hold it, and sharded ones are gathered for one call at a time. Layers whose adapter
+    is off are left alone.
     """
     layers = [layer for layer in lora_layers(model) if not layer.disable_adapters]
+    before = [layer.__dict__.get("forward") for layer in layers]
     try:
-        for layer in layers:
-            layer.forward = partial(_lora_forward, layer.get_base_layer(), _factors(layer))
+        with torch.no_grad():
+            for layer in layers:
+                layer.forward = partial(_lora_forward, layer.get_base_layer(), _factors(layer))
         yield
     finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
+        for layer, forward in zip(layers, before, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
 
 def _factors(layer: Any) -> list[tuple[Tensor, Tensor]]:
-    """A^T [in, r] and s B^T [r, out] of each active adapter."""
-    base = layer.get_base_layer()
-    dtype = base.compute_dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+    """A^T [in, r] and s B^T [r, out] of each active adapter, in the precision of W."""
+    dtype = _compute_dtype(layer)
     return [
         (
-            layer.lora_A[name].weight.detach().t().to(dtype),
-            (layer.lora_B[name].weight.detach() * layer.scaling[name]).t().to(dtype),
+            layer.lora_A[name].weight.t().to(dtype),
+            (layer.lora_B[name].weight * layer.scaling[name]).t().to(dtype),
         )
         for name in layer.active_adapters
         if name in layer.lora_A
     ]
 
 
+def _compute_dtype(layer: Any) -> torch.dtype:
+    base = layer.get_base_layer()
+    return base.compute_dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
+
+
 def _lora_forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    y = F.linear(rows, base.weight, base.bias)
+    y = base(rows)
     for down, up in factors:
         y.addmm_(rows @ down, up)
     return y.view(*x.shape[:-1], y.shape[-1])

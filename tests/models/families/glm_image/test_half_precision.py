@@ -80,28 +80,34 @@ def layers_of(network: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("module", ["ar", "dit"])
-def test_sampling_takes_three_kernels_a_layer_and_loses_nothing(pipeline_folder: Path, module: str) -> None:
+def test_sampling_and_replay_add_the_adapter_alike_in_few_kernels(pipeline_folder: Path, module: str) -> None:
     policy = half(pipeline_folder, module)
     network = policy.model.network if module == "ar" else policy.model.transformer
-    errors, counts = {}, {}
     layers = layers_of(network)
+    outputs: list[list[torch.Tensor]] = []
+    counts = []
     for where in (contextlib.nullcontext(), fast_lora(network)):
-        with where, torch.no_grad():
-            name = "sampling" if "forward" in layers[0].__dict__ else "training"
-            difference, kernels = torch.zeros(0), Kernels()
-            for layer in layers:
-                x = torch.randn(2, 5, layer.in_features, generator=torch.Generator().manual_seed(1)).bfloat16()
-                base, (down, up) = layer.get_base_layer(), (layer.lora_A["default"], layer.lora_B["default"])
-                exact = x.float() @ base.weight.float().t() + (0 if base.bias is None else base.bias.float())
-                exact = exact + up(down(x.float())) * layer.scaling["default"]
-                with kernels:
-                    got = layer(x)
-                difference = torch.cat([difference, ((got.float() - exact) / exact.std()).flatten()])
-            errors[name], counts[name] = float(difference.square().mean().sqrt()), kernels.count / len(layers)
-    assert errors["training"] < 0.004
-    assert errors["sampling"] < 1.5 * errors["training"]  # Even where the adapter makes most of the output.
-    assert counts["sampling"] <= 3
-    assert counts["training"] >= 7
+        with where, torch.no_grad(), Kernels() as kernels:
+            outputs.append([layer(half_rows(layer)) for layer in layers])
+            counts.append(kernels.count / len(layers))
+    assert counts[0] <= 6 + 1  # With the making of an input.
+    assert counts[1] <= 3 + 1
+    assert all(torch.equal(one, other) for one, other in zip(*outputs, strict=True))
+    for layer, output in zip(layers, outputs[0], strict=True):
+        x = half_rows(layer).float()
+        base, (down, up) = layer.get_base_layer(), (layer.lora_A["default"], layer.lora_B["default"])
+        exact = x @ base.weight.float().t() + (0 if base.bias is None else base.bias.float())
+        exact = exact + up(down(x)) * layer.scaling["default"]
+        # Even where the adapter makes most of the output.
+        error = (output.float() - exact).detach() / exact.std().detach()
+        assert float(error.square().mean().sqrt()) < 0.006
+        layer(half_rows(layer)).float().square().sum().backward()
+        assert all(factor.weight.grad.dtype == torch.float32 and factor.weight.grad.any() for factor in (down, up))
+
+
+def half_rows(layer: Any) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(2, 5, layer.in_features, generator=generator, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("layers", [2, 5])
