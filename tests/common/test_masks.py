@@ -194,7 +194,7 @@ def test_what_was_taken_for_the_object_is_remarked():
     assert "1 is taken as the object, and 255 as an ignored border" in border.remark
     palette = read_mask_image(saved(SHARP["one class in a palette, with a border"]))
     assert palette.label == 15
-    assert "15: it is taken as the object, and 255 as an ignored border" in palette.remark
+    assert "it is taken as the object, and 255 as an ignored border" in palette.remark
     assert read_mask_image(saved(drawn(255))).remark == ""
 
 

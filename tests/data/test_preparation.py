@@ -127,7 +127,7 @@ def test_of_queries_the_images_are_independent(tmp_path):
     for number in range(40):
         picture(tmp_path / f"data/{number}.png", colour=(number, 0, 0))
     row = {"query": "box", "mask": "m.png"}
-    many, few = ([{**row, "image": f"{n % images}.png", "query": f"{n}"} for n in range(40)] for images in (40, 6))
+    many, few = ([{**row, "image": f"{n % images}.png", "query": f"box {n}"} for n in range(40)] for images in (40, 6))
     for rows in ([{**row, "query": "box"} for row in many], few):
         jsonl(tmp_path / "data/records.jsonl", rows)
         table = prepare(tmp_path, task="segmentation", width=32, held_out_share=0.5)

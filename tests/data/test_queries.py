@@ -175,7 +175,7 @@ class TestMasks:
             (
                 "class",
                 [palette(15, 255)] * 2,
-                "with one class number in a palette, 15: it is taken as the obj",
+                "with one class number in a palette: it is taken as the obj",
             ),
         ):
             for _ in range(2):  # The second finds the prepared files.

@@ -385,3 +385,77 @@ def test_comments_and_columns_are_in_the_report_as_json(tmp_path):
     report = prepare(tmp_path).report
     assert json.loads(json.dumps(report)) == report
     assert Preparation(data_config(tmp_path / "data")).source.count() == 1
+
+
+class TestTexts:
+    @pytest.mark.parametrize(
+        ("rows", "kept", "lines"),
+        [
+            (['"hello" on a sign,x', "a cup,z"], ["a cup"], "line 2 is"),
+            (['"open quote,y', "a cup,z", 'a "dog",w', "a cat,v"], ["a cat"], "lines 2 to 4 are"),
+            (["a cup,z", '"open to the end,y'], ["a cup"], "line 3 is"),
+            (['a "dog",w', '"a ""quoted"" cup, red",u'], ['a "dog"', 'a "quoted" cup, red'], None),
+        ],
+    )
+    def test_quotes_that_are_no_csv_reject_their_lines_and_no_other(self, tmp_path, rows, kept, lines):
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/list.csv").write_text("\n".join(["prompt,note", *rows]))
+        table = prepare(tmp_path)
+        assert sorted(record.prompt for record in table) == sorted(kept)
+        rejected = table.report["rejected"]["listed"]
+        assert [one["reason"] for one in rejected] == ["not_csv"] * (lines is not None)
+        assert lines is None or rejected[0]["message"].startswith(f"{lines} not valid CSV")
+
+    def test_what_is_no_prompt_is_said(self, tmp_path):
+        picture(tmp_path / "data/0.png").with_suffix(".txt").write_text("0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0.1 0.1")
+        captioned(tmp_path / "data/1.png", 1)
+        assert prepare(tmp_path).report["warnings"][0] == (
+            "1 prompt without a letter, such as '0 0.5 0.5 0.1 0.2\\n1 0.2 0.2 0.1 0.1': labels for a detector, for"
+            " example, are no prompts"
+        )
+        flickr = tmp_path / "data/captions.txt"
+        flickr.write_text("image,caption\n0.png,a red square\n0.png,a square\n")
+        with pytest.raises(UserError, match=r"captions\.txt, line 2, begins with the name of an image.*metadata\.csv"):
+            prepare(tmp_path, path=flickr)
+
+    def test_names_of_classes_come_with_a_saved_dataset(self, tmp_path):
+        from datasets import ClassLabel, Dataset, Features, Value
+
+        features = Features({"prompt": Value("string"), "kind": ClassLabel(names=["cat", "dog"])})
+        Dataset.from_dict({"prompt": ["a", "b"], "kind": [1, 0]}, features=features).save_to_disk(tmp_path / "data")
+        assert {record.prompt: record.metadata["kind"] for record in prepare(tmp_path)} == {"a": "dog", "b": "cat"}
+
+
+class TestPicturesOfOtherKinds:
+    def test_what_a_crop_takes_and_what_another_trainer_would_do_is_said(self, tmp_path):
+        picture(tmp_path / "data/long.png", (600, 40)).with_suffix(".txt").write_text("a long one")
+        captioned(tmp_path / "data/reg/1.png", 1)
+        assert prepare(tmp_path).report["warnings"][:2] == [
+            "1 picture, such as reg/1.png, train as any other: there is no regularisation",
+            "1 image of another shape: more than half is cropped away",
+        ]
+
+    def test_pictures_that_only_metadata_name_are_told_from_those_that_nothing_names(self, tmp_path):
+        for name in ("a", "hint", "none"):
+            picture(tmp_path / f"data/{name}.png", colour=colour(len(name)))
+        jsonl(tmp_path / "data/metadata.jsonl", [{"file_name": "a.png", "text": "a", "conditioning_image": "hint.png"}])
+        assert prepare(tmp_path).report["files"]["ignored"] == {
+            "pictures that only metadata name": 1,
+            "pictures that no record names": 1,
+        }
+
+    def test_an_archive_and_a_cache_are_named_and_train_is_suggested_first(self, tmp_path):
+        captioned(tmp_path / "cache/snapshots/abc/a.png", 1)
+        assert "with the files in" in refusal(tmp_path, path=tmp_path / "cache", layout="table")
+        for split in ("test", "train"):
+            jsonl(tmp_path / f"several/{split}/records.jsonl", [{"prompt": split}])
+        assert refusal(tmp_path, path=tmp_path / "several").endswith("several/train")
+        (tmp_path / "zips").mkdir()
+        (tmp_path / "zips/train.zip").touch()
+        assert "An archive is read by itself: data.path=" in refusal(tmp_path, path=tmp_path / "zips")
+
+    def test_the_only_split_is_named_where_it_is_not_train(self, tmp_path):
+        jsonl(tmp_path / "data/evaluation_metadata.jsonl", [{"prompt": "a"}])
+        assert prepare(tmp_path).report["warnings"] == [
+            "the data's only split is test: all of it is used, as one without a name"
+        ]

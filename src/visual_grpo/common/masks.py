@@ -88,7 +88,7 @@ def _recognised(image: Image.Image, stored: np.ndarray, lossy: bool) -> Mask:
         if len(labels) != 1:
             raise several
         beside = f", and {_VOID} as an ignored border" if (stored == _VOID).any() else ""
-        remark = f"with one class number in a palette, {labels[0]}: it is taken as the object{beside}"
+        remark = f"with one class number in a palette: it is taken as the object{beside}"
         return Mask(_image(stored == labels[0]), remark, labels[0])
     pixels = _brightness(image)
     found = _values(pixels)

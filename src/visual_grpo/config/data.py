@@ -35,9 +35,9 @@ class DataConfig(Strict):
     path: NotEmpty = Field(
         description="folder, zip or file with records, or hf://datasets/OWNER/NAME; null = the starter makes it"
     )
-    layout: Literal["auto", "records", "prompts", "image_folder", "captions", "table", "coco", "masks"] = Field(
-        "auto", description="how path is read; auto = the first that fits"
-    )
+    layout: Literal[
+        "auto", "records", "prompts", "image_folder", "captions", "table", "coco_captions", "coco", "masks"
+    ] = Field("auto", description="how path is read; auto = the first that fits")
     columns: ColumnsConfig = ColumnsConfig()
     split: str | None = Field(
         None,

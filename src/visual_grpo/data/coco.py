@@ -1,7 +1,8 @@
-"""COCO annotations: a query for each image and category, whose mask is the union of the category's annotations.
+"""COCO annotations: pictures with captions, or objects as queries.
 
-Crowds (``iscrowd``) belong to it: training and evaluation of single objects leave them out, because a crowd is not one
-object, while masks of categories include them, as in torchvision's reference for semantic segmentation.
+A query is of an image and a category; its mask is the union of the category's annotations. Crowds (``iscrowd``) belong
+to it: training and evaluation of single objects leave them out, because a crowd is not one object, while masks of
+categories include them, as in torchvision's reference for semantic segmentation.
 """
 
 from __future__ import annotations
@@ -23,20 +24,27 @@ from visual_grpo.data.splits import split_found, split_in_path
 
 ANNOTATIONS = "annotations"
 """The folder of annotation files; their images lie beside it."""
-_KEYS = ("images", ANNOTATIONS, "categories")
+_OBJECTS, _CAPTIONS = "categories", "caption"
+"""The key that tells files of objects and of captions apart."""
 _REMEDY = "Give polygons or run lengths of the image's size, as COCO does"
 
 
 def find_coco(path: Path, limits: Limits) -> Path | None:
     """Returns a JSON file with images and annotations, or a folder that has one, also in its folder ``annotations``."""
-    return path if next(_annotation_files(path), None) else None
+    return path if next(_annotation_files(path, _OBJECTS), None) else None
 
 
-def _annotation_files(path: Path) -> Iterator[Path]:
+def find_captions(path: Path, limits: Limits) -> Path | None:
+    """Returns a JSON file with images and captions, or a folder that has one, also in its folder ``annotations``."""
+    return path if next(_annotation_files(path, _CAPTIONS), None) else None
+
+
+def _annotation_files(path: Path, kind: str) -> Iterator[Path]:
+    keys = [f'"{key}"'.encode() for key in ("images", ANNOTATIONS, kind)]
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob(f"{ANNOTATIONS}/*.json")]):
         if file.suffix == ".json" and file.is_file():
             text = file.read_bytes()
-            if text.lstrip()[:1] == b"{" and all(f'"{key}"'.encode() in text for key in _KEYS):
+            if text.lstrip()[:1] == b"{" and all(key in text for key in keys):
                 yield file
 
 
@@ -54,33 +62,72 @@ def count_coco(path: Path, limits: Limits, data: DataConfig) -> Counter[str | No
     return Counter(split_found(item, "coco") for item in _read(path, limits, data.max_pixels, draw=False))
 
 
+def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
+    """Yields a record for each caption in the annotation file of each split.
+
+    Raises:
+        UserError: several files of one split, or a file that is not COCO's.
+    """
+    for file, name, base in _files(path, limits, _CAPTIONS, "captions"):
+        images, annotations, _ = _content(file)
+        pictures = Pictures(limits.walk(base), split_in_path(file.name))
+        for number, annotation in enumerate(annotations, 1):
+            place = Place(name, number)
+            try:
+                image = _only(images.get(annotation["image_id"], []), annotation["image_id"])
+                target, caption = pictures.find(image["file_name"]), annotation["caption"]
+            except Rejected as rejected:
+                yield rejected.at(place)
+            except (KeyError, TypeError, AttributeError) as error:
+                message = (
+                    f"the annotation has no caption or no image with a file_name ({type(error).__name__}: {error})"
+                )
+                yield Rejected("empty_prompt", message, "Add it, as in COCO's files", place)
+            else:
+                extra = {"image_id": image["id"]}
+                yield Record(place=place, folder=base, prompt=caption, target_image=target, extra=extra)
+
+
 def _read(path: Path, limits: Limits, max_pixels: int, draw: bool) -> Iterator[Record | Rejected]:
+    for file, name, base in _files(path, limits, _OBJECTS, "instances"):
+        yield from _read_file(file, name, base, limits, max_pixels, draw)
+
+
+def _files(path: Path, limits: Limits, kind: str, preferred: str) -> Iterator[tuple[Path, str, Path]]:
+    """Yields the annotation file of each split, its name in the dataset, and the folder of its images."""
     files: dict[str | None, list[Path]] = {}
-    for file in _annotation_files(path):
+    for file in _annotation_files(path, kind):
         files.setdefault(split_in_path(file.name), []).append(file)
     for same in files.values():
         # Beside the objects, COCO has their keypoints and captions.
-        chosen = same if len(same) == 1 else [file for file in same if file.name.startswith("instances")]
+        chosen = same if len(same) == 1 else [file for file in same if file.name.startswith(preferred)]
         if len(chosen) != 1:
             names = ", ".join(file.name for file in same)
             message = f"{same[0].parent} has several annotation files of one split, {names}. Give one as data.path."
             raise UserError(message, remedy=Remedy(parameters={"data.path": str(same[0])}))
         limits.require_inside(chosen[0])
-        yield from _read_file(chosen[0], path, limits, max_pixels, draw)
+        name = chosen[0].name if chosen[0] == path else chosen[0].relative_to(path).as_posix()
+        yield chosen[0], name, chosen[0].parent.parent if chosen[0].parent.name == ANNOTATIONS else chosen[0].parent
 
 
-def _read_file(file: Path, path: Path, limits: Limits, max_pixels: int, draw: bool) -> Iterator[Record | Rejected]:
-    name = file.name if file == path else file.relative_to(path).as_posix()
+def _content(file: Path) -> tuple[dict[Any, list[Any]], list[Any], dict[Any, Any]]:
+    """Returns images by id, annotations, and names of categories by id; raises UserError where there are none."""
+    images: dict[Any, list[Any]] = {}
     try:
         with open_text(file) as text:
             content = json.load(text)
-        names = {category["id"]: category.get("name") for category in content["categories"]}
-        images: dict[Any, list[Any]] = {}
         for image in content["images"]:
             images.setdefault(image["id"], []).append(image)
-        annotations = list(content[ANNOTATIONS])
+        names = {category["id"]: category.get("name") for category in content.get("categories", ())}
+        return images, list(content[ANNOTATIONS]), names
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file} is not a COCO file of segments ({type(error).__name__}: {error}).") from error
+        raise UserError(f"{file} is not a COCO file ({type(error).__name__}: {error}).") from error
+
+
+def _read_file(
+    file: Path, name: str, base: Path, limits: Limits, max_pixels: int, draw: bool
+) -> Iterator[Record | Rejected]:
+    images, annotations, names = _content(file)
     queries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for number, annotation in enumerate(annotations, 1):
         try:
@@ -88,7 +135,6 @@ def _read_file(file: Path, path: Path, limits: Limits, max_pixels: int, draw: bo
         except (KeyError, TypeError) as error:
             message = f"annotation {number} names no image and category ({type(error).__name__}: {error})"
             yield Rejected("wrong_mask", message, _REMEDY, Place(name, number))
-    base = file.parent.parent if file.parent.name == ANNOTATIONS else file.parent
     pictures = Pictures(limits.walk(base), split_in_path(file.name))
     for number, ((image_id, category), parts) in enumerate(queries.items(), 1):
         place = Place(name, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 
@@ -13,6 +14,10 @@ TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
 CAPTIONS = (".txt", ".caption", ".TXT", ".CAPTION")
 """Suffixes of captions; the first that is found counts."""
+_HEADER = 2
+"""Lines of a table's beginning: its header and a row."""
+_REGULARISATION = frozenset({"reg", "regularization", "regularisation"})
+"""Names of folders, in lower case, whose pictures other trainers take to keep what the model knows of a class."""
 
 
 def find_prompts(path: Path, limits: Limits) -> Path | None:
@@ -33,6 +38,15 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
     index, comments = 0, list[str]()
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
+            if (
+                number <= _HEADER
+                and len(fields := re.split(r"[,;\t|]", line, maxsplit=1)) > 1
+                and is_image_name(fields[0])
+            ):
+                raise UserError(
+                    f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
+                    " each line. Name it metadata.csv, with file_name and text in its first line, beside the images."
+                )
             if line.lstrip().startswith("#"):
                 if targets:
                     raise UserError(
@@ -87,7 +101,12 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             f" says which one that is (folders found: {folders}). Write records.jsonl with prompt, source_image and"
             " target_image on each line."
         )
-    for image in filter(is_image_name, limits.walk(path)):
+    images = list(filter(is_image_name, limits.walk(path)))
+    if others := [image for image in images if not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1])]:
+        yield Note(
+            f"{counted(len(others), 'picture')}, such as {others[0]}, train as any other: there is no regularisation"
+        )
+    for image in images:
         try:
             caption = _caption_of(path, image)
             if caption is None:

@@ -27,11 +27,16 @@ class Found:
         """Files that a record was read from or names, relative to the data's folder."""
         self._other: dict[str, str | None] = {}
         """Those of records in splits that are not read, with the split."""
+        self._mentioned: set[str] = set()
+        """Those that only a column of metadata names."""
         self._columns: dict[str, Counter[str]] = {}
         """Column -> what it became."""
 
     def add(self, item: Record | Rejected) -> None:
         files = set(self._files(item))
+        if self._source.folder is not None and isinstance(item, Record):
+            extra = (value for value in item.extra.values() if isinstance(value, str) and is_image_name(value))
+            self._mentioned |= {self._relative(item.folder / value) for value in extra}
         if item.split in self._source.chosen:
             self._used |= files
             for column, became in item.columns.items() if isinstance(item, Record) else ():
@@ -86,7 +91,7 @@ class Found:
         if split is not None and split not in self._source.chosen:
             return f"of the split {split}"
         if is_image_name(name):
-            return UNNAMED
+            return "pictures that only metadata name" if name in self._mentioned else UNNAMED
         return f"{PurePosixPath(name).suffix.lower() or 'without suffix'}, not read as {self._source.layout}"
 
 

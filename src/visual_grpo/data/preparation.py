@@ -31,7 +31,7 @@ from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.report import Report, also_rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_split, is_split, split_group
+from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_split, is_split, split_group, usual_name
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -46,6 +46,8 @@ class Prepared(NamedTuple):
     row: dict[str, Any]
     enlarged: int
     """Number of its images that were smaller than the prepared size."""
+    cropped: int
+    """Number of its images of which less than half is left."""
     pictures: tuple[str, ...]
     """Digests of the prepared pictures that no other split may show."""
     remarks: Sequence[str]
@@ -108,6 +110,7 @@ class Preparation:
                     else:
                         ids.add(outcome.row["id"])
                         report.enlarged += outcome.enlarged
+                        report.cropped += outcome.cropped
                         report.remark(outcome.remarks, item.place)
                         groups.add(
                             outcome.row["split_group"], outcome.pictures, held_out=outcome.row["split"] == HELD_OUT
@@ -123,6 +126,10 @@ class Preparation:
                 f"the data's {' and '.join(sorted(unused))} {'is' if len(unused) == 1 else 'are'} not used:"
                 f" data.held_out_split={min(unused)} evaluates on it, data.split={ALL} trains on every split"
             )
+        elif self.source.folder is not None and self._config.split is None and len(self.source.chosen) == 1:
+            (only,) = self.source.chosen
+            if usual_name(only) not in (None, "train"):
+                report.warnings.append(f"the data's only split is {only}: all of it is used, as one without a name")
         held_out, report.joined = groups.held_out(), groups.joined
         for row in rows:
             key = groups.of(row["split_group"])
@@ -180,9 +187,12 @@ class Preparation:
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
         sizes = [image.original_size for image in (*sources, target) if image is not None]
         enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
+        shape = self._config.width / self._config.height
+        left = [] if is_query else [width / height / shape for width, height in sizes]  # Queries are stretched.
+        cropped = sum(not 1 / 2 <= share <= 2 for share in left)
         # A group that is given decides alone, and many queries may have the same mask.
         shown = [] if record.group is not None else [*sources, *([] if target is None or is_query else [target])]
-        return Prepared(row, enlarged, tuple(image.sha256 for image in shown), remarks, label)
+        return Prepared(row, enlarged, cropped, tuple(image.sha256 for image in shown), remarks, label)
 
 
 def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:

@@ -11,7 +11,7 @@ from visual_grpo.common.errors import UserError, counted, sanitize
 from visual_grpo.config import DataConfig
 from visual_grpo.data.found import UNNAMED
 from visual_grpo.data.manifest import FEW_PROMPTS, prompt_hash
-from visual_grpo.data.record import Place, Rejected
+from visual_grpo.data.record import Place, Rejected, shorten
 from visual_grpo.data.splits import HELD_OUT, SEALED, SPLITS
 
 _MAX_LISTED = 1000
@@ -35,6 +35,8 @@ class Report:
         """Records with a picture."""
         self.enlarged = 0
         """Images smaller than the prepared size."""
+        self.cropped = 0
+        """Images of which less than half is left."""
         self.joined = 0
         """Groups that share a picture with another."""
         self._held_out: set[str] = set()
@@ -42,6 +44,10 @@ class Report:
         self._unit = {"segmentation": "image", "i2i": "edit"}.get(config.task, "prompt")
         self._remarks: dict[str, tuple[int, Place]] = {}
         """Each with its count and the first place."""
+        self._wordless: list[str] = []
+        """Prompts without a letter."""
+        self._example = ""
+        """The first prompt."""
         self.warnings: list[str] = []
 
     def reject(self, rejection: Rejected) -> None:
@@ -62,6 +68,9 @@ class Report:
         self._records[row["split"]] += 1
         self._pictures += row["target_image"] is not None or bool(row["source_images"])
         self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
+        self._example = self._example or row["prompt"]
+        if not any(map(str.isalpha, row["prompt"])):
+            self._wordless.append(row["prompt"])
         if row["split"] == HELD_OUT:
             self._held_out.add(row["split_group"])
 
@@ -95,6 +104,7 @@ class Report:
             **found,
             "records": accepted + rejected,
             "accepted": accepted,
+            "example": sanitize(self._example),
             "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},
             "rejected": {"total": rejected, "by_reason": dict(self.reasons.most_common()), "listed": listed},
             "warnings": [*map(sanitize, self.warnings)],
@@ -113,7 +123,13 @@ class Report:
                 " too few to rely on what an evaluation finds. Add records or raise data.held_out_share"
             )
         if self.joined:
-            self.warnings.append(f"{counted(self.joined, self._unit)} with a picture of another one: in the same split")
+            shared = f"{counted(self.joined, self._unit)} with a picture of another one"
+            self.warnings.append(f"{shared}: they are held out together or not at all")
+        if self._wordless:
+            some = f"{counted(len(self._wordless), 'prompt')} without a letter, such as {shorten(self._wordless[0])!r}"
+            self.warnings.append(f"{some}: labels for a detector, for example, are no prompts")
+        if self.cropped:
+            self.warnings.append(f"{counted(self.cropped, 'image')} of another shape: more than half is cropped away")
         if self.enlarged:
             self.warnings.append(f"{counted(self.enlarged, 'image')} smaller than the prepared size: enlarged")
 

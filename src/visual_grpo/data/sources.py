@@ -16,7 +16,7 @@ from visual_grpo.common.files import fresh_folder
 from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.record import Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
-from visual_grpo.data.splits import chosen_splits, split_found
+from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
 
 
@@ -51,6 +51,7 @@ LAYOUTS = {
         tabular.read_table,
         "*.parquet, *.csv, *.jsonl or *.tar (also in data), or a folder of save_to_disk, with a column for the prompt",
     ),
+    "coco_captions": Layout(coco.find_captions, coco.read_captions, "COCO captions (*.json) beside the images"),
     "coco": Layout(coco.find_coco, coco.read_coco, "COCO annotations (*.json) beside the images"),
     "masks": Layout(
         folders.find_masks, folders.read_masks, "images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt"
@@ -182,9 +183,9 @@ def _refuse_several(
     kinds = {*layouts.values()} - {*ignored}
     if len(kinds) > 1 or (kinds and not kinds & {*_IN_SUBFOLDERS}):
         each = ", ".join(f"{folder.name} ({layout})" for folder, layout in layouts.items())
+        first = next((folder for folder in layouts if usual_name(folder.name) == "train"), next(iter(layouts)))
         raise UserError(
-            f"{parameter}: {path} has its records in folders below: {each}. Give one:"
-            f" --params={parameter}={next(iter(layouts))}"
+            f"{parameter}: {path} has its records in folders below: {each}. Give one: --params={parameter}={first}"
         )
 
 
@@ -214,5 +215,11 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
         hint += f" {', '.join(texts[:3])}{', ...' * (len(texts) > 3)}: none of these fits."
     if ".dvc" in kinds:
         hint = f" DVC tracks data in {next(name for name in names if name.endswith('.dvc'))}: fetch them with dvc pull."
+    if ".zip" in kinds:
+        hint += (
+            f" An archive is read by itself: {parameter}={path / next(n for n in names if n.lower().endswith('.zip'))}."
+        )
+    if path.is_dir() and (snapshots := sorted(path.glob("snapshots/*"))):
+        hint = f" It is a folder of the hub's cache, with the files in {snapshots[-1]}."
     tried = "".join(f"\n  {name}: {LAYOUTS[name].files}" for name in layouts)
     return f"{parameter}: no records found in {path}, which has {has}.{hint} Looked for:{tried}"

@@ -237,33 +237,50 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         text.seek(0)
         # Spreadsheets separate by semicolons where the comma is in numbers.
         delimiter = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
-        rows = csv.DictReader(text, delimiter=delimiter, restkey="")
+        rows = csv.DictReader(text, delimiter=delimiter, restkey="", strict=True)
         try:
             rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
-            if not {*prompt_columns(data)} & {*header, *map(str.lower, header)}:
-                names = ", ".join(prompt_columns(data))
-                raise UserError(
-                    f"{file}: the header must name the prompt's column ({names}); it is"
-                    f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
-                )
-            for row in rows:
-                if isinstance(row.get(""), list):
-                    message = f"the row has more fields than the header, {len(header)}"
-                    yield rows.line_num, Rejected("not_csv", message, 'Put quotes (") around text with commas')
-                else:
-                    missing = {name for name, value in row.items() if value is None or value.strip().lower() in _NULLS}
-                    yield rows.line_num, row | dict.fromkeys(missing)
         except csv.Error as error:
-            raise UserError(f"{file}, line {rows.line_num}, is not valid CSV ({error}). Correct the row.") from error
+            raise UserError(f"{file}: the header is not valid CSV ({error}). Correct it.") from error
+        if not {*prompt_columns(data)} & {*header, *map(str.lower, header)}:
+            names = ", ".join(prompt_columns(data))
+            raise UserError(
+                f"{file}: the header must name the prompt's column ({names}); it is"
+                f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
+            )
+        while (found := _next_row(rows)) is not None:
+            row = found
+            if isinstance(row, dict) and isinstance(row.get(""), list):
+                message = f"the row has more fields than the header, {len(header)}"
+                row = Rejected("not_csv", message, 'Put quotes (") around text with commas')
+            elif isinstance(row, dict):
+                missing = {name for name, value in row.items() if value is None or value.strip().lower() in _NULLS}
+                row |= dict.fromkeys(missing)
+            yield rows.reader.line_num, row
+
+
+def _next_row(rows: csv.DictReader[str]) -> Row | None:
+    """Returns the next row, or its rejection, after which the reader goes on at the next line; None at the end."""
+    first = rows.reader.line_num + 1
+    try:
+        return next(rows, None)
+    except csv.Error as error:
+        last = rows.reader.line_num
+        lines = f"line {last} is" if first >= last else f"lines {first} to {last} are"
+        remedy = 'Write text that has a quote (") in quotes, and the quote twice: """Open"" on a sign"'
+        return Rejected("not_csv", f"{lines} not valid CSV ({error})", remedy)
 
 
 def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig) -> Iterator[Record | Rejected]:
     """Yields the records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
     rows = dataset.to_iterable_dataset() if hasattr(dataset, "to_iterable_dataset") else dataset
+    # Numbers that stand for names, such as those of classes.
+    names = {key: kind for key, kind in (rows.features or {}).items() if hasattr(kind, "int2str")}
     with _name_in_errors(name):
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
             row.pop("__url__", None)  # Where a tar lies is no property of a record.
+            row |= {key: kind.int2str(row[key]) for key, kind in names.items() if isinstance(row[key], int)}
             cells = {key: _cell(value, f"{place}, column {key}", folder) for key, value in row.items()}
             yield record_from_row(cells, place, folder or Path(name, "none"), data)
 

@@ -16,7 +16,7 @@ from visual_grpo.config.presets import place
 from visual_grpo.data.found import columns_line, files_line, splits_line
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
-from visual_grpo.data.record import Place, Rejected
+from visual_grpo.data.record import Place, Rejected, shorten
 from visual_grpo.data.splits import SEALED
 
 
@@ -54,6 +54,7 @@ def report_records(records: RecordTable) -> dict[str, Any]:
             **({"files": files_line(report["files"])} if report["files"]["found"] else {}),
             **({"columns": columns_line(report["columns"])} if report["columns"] else {}),
             **({"splits": splits_line(report["found_splits"])} if report["found_splits"] else {}),
+            "such as": repr(shorten(report["example"])),
             **{split: _split_line(counts) for split, counts in _shown(report["splits"]).items()},
             "rejected": _rejected_line(rejected),
         },
