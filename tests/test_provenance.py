@@ -219,3 +219,18 @@ def test_a_baseline_of_other_samples_is_refused_with_the_differences(
     assert first == "the baseline does not pair with this run:"
     assert listed == [f"  {difference}" for difference in differences]
     assert caught.value.remedy == Remedy("baseline")
+
+
+def test_the_code_of_a_function_that_an_option_names_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "edited_segmenter.py"
+    file.write_text("def segment(image, prompt):\n    return image[0] > 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    options = {"segmenter": {"function": "edited_segmenter:segment"}}
+    config = parameters(**rewards_of(options, "negative_points", None))
+    before = provenance.code(config, hub=False)
+    file.write_text("def segment(image, prompt):\n    return image[0] > 9\n")
+    now = provenance.code(config, hub=False)
+    name = "code of reward negative_points: segmenter.function"
+    assert differences(before, now) == {name: (before[name], now[name])}
+    [note] = code_notes(before, now)
+    assert note == "The code of reward negative_points: segmenter.function has changed since the training."

@@ -22,7 +22,7 @@ import torch
 from visual_grpo.common.device import device_kind, resolve_device
 from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.common.importing import code_digest
+from visual_grpo.common.importing import code_digest, option_code
 from visual_grpo.config import (
     BESIDE_FLOW,
     DataConfig,
@@ -132,6 +132,7 @@ def code(config: Parameters, *, hub: bool = True) -> dict[str, str]:
     for name, reward in config.rewards.items():
         digests |= {f"{COMMIT}{name}: {option}": commit for option, commit in commits.get(name, {}).items()}
         digests |= {f"{FILE}{name}: {o}": found for o, found in option_files(reward.options, config.output).items()}
+        digests |= {f"{CODE}{name}: {option}": found for option, found in option_code(reward.options).items()}
         if reward.function is not None:
             digests[f"{CODE}{name}"] = code_digest(reward.function)
     return digests | ({"family_code": code_digest(config.model.family)} if ":" in config.model.family else {})

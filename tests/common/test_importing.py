@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from visual_grpo.common.importing import code_digest
+from visual_grpo.common.importing import code_digest, option_code
 
 FILES = {
     "digested_judge.py": "import json, torch\nfrom digested_helper import score\n\n"
@@ -55,3 +55,22 @@ def test_a_module_without_a_file_has_no_digest_and_one_that_does_not_parse_has(f
     assert code_digest("no_such_module_at_all:judge") == "unknown"
     (folder / "digested_judge.py").write_text("def judge(:\n")
     assert len(code_digest("digested_judge:judge")) == 12
+
+
+def test_functions_that_options_name_have_digests_and_other_texts_none(folder: Path) -> None:
+    options = {
+        "detector": "digested_other:judge",
+        "segmenter": {"function": "digested_parts.late:Class.method", "cache": "digested_other:cached"},
+        "model": "no_such_model:latest",
+        "url": "http://127.0.0.1:8765",
+        "rubric": "Is it a cat: yes or no?",
+        "parts": ["digested_other:", "digested_other", ":judge", "digested_other:7b", "digested_other:a b"],
+        "count": 3,
+    }
+    before = option_code(options)
+    assert before == {
+        "detector": code_digest("digested_other:judge"),
+        "segmenter.function": code_digest("digested_parts.late:Class.method"),
+    }
+    (folder / "digested_parts/deeper.py").write_text("X = 2\n")
+    assert {name for name, digest in option_code(options).items() if digest != before[name]} == {"segmenter.function"}

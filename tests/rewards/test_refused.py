@@ -13,6 +13,7 @@ from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
 
 DETECTOR = "tests.rewards.test_object_layout:squares"
+OWN = "tests.rewards.segmentation.test_own_segmenter"
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("ocr", {"line": [0.5, 0, 0.5, 1]}, r"\[top, left, bottom, right\] in shares"),
     ("ocr", {"line": [0, 0, 1, 1.5]}, r"\[top, left, bottom, right\] in shares"),
@@ -20,11 +21,21 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("object_layout", {"detector": f"{DETECTOR}_"}, "has no 'squares_'"),
     ("negative_points", {"weights": {"contrst": 1.0}}, "contrst"),
     ("negative_points", {"weights": {"contrast": "high"}}, "weight of contrast must be a number"),
-    ("negative_points", {"segmenter": {"kind": "watersed"}}, r"or sam3, got .*Did you mean 'watershed'\?"),
-    ("negative_points", {"segmenter": {"edge": 0.3}}, r"a kind, watershed or sam2 or sam3, got \{'edge': 0.3\}"),
-    ("negative_points", {"segmenter": {"kind": "watershed", "egde": 0.3}}, "'egde'; its options are edge"),
+    ("negative_points", {"segmenter": {"kind": "watersed"}}, r"or sam3, or .*Did you mean 'watershed'\?"),
+    ("negative_points", {"segmenter": {"edge": 0.3}}, r"a kind, watershed or .* or a function, .* got \{'edge': 0.3\}"),
+    ("negative_points", {"segmenter": "watershed"}, r"segmenter: expected options with a kind, .* got 'watershed'"),
+    ("negative_points", {"segmenter": {"kind": "watershed", "egde": 0.3}}, "no option 'egde'; it takes: edge"),
     ("negative_points", {"segmenter": {"kind": "watershed", "edge": 0}}, "edge must be a number above 0"),
-    ("negative_points", {"segmenter": {"kind": "sam2"}}, "segmenter sam2: missing a required argument: 'path'"),
+    ("negative_points", {"segmenter": {"kind": "sam2"}}, "segmenter 'sam2' needs the option 'path', got none"),
+    (
+        "negative_points",
+        {"segmenter": {"kind": "sam2", "function": "a:b"}},
+        r"a kind, .* or a function, .* got \{'kind'",
+    ),
+    ("negative_points", {"segmenter": {"function": 3}}, r"a kind, .* or a function, .* got \{'function': 3"),
+    ("negative_points", {"segmenter": {"function": f"{OWN}:blokc"}}, "has no 'blokc'.*Did you mean 'block'"),
+    ("negative_points", {"segmenter": {"function": f"{OWN}:block", "sied": 3}}, "no option 'sied'; it takes: side"),
+    ("negative_points", {"segmenter": {"function": f"{OWN}:Mute"}}, "must be callable with .*, got Mute"),
     ("dino_structure", {"against": "mask"}, "dino_structure: against must be source or target, got 'mask'"),
     ("clip_score", {"dtype": "float8"}, "dtype must be one of float32"),
     ("clip_score", {"batch_size": 0}, "batch_size must be at least 1"),

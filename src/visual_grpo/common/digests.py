@@ -97,13 +97,14 @@ def option_files(options: Mapping[str, Any], output: str, base: Path = _HERE) ->
 
 def named_paths(options: Mapping[str, Any], output: str, base: Path = _HERE) -> Iterator[tuple[str, Path]]:
     """The option's dotted name, and the file or folder, which exists."""
-    for name, text in _texts(options, ""):
+    for name, text in option_texts(options):
         path = _existing(text, base)
         if path is not None and not _holds(path, base) and not _holds(path, base / output):
             yield name, path
 
 
-def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
+def option_texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Each text in the options of a reward, at any depth, after its dotted name, except those of `CACHE`."""
     if isinstance(value, str):
         yield name, value
         return
@@ -114,7 +115,7 @@ def _texts(value: object, name: str) -> Iterator[tuple[str, str]]:
     else:
         return
     for key, part in parts:
-        yield from _texts(part, f"{name}.{key}" if name else key)
+        yield from option_texts(part, f"{name}.{key}" if name else key)
 
 
 def _existing(text: str, base: Path) -> Path | None:

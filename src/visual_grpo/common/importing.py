@@ -7,15 +7,18 @@ import hashlib
 import importlib
 import importlib.util
 import pkgutil
+import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common.digests import option_texts
 from visual_grpo.common.errors import UserError, nearest_hint
 
 _PACKAGE = "visual_grpo"
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _INSTALLED = {"site-packages", "dist-packages"}
 
 
@@ -52,6 +55,15 @@ def code_digest(path: str) -> str:
     for _, file in sorted(files.items()):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def option_code(options: Mapping[str, Any]) -> dict[str, str]:
+    """`code_digest` of each function that an option names as ``package.module:name``, by the option's dotted name.
+
+    A text of that form whose module is not there names no function.
+    """
+    named = ((name, text) for name, text in option_texts(options) if _FUNCTION.fullmatch(text))
+    return {name: code_digest(text) for name, text in named if _file_of(text.partition(":")[0]) is not None}
 
 
 def _follow(name: str, file: Path, root: Path, modules: dict[str, Path]) -> None:

@@ -15,8 +15,8 @@ prompts that the training never saw."""
 DATA_PROFILE = "data_profile.json"
 """Statistics of the training's data, to compare later ones with (`data.drift`)."""
 CODE, FILE, COMMIT = "code of reward ", "file of reward ", "commit of reward "
-"""Entries of the facts. CODE + a reward's name: digest of the user's function; FILE + name + ": " + option: of the file
-or folder that the option names; COMMIT likewise: the hub's commit of the weights."""
+"""Entries of the facts. CODE + a reward's name: digest of the user's function; CODE + name + ": " + option: of one that
+the option names; FILE likewise: of a file or folder; COMMIT likewise: the hub's commit of the weights."""
 ADJUSTED = "resumed.parameters"
 """Fact: the parameters that were changed at a resume, a line each (`training.resuming.adjusted`)."""
 START_RUN = "start.run"

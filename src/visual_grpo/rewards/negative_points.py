@@ -93,7 +93,7 @@ class NegativePointsReward:
     ) -> None:
         """
         Args:
-            segmenter: options of `rewards.segmentation.build_segmenter`; None = the watershed.
+            segmenter: a ``kind`` with its options, or ``function: package.module:name``; None = the watershed.
             weights: of the terms, where they differ from `WEIGHTS`.
             think: require reasoning in ``<think>`` tags before the answer.
             cache: image embeddings that are kept; SAM 2 needs about 16 MB each, the watershed 24 bytes per pixel.

@@ -123,20 +123,28 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     A class is made once with the options, and its instance is the reward; a function gets them as keyword arguments in
     every call. Raises ``UserError`` for an unknown or a missing option.
     """
-    target = load_function(path)
-    parameters = list(inspect.signature(target).parameters.values())
-    is_class = isinstance(target, type)
-    _check_options(f"reward {name!r}: {path!r}", parameters if is_class else parameters[2:], options)
     values = with_variables(options, name)
-    if not is_class:
-        # What a function says of itself (`needs`, `waits`) is copied to the partial one.
-        bound = functools.update_wrapper(functools.partial(target, **values), target) if values else target
-        return FunctionReward(name, bound)
     with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), kept_settings(f"reward {name!r}"):
         try:
-            return FunctionReward(name, target(**values))
+            return FunctionReward(name, with_options(f"reward {name!r}: {path!r}", path, values))
         except TypeError as error:
             raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
+
+
+def with_options(what: str, path: str, options: Mapping[str, Any]) -> Any:
+    """Returns what ``package.module:name`` names: an instance of a class that is made with the options, or a function
+    of two arguments that gets them in every call. Errors call it ``what``.
+
+    Raises ``UserError`` for an unknown or a missing option.
+    """
+    target = load_function(path)
+    parameters = list(inspect.signature(target).parameters.values())
+    if isinstance(target, type):
+        _check_options(what, parameters, options)
+        return target(**options)
+    _check_options(what, parameters[2:], options)
+    # What a function says of itself (`needs`, `waits`) is copied to the partial one.
+    return functools.update_wrapper(functools.partial(target, **options), target) if options else target
 
 
 def _check_options(what: str, parameters: Sequence[inspect.Parameter], options: Mapping[str, Any]) -> None:
@@ -191,6 +199,6 @@ def _blaming(what: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        frames = traceback.format_tb(error.__traceback__)[2:]  # after `_blaming` and its caller
-        own = "".join([*frames, *traceback.format_exception_only(error)]).rstrip()
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+        own = "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)]).rstrip()
         raise RewardCodeError(f"{what}:\n{own}") from error

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.geometry import Box, Point
 from visual_grpo.common.types import PromptRecord
+from visual_grpo.rewards.reward import with_options
 
 KINDS: Mapping[str, str] = {
     "watershed": "visual_grpo.rewards.segmentation.watershed:WatershedSegmenter",
@@ -48,21 +48,65 @@ class Segmenter(Protocol):
 
 
 def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter:
-    """Builds the segmenter of a ``kind`` with the other keys as its options, such as
+    """Builds the segmenter of a ``kind``, or the user's ``function``, with the other keys as its options, such as
     ``{"kind": "sam2", "path": "facebook/sam2.1-hiera-large"}``. Raises UserError for impossible ones.
     """
-    if not isinstance(options, Mapping) or str(options.get("kind")) not in KINDS:
-        hint = nearest_hint(str(options.get("kind")), KINDS) if isinstance(options, Mapping) else ""
-        raise UserError(f"segmenter: expected options with a kind, {' or '.join(KINDS)}, got {options!r}.{hint}")
-    kind, arguments = str(options["kind"]), {name: value for name, value in options.items() if name != "kind"}
-    constructor = resolve_name(KINDS[kind])
-    try:
-        inspect.signature(constructor).bind(**arguments)
-    except TypeError as error:  # It names the option.
-        known = ", ".join(inspect.signature(constructor).parameters)
-        raise UserError(f"segmenter {kind}: {error}; its options are {known}") from error
-    built: Segmenter = constructor(**arguments)
+    given = dict(options) if isinstance(options, Mapping) else {}
+    kind, function = given.pop("kind", None), given.pop("function", None)
+    if kind is None and isinstance(function, str):
+        return FunctionSegmenter(function, with_options(f"segmenter {function!r}", function, given))
+    if function is not None or str(kind) not in KINDS:
+        expected = f"a kind, {' or '.join(KINDS)}, or a function, package.module:name"
+        raise UserError(
+            f"segmenter: expected options with {expected}, got {options!r}.{nearest_hint(str(kind), KINDS)}"
+        )
+    built: Segmenter = with_options(f"segmenter {kind!r}", KINDS[str(kind)], given)
     return built
+
+
+class FunctionSegmenter:
+    """The user's function ``(image, prompt) -> mask``: a uint8 image [3, H, W] and a `PointPrompt` give a bool mask
+    [H, W], as a tensor or NumPy array.
+
+    If the function has a method ``embed``, it is called once for each image, and the function gets its result in place
+    of the image.
+    """
+
+    def __init__(self, name: str, function: Any) -> None:
+        if not callable(function):
+            raise UserError(f"segmenter {name!r} must be callable with (image, prompt), got {type(function).__name__}")
+        self.name = name
+        self.function = function
+        self.embeds = hasattr(function, "embed")
+
+    def check_machine(self) -> None:
+        """Calls the function's ``check_machine``, if any; it raises UserError for what is not there."""
+        if hasattr(self.function, "check_machine"):
+            self.function.check_machine()
+
+    def embed(self, image: Tensor) -> tuple[Any, torch.Size]:
+        """What the function gets, and the size of its masks."""
+        image = image.cpu()
+        return (self.function.embed(image) if self.embeds else image), image.shape[1:]
+
+    def masks(self, embedding: tuple[Any, torch.Size], prompts: Sequence[PointPrompt]) -> Tensor:
+        """Bool [K, H, W]. Raises UserError where the function returns no such mask."""
+        given, size = embedding
+        masks = torch.zeros(len(prompts), *size, dtype=torch.bool)
+        for mask, prompt in zip(masks, prompts, strict=True):
+            # A copy: what a function paints into the image must not reach the next prompt.
+            mask.copy_(self._mask(given if self.embeds else given.clone(), prompt, size))
+        return masks
+
+    def _mask(self, given: Any, prompt: PointPrompt, size: torch.Size) -> Tensor:
+        returned = self.function(given, prompt)
+        dtype, shape = getattr(returned, "dtype", type(returned).__name__), tuple(getattr(returned, "shape", ()))
+        if str(dtype) not in ("bool", "torch.bool") or shape != tuple(size):
+            raise UserError(
+                f"segmenter {self.name!r} must return a mask of bool {list(size)}, as a tensor or NumPy array, got"
+                f" {dtype} {list(shape)}"
+            )
+        return torch.as_tensor(returned)
 
 
 def true_box_and_points(record: PromptRecord) -> tuple[Box, tuple[Point, ...]]:
