@@ -21,7 +21,7 @@ WORKER := .venv-workers/$(NAME)
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui sync viz clean
-.PHONY: quantised test-quantised house worker bench gpu-check upgrade schedule-systemd
+.PHONY: quantised test-quantised house worker install-worker bench gpu-check upgrade schedule-systemd
 
 ##@ Start
 
@@ -88,6 +88,8 @@ gpu-check: setup  ## Run steps on the GPU, compare with the plan; ENV=NAME
 
 worker: $(WORKER)/.installed  ## Start a reward worker; NAME=hpsv3, PORT=8765
 	@PYTHONPATH=workers exec $(WORKER)/bin/python workers/$(NAME)/worker.py --port=$(PORT) $(ARGS)
+
+install-worker: $(WORKER)/.installed  ## Install a reward worker; NAME=tesseract
 
 # An edit of requirements.in is locked before it is installed.
 workers/$(NAME)/requirements.lock: workers/$(NAME)/requirements.in | setup

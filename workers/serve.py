@@ -43,8 +43,17 @@ class Request:
 
 
 Scores = Sequence[float | None]
-Score = Callable[[Request], Scores | tuple[Scores, Mapping[str, Scores]]]
-"""Returns B scores, None = unscored; optionally with named parts."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is written in B images; the client scores it."""
+
+    texts: Sequence[str]
+
+
+Score = Callable[[Request], Scores | tuple[Scores, Mapping[str, Scores]] | Texts]
+"""Returns B scores, None = unscored, optionally with named parts; or B texts."""
 
 
 _reasons: list[str] = []
@@ -101,6 +110,8 @@ class Worker:
             _reasons.clear()
             returned = self.score(request)
             unscored = _reasons[0] if _reasons else None
+        if isinstance(returned, Texts):
+            return {"model": self.name, "texts": list(returned.texts)}
         scores, parts = returned if isinstance(returned, tuple) else (returned, {})
         plain_parts = {name: plain(own) for name, own in parts.items()}
         return {"model": self.name, "scores": plain(scores), "parts": plain_parts, "unscored": unscored}
@@ -176,6 +187,7 @@ def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8765)
+    parser.add_argument("--until-eof", action="store_true", help="end with stdin: with the process that holds it")
     given = parser.parse_args()
     key = os.environ.get(KEY)
     if key == "":
@@ -189,10 +201,23 @@ def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
         )
     worker = Worker(name, load, weights)
     say(f"{name}: http://{given.host}:{listener.getsockname()[1]}, loading")
-    threading.Thread(target=worker.load_weights, daemon=True).start()
+    threading.Thread(target=start, args=(worker, given.until_eof), daemon=True).start()
+    if given.until_eof:
+        threading.Thread(target=end_with_stdin, daemon=True).start()
     server = uvicorn.Server(uvicorn.Config(application(worker, key), log_level="warning"))
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+
+
+def start(worker: Worker, until_eof: bool) -> None:
+    worker.load_weights()
+    if until_eof:  # Nobody reads stdout from here on: a full pipe would stop the worker.
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
 
 
 def say(text: str) -> None:

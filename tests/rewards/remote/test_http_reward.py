@@ -257,8 +257,10 @@ def test_the_machine_check_says_what_to_start() -> None:
 SENT = {"images": ["AA", "BB"], "prompts": ["a cat", "a dog"]}
 BATCH = Batch(
     images=SENT["images"],
-    prompts=SENT["prompts"],
-    metadata=[{"k": 1}, {}],
+    records=[
+        PromptRecord(id=prompt, prompt=prompt, metadata=metadata)
+        for prompt, metadata in zip(SENT["prompts"], [{"k": 1}, {}], strict=True)
+    ],
     sources=[["SS"], ["S1", "S2"]],
     model="overall_quality",
 )

@@ -16,6 +16,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError, nearest_hint, sanitize
 from visual_grpo.common.images import read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
+from visual_grpo.rewards.ocr import asked_text, closeness
 from visual_grpo.rewards.remote.client import (
     RefusedError,
     RequestError,
@@ -25,6 +26,7 @@ from visual_grpo.rewards.remote.client import (
     reward_output,
     shown,
 )
+from visual_grpo.rewards.remote.local_worker import started_worker
 
 _PART = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _LARGEST = 3.4e38
@@ -37,8 +39,7 @@ class Batch:
 
     images: Sequence[str]
     """Base64 of image files."""
-    prompts: Sequence[str]
-    metadata: Sequence[Any]
+    records: Sequence[PromptRecord]
     sources: Sequence[Sequence[str]] | None
     """The images to edit, per sample; None if they are not sent."""
     model: str | None
@@ -55,17 +56,18 @@ class Protocol:
 
 
 def _body(batch: Batch, sources: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"images": batch.images, "prompts": batch.prompts}
+    body: dict[str, Any] = {"images": batch.images, "prompts": [record.prompt for record in batch.records]}
     return body if batch.sources is None else {**body, sources: batch.sources}
 
 
 def _unirl_body(batch: Batch) -> dict[str, Any]:
     requests = []
-    for row, (image, prompt) in enumerate(zip(batch.images, batch.prompts, strict=True)):
+    for row, (image, record) in enumerate(zip(batch.images, batch.records, strict=True)):
         # A history of turns: the images that are edited come before the result.
         sources = [] if batch.sources is None else [{"text": "", "image_b64": source} for source in batch.sources[row]]
-        turns = [*sources, {"text": prompt, "image_b64": image}]
-        requests.append({"history": turns, "required_rewards": [batch.model], "metadata": batch.metadata[row]})
+        turns = [*sources, {"text": record.prompt, "image_b64": image}]
+        request = {"history": turns, "required_rewards": [batch.model], "metadata": dict(record.metadata)}
+        requests.append(request)
     return {"requests": requests}
 
 
@@ -92,8 +94,12 @@ def _unirl_scored(result: Any, errors: Any, reward: str | None) -> Scored | Requ
 PROTOCOLS = {
     "worker": Protocol(
         path="/score",
-        body=lambda batch: {**_body(batch, "sources"), "metadata": batch.metadata},
-        answers=lambda answer, batch: _scored(answer.get("scores"), answer.get("parts"), len(batch.images)),
+        body=lambda batch: _body(batch, "sources") | {"metadata": [dict(record.metadata) for record in batch.records]},
+        answers=lambda answer, batch: (
+            _read_texts(answer["texts"], batch.records)
+            if "texts" in answer
+            else _scored(answer.get("scores"), answer.get("parts"), len(batch.images))
+        ),
         models=lambda health: None if health.get("model") is None else [str(health["model"])],
     ),
     "flow_factory": Protocol(
@@ -121,6 +127,21 @@ def _scored(scores: Any, parts: Any, count: int) -> list[Scored | RequestError]:
         raise RequestError(f"its parts must be {expected}, got {parts!r:.60}", by_sample=True)
     columns = {name: _checked_list(f"parts.{name}", column, count) for name, column in parts.items()}
     return [_judged(score, {name: column[row] for name, column in columns.items()}) for row, score in enumerate(scores)]
+
+
+def _read_texts(texts: Any, records: Sequence[PromptRecord]) -> list[Scored | RequestError]:
+    """Scores the texts of images as the reward ``ocr`` does. Raises RequestError."""
+    answers: list[Scored | RequestError] = []
+    for text, record in zip(_checked_list("texts", texts, len(records)), records, strict=True):
+        requested = asked_text(record)
+        if not isinstance(text, str):
+            answers.append(RequestError(f"its text is {text!r:.60}, not a string"))
+        elif requested is None:
+            answers.append(Scored(math.nan))
+        else:
+            value = closeness(text, requested)
+            answers.append(Scored(value, {"accuracy": float(value == 1)}))
+    return answers
 
 
 def _judged(score: Any, parts: Mapping[str, Any]) -> Scored | RequestError:
@@ -152,7 +173,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, eq=False)
 class HttpReward(ServerReward):
-    """The score that a worker at ``url`` gives each image, in the worker's scale.
+    """The score that a worker at ``url`` gives each image, in the worker's scale; texts that it reads are scored as by
+    the reward ``ocr``.
 
     A sample for which the worker says null is unscored. One for which asking failed for good is unscored too, and
     counts for `max_failed_share`. See docs/reward_workers.md.
@@ -162,12 +184,17 @@ class HttpReward(ServerReward):
         protocol: ``worker`` (docs/reward_workers.md), ``flow_factory`` or ``unirl``.
         batch_size: images in a request.
         sources: send the images that were edited too; every record must have one.
+        worker: folder of an installed worker, such as workers/tesseract, which each process starts for itself, in
+            place of a ``url``.
+        environment: variables of that worker.
     """
 
     model: str | None = None
     protocol: str = "worker"
     batch_size: int = 16
     sources: bool = False
+    worker: str | None = None
+    environment: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,12 +204,17 @@ class HttpReward(ServerReward):
         if self.protocol == "unirl" and self.model is None:
             raise UserError("http: with protocol unirl, model must name the reward of the service")
         check_whole_number("http: batch_size", self.batch_size, 1)
+        if self.worker is not None and self.url != ServerReward.url:
+            raise UserError(f"http: url is {shown(self.url)} and worker is {self.worker!r}; expected one of them")
+        if self.worker is None and self.environment is not None:
+            raise UserError("http: environment is that of a worker that this process starts: name it with worker")
         self._protocol = PROTOCOLS[self.protocol]
         self._reasons: set[str] = set()
         self.needs = Needs(source=self.sources)
 
     def check_machine(self) -> None:
         """Asks whether the worker is there, has loaded its weights, and which. Raises UserError."""
+        self._start()
         remedy = "Start the worker there (docs/reward_workers.md), or set the option url"
         health = self.get(HEALTH, remedy)
         status = health.get("status") if isinstance(health, dict) else None
@@ -193,6 +225,7 @@ class HttpReward(ServerReward):
         self._check_model(self._protocol.models(health))
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
+        self._start()
         # Retries, halves, and several samples of one source encode no image twice.
         encoded = cache(lambda row: self.encoded(to_pil(samples[row])))
         source = cache(lambda path: self.encoded(read_image(path)))
@@ -201,8 +234,7 @@ class HttpReward(ServerReward):
             edited = [[source(path) for path in prompts[row].source_images] for row in rows] if self.sources else None
             return Batch(
                 images=[encoded(row) for row in rows],
-                prompts=[prompts[row].prompt for row in rows],
-                metadata=[dict(prompts[row].metadata) for row in rows],
+                records=[prompts[row] for row in rows],
                 sources=edited,
                 model=self.model,
             )
@@ -219,6 +251,10 @@ class HttpReward(ServerReward):
             return self._read(answer, batch(rows))
 
         return reward_output(self.ask(self._protocol.path, len(samples), self.batch_size, body, read))
+
+    def _start(self) -> None:
+        if self.worker is not None:
+            self.url = started_worker(self.worker, self.environment or {})
 
     def _read(self, answer: Any, batch: Batch) -> list[Scored | RequestError]:
         url = shown(self.url + self._protocol.path)

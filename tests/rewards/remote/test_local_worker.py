@@ -1,0 +1,160 @@
+"""Workers that a reward starts for itself, and what they read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.markdown import ROOT
+from tests.rewards.remote.processes import WORKERS
+from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.common.images import to_tensor
+from visual_grpo.common.types import PromptRecord
+from visual_grpo.rewards.remote.http_reward import HttpReward
+from visual_grpo.rewards.remote.local_worker import python_of
+from visual_grpo.rewards.reward import FunctionReward
+from visual_grpo.starter.words import WORDS, draw, prompt_of
+
+READER = """
+import os, sys
+from serve import Texts, serve
+
+def load():
+    if os.environ.get("FAILS"):
+        raise FileNotFoundError("no weights")
+    print("loaded 3 of 3 files", flush=True)
+    def score(request):
+        if "die" in request.prompts:
+            os._exit(3)
+        print(100_000 * "scored ")
+        said = {255: "cab", 9: 5}
+        return Texts([said.get(image.getpixel((0, 0))[0], str(os.getpid())) for image in request.images])
+    return score
+
+serve("reader-" + os.environ.get("KIND", "1"), load)
+"""
+WORDY = [PromptRecord(id=name, prompt=name) for name in ('a "CAB"', 'a "CAT"', "a cat", 'a "DOG"', 'a "DOG"')]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with an installed worker that reads white images as "cab", and others as its process id."""
+    for name in ("reader", "bare"):
+        folder = tmp_path / "workers" / name
+        folder.mkdir(parents=True)
+        (folder / "worker.py").write_text(READER)
+    (tmp_path / "workers" / "serve.py").symlink_to(WORKERS / "serve.py")
+    python = tmp_path / ".venv-workers" / "reader" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def grey(*values: int) -> list[Tensor]:
+    return [torch.full((3, 8, 8), value, dtype=torch.uint8) for value in values]
+
+
+def refusal(reward: HttpReward) -> str:
+    try:
+        reward.check_machine()
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    ends = time.monotonic() + 20
+    while not (held := condition()) and time.monotonic() < ends:
+        time.sleep(0.05)
+    return held
+
+
+def test_texts_are_scored_as_ocr_scores_them(project: Path) -> None:
+    reward = FunctionReward("reader", HttpReward(worker="workers/reader", retries=0), max_failed_share=0.5)
+    reward.check_machine()
+    output = reward(WORDY, grey(255, 255, 255, 0, 9))
+    expected = torch.tensor([1, 2 / 3, torch.nan, 0, torch.nan])
+    torch.testing.assert_close(output.values, expected, equal_nan=True)
+    assert output.parts["accuracy"].tolist()[:2] == [1, 0]
+    assert output.failed == {4: "its text is 5, not a string"}
+
+
+def test_a_process_starts_one_for_each_environment_and_says_when_it_has_ended(project: Path) -> None:
+    rewards = [HttpReward(worker="workers/reader", environment={"KIND": kind}, retries=0) for kind in ("a", "a", "b")]
+    for reward in rewards:
+        reward.check_machine()
+    assert rewards[0].url == rewards[1].url != rewards[2].url
+    other = HttpReward(worker="workers/reader", environment={"KIND": "b"}, model="reader-a")
+    with pytest.raises(UserError, match=r"asks for 'reader-a', and the worker at .* has 'reader-b'"):
+        other.check_machine()
+    rewards[2]([PromptRecord(id="d", prompt="die")], grey(0))
+    assert eventually(lambda: "the worker workers/reader has ended with exit code 3" in refusal(rewards[2]))
+    rewards[2].check_machine()  # Another one.
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "remedy"),
+    [
+        ({"worker": "workers/bare"}, r"workers/bare is not installed: it has no .venv-workers/bare/bin/python", "bare"),
+        ({"worker": "workers/raeder"}, "worker is 'workers/raeder'; expected the folder of a worker", None),
+        (
+            {"worker": "workers/reader", "environment": {"FAILS": "1"}},
+            "(?s)has ended with exit code 1:.*FileNotFoundError: no weights",
+            None,
+        ),
+    ],
+)
+def test_a_worker_that_cannot_start(project: Path, options: dict[str, Any], told: str, remedy: str | None) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        HttpReward(**options).check_machine()
+    assert caught.value.remedy == (None if remedy is None else Remedy(make=f"install-worker NAME={remedy}"))
+
+
+def test_it_ends_with_the_process_that_started_it_however_that_ends(project: Path) -> None:
+    code = (
+        "import time; from visual_grpo.rewards.remote import local_worker as w; w.started_worker('workers/reader', {});"
+        "print([*w._running.values()][0][0].process.pid, flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        worker = Path("/proc", parent.stdout.readline().strip(), "cmdline")
+        assert b"--until-eof" in worker.read_bytes()
+        parent.send_signal(signal.SIGKILL)
+    assert eventually(lambda: not worker.exists())
+
+
+ENGINES = [
+    ("tesseract", {"TESSERACT_LAYOUT": "word"}, 1.0),
+    ("tesseract", {}, 0.9),
+    ("easyocr", {"EASYOCR_LAYOUT": "line"}, 1.0),
+    ("easyocr", {}, 1.0),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "environment", "least"), ENGINES)
+def test_engines_read_drawn_words(
+    name: str, environment: dict[str, str], least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    if not python_of(name).is_file():
+        pytest.skip(f"make install-worker NAME={name}")
+    reward = FunctionReward(name, HttpReward(worker=f"workers/{name}", environment=environment))
+    words, others = WORDS[::8], WORDS[1::8]
+    images = [to_tensor(draw(word, 64, 96)) for word in words]
+    right, wrong = (reward([PromptRecord(id=w, prompt=prompt_of(w)) for w in own], images) for own in (words, others))
+    assert right.parts["accuracy"].mean() >= least
+    assert wrong.parts["accuracy"].max() == 0
