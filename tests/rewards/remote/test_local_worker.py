@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
 from torch import Tensor
 
 from tests.markdown import ROOT
@@ -136,6 +138,14 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(project: Pat
     assert eventually(lambda: not worker.exists())
 
 
+def installed(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> FunctionReward:
+    """A worker with its real weights; skips the test where it is not installed."""
+    monkeypatch.chdir(ROOT)
+    if not python_of(name).is_file():
+        pytest.skip(f"make install-worker NAME={name}")
+    return FunctionReward(name, HttpReward(worker=f"workers/{name}", **options))
+
+
 ENGINES = [
     ("tesseract", {"TESSERACT_LAYOUT": "word"}, 1.0),
     ("tesseract", {}, 0.9),
@@ -149,12 +159,26 @@ ENGINES = [
 def test_engines_read_drawn_words(
     name: str, environment: dict[str, str], least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(ROOT)
-    if not python_of(name).is_file():
-        pytest.skip(f"make install-worker NAME={name}")
-    reward = FunctionReward(name, HttpReward(worker=f"workers/{name}", environment=environment))
+    reward = installed(name, monkeypatch, environment=environment)
     words, others = WORDS[::8], WORDS[1::8]
     images = [to_tensor(draw(word, 64, 96)) for word in words]
     right, wrong = (reward([PromptRecord(id=w, prompt=prompt_of(w)) for w in own], images) for own in (words, others))
     assert right.parts["accuracy"].mean() >= least
     assert wrong.parts["accuracy"].max() == 0
+
+
+@pytest.mark.slow
+def test_a_classifier_tells_photographs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = installed("efficientnet", monkeypatch)
+    sources = (Image.fromarray(load_sample_image(f"{name}.jpg")) for name in ("flower", "china"))
+    photographs = [to_tensor(source.resize((224, 224))) for source in sources]
+    asked = [["daisy"], ["palace"], ["daisy", "palace"], ["a word of no class"], []]
+    records = [
+        PromptRecord(id=str(row), prompt="", metadata={"objects": [{"label": label} for label in labels]})
+        for row, labels in enumerate(asked)
+    ]
+    flower, china = (reward(records, [photograph] * len(records)).values for photograph in photographs)
+    assert flower[0] > 10 * china[0]
+    assert china[1] > 10 * flower[1]
+    torch.testing.assert_close(flower[2], (flower[0] + flower[1]) / 2)
+    assert flower.isnan().tolist() == [False, False, False, True, True]
