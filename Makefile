@@ -21,7 +21,7 @@ WORKER := .venv-workers/$(NAME)
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui sync viz clean
-.PHONY: quantised test-quantised house worker install-worker bench gpu-check upgrade schedule-systemd
+.PHONY: quantised test-quantised house worker install-worker bench gpu-check gpu-kit gpu-bench upgrade schedule-systemd
 
 ##@ Start
 
@@ -190,6 +190,13 @@ docs: setup  ## Build the documentation into site/
 bench: $(BENCH)/.installed  ## Compare CPU time with TRL; FLOW_GRPO=FOLDER
 	@$(BENCH)/bin/python benchmarks/against_trl.py --json bench/against_trl.json
 	@$(if $(FLOW_GRPO),$(BENCH)/bin/python benchmarks/against_flow_grpo.py $(FLOW_GRPO) --json bench/against_flow_grpo.json)
+
+gpu-kit: setup  ## Prepare .gpu, which gpu-bench needs on a bare machine
+	@$(BIN)/python -W ignore benchmarks/gpu/prepare.py
+
+# On a machine without an environment: with its own Python, and the wheels of gpu-kit.
+gpu-bench:  ## Measure on a GPU, in 8 minutes; ARGS="--parts facts,sd3"
+	@$(or $(wildcard $(BIN)/python),$(PYTHON)) -W ignore benchmarks/gpu/run.py $(ARGS)
 
 $(BENCH)/.installed: benchmarks/requirements.lock | setup
 	@[ -x $(BENCH)/bin/python ] || $(TOOLS)/bin/uv venv --quiet --python $(BIN)/python $(BENCH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,33 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # So a shell starts what 
 @pytest.fixture(scope="session")
 def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A saved GlmImagePipeline of the starter's classes with random weights and peaky token logits."""
-    import torch
-    from diffusers import GlmImagePipeline
-    from transformers import ByT5Tokenizer
+    from tests.models.families.glm_image import tiny
 
-    from visual_grpo.starter.glm_image import modules
-    from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, build_processor
-
-    torch.set_num_threads(1)
-    processor = build_processor()
-    codebook = torch.rand(CODEBOOK_SIZE, FEATURES, generator=torch.Generator().manual_seed(0))
-    ar = modules.build_ar(processor, codebook, seed=1)
-    with torch.no_grad():
-        ar.lm_head.weight.mul_(4)  # Untrained logits are nearly flat: a wrong scale would go unseen.
-    vae = modules.build_vae(*SIZE, seed=4)
-    vae.register_to_config(latents_mean=[0.3, -0.2, 0.1, 0.4], latents_std=[1.5, 0.6, 1.2, 0.8])  # Nor 0 and 1.
-    pipeline = GlmImagePipeline(
-        tokenizer=ByT5Tokenizer(),
-        processor=processor,
-        text_encoder=modules.build_glyph_encoder(3),
-        vision_language_encoder=ar,
-        vae=vae,
-        transformer=modules.build_dit(codebook, seed=2),
-        scheduler=modules.build_scheduler(),
-    )
     folder = tmp_path_factory.mktemp("pipeline")
-    pipeline.save_pretrained(folder)
-    (folder / "visual_grpo.json").write_text(json.dumps({"preview_side": 2}))
+    tiny.save(folder)
     return folder
 
 

@@ -22,7 +22,7 @@ from visual_grpo.models.loading import load_pipeline
 from visual_grpo.rewards.learned.pretrained import read_weights
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")])
+SOURCES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")])
 RUN_CODE = {
     "pickle": {"load", "loads", "Unpickler"},
     "torch": {"load"},

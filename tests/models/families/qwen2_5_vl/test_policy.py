@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.conftest import stir
-from tests.models.families.qwen2_5_vl.tiny import save_qwen3_vl
+from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl, save_qwen3_vl
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
@@ -23,7 +23,6 @@ from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.models.model import Model
 from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 from visual_grpo.training.components import load_model
 
 QUERIES = ["light red", "the small thing to the left of the other one", "左边的红色部分"]
@@ -39,15 +38,7 @@ ROLLOUT = SamplerConfig(temperature=1.0, top_p=1.0, top_k=0)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param == "qwen3_vl":
-        save_qwen3_vl(folder)
-        return folder
-    processor = build_processor(64, 64)
-    model = build_model(processor, seed=1)
-    # Many ends, as of several released models, so that some of the random answers reach one.
-    model.generation_config.eos_token_id = [processor.tokenizer.eos_token_id, *range(40)]
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    {"qwen2_5_vl": save_qwen2_5_vl, "qwen3_vl": save_qwen3_vl}[request.param](folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""A Qwen3-VL of the real classes, small and with random weights; the small Qwen2.5-VL is the starter's."""
+"""A Qwen2.5-VL and a Qwen3-VL of the real classes, small and with random weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from pathlib import Path
 
 import torch
 
-from visual_grpo.starter.qwen2_5_vl import build_processor
+from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
+
+
+def save_qwen2_5_vl(folder: Path) -> None:
+    """The starter's."""
+    processor = build_processor(64, 64)
+    model = build_model(processor, seed=1)
+    # Many ends, as of several released models, so that some of the random answers reach one.
+    model.generation_config.eos_token_id = [processor.tokenizer.eos_token_id, *range(40)]
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
 
 
 def save_qwen3_vl(folder: Path, seed: int = 1) -> None:
