@@ -58,9 +58,9 @@ def _try_backend(backend: str, config: ModelConfig) -> None:
 
 
 def set_execution(networks: Mapping[str, Any], modules: Mapping[str, Module], config: ModelConfig) -> None:
-    """Applies ``model.attention`` and ``model.compile`` to the trained networks, by the names of their modules.
+    """Applies ``model.attention`` and ``model.compile`` to the networks, by the names of their modules.
 
-    Raises UserError where a network lets its attention not be chosen.
+    Raises UserError where a network has no choice of attention, or no blocks to compile.
     """
     for name, backend in attention_of(config, modules).items():
         network = networks[name]
@@ -87,11 +87,16 @@ def is_compiled(network: nn.Module) -> bool:
 def compile_blocks(network: Any) -> None:
     """Compiles the repeated blocks, each kind once for all and for any batch and length.
 
-    Where that fails, all go on uncompiled after one line.
+    Where that fails, all go on uncompiled after one line. Raises UserError for a network that names no such blocks.
     """
     # As diffusers' compile_repeated_blocks, which not every model of it names blocks for.
-    names = getattr(network, "_repeated_blocks", None) or network._no_split_modules
+    names = getattr(network, "_repeated_blocks", None) or getattr(network, "_no_split_modules", None) or ()
     blocks = [block for block in network.modules() if type(block).__name__ in names]
+    if not blocks:
+        raise UserError(
+            f"model.compile is true, but {type(network).__name__} names no repeated blocks (_repeated_blocks or"
+            " _no_split_modules). Leave model.compile out."
+        )
     for block in blocks:
         block.compile(dynamic=True, fullgraph=True, recompile_limit=VARIANTS)
         block._compiled_call_impl = _with_fallback(block, blocks)
@@ -107,7 +112,7 @@ def _with_fallback(block: nn.Module, blocks: Sequence[nn.Module]) -> Callable[..
             if block._compiled_call_impl is not None:
                 for each in blocks:
                     each._compiled_call_impl = None
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                reason = " ".join(str(error).strip().splitlines()[:2]) or type(error).__name__
                 console.note(
                     f"Warning: {type(block).__name__} cannot be compiled here, so model.compile has no effect: {reason}"
                 )
