@@ -24,7 +24,7 @@ from visual_grpo.models.flow.transitions import log_prob, ode_step, transition
 from visual_grpo.models.lora import fast_lora
 from visual_grpo.models.tokens.interface import TokenTrajectory
 from visual_grpo.models.tokens.policy import TokenPolicy
-from visual_grpo.models.tokens.prompt_cache import Prompts, forward
+from visual_grpo.models.tokens.prompt_cache import Prompts
 
 ArPolicy = TokenPolicy[Prompts]
 DitPolicy = FlowPolicy[Conditions]
@@ -207,7 +207,9 @@ def _whole_log_probs(policy: ArPolicy, trajectory: TokenTrajectory[Prompts]) -> 
     embeds = torch.cat([prompts.embeds[own], model.network.model.get_input_embeddings()(tokens[:, :-1])], 1)
     mask = torch.cat([prompts.mask[own], torch.ones_like(tokens[:, :-1])], 1)
     positions = torch.cat([prompts.positions[:, own], prompts.token_positions[:, own, : count - 1]], 2)
-    hidden = forward(model.network, embeds, mask, positions, None)[:, -count:]
+    language_model = model.network.model.language_model
+    output = language_model(inputs_embeds=embeds, attention_mask=mask, position_ids=positions, use_cache=False)
+    hidden = output.last_hidden_state[:, -count:]
     return (hidden @ model.head.t()).log_softmax(-1).gather(2, trajectory.tokens[..., None])[..., 0]
 
 

@@ -86,16 +86,19 @@ UNREAD_BY_SAMPLES = (
 ROUNDING = (
     *("model.device", "model.offload", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
     *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
-    *("distributed.processes", "distributed.sharded"),
+    *("model.attention", "model.compile", "distributed.processes", "distributed.sharded"),
 )
-"""Place and batch sizes of a computation: they change its rounding."""
+"""Place, kernels and batch sizes of a computation: they change its rounding."""
 CHANGED_BY_RESUME = (*UNREAD["train"], "evaluation.every", "grpo.non_finite", "alarm", *ROUNDING)
 """Parameters that a resumed training may change, beside ``grpo.steps`` where its schedule allows it."""
 PLACES = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
 """Parameters that name a place, whose content has a digest."""
 OF_JUDGING = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_FLOW)
 """Sections that judging an adapter takes from the present command, not from its training; so `_MACHINE`."""
-_MACHINE = {"model": ("device", "threads"), "policy": ("denoise_batch", "decode_batch", "rollout_batch")}
+_MACHINE = {
+    "model": ("device", "threads", "attention", "compile"),
+    "policy": ("denoise_batch", "decode_batch", "rollout_batch"),
+}
 
 
 def record(config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None) -> dict[str, Any]:

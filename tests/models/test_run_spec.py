@@ -76,7 +76,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         for model, complaint in (
             ({"offload": "phases"}, "no network is whole on a GPU, .* Set model.offload to none"),
             ({"base_weights": "4bit"}, "only weights of full precision are sharded. Set model.base_weights to full"),
+            ({"compile": True}, r"sharded is true, and model\.compile is true: .* Set model\.compile to false"),
         )
+    ),
+    (
+        "sd3",
+        {"model": {"path": "saved/model", "compile": True, "base_weights": "8bit"}},
+        r"model\.compile is true, and model\.base_weights is 8bit: .* Set model\.base_weights to full",
     ),
     ("glm_image", {"policy": {"train": "dit", "stages": "joint"}}, r"policy\.stages is joint, .* but only dit is"),
     ("glm_image", {"modules": {"foo": {}}}, r"modules names 'foo'\. The family glm_image has the modules: ar, d"),

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from tests.conftest import SIZE, stir
-from visual_grpo.models.tokens.prompt_cache import Prompts, forward
+from visual_grpo.models.tokens.prompt_cache import Prompts
 from visual_grpo.training.components import load_policy
 
 
@@ -49,3 +50,19 @@ def hidden_whole(model: Any, prompts: Prompts, prompt_of_row: Tensor, tokens: Te
     mask = torch.cat([prompts.mask[own], torch.ones_like(tokens[:, :-1])], 1)
     positions = torch.cat([prompts.positions[:, own], prompts.token_positions[:, own, : count - 1]], 2)
     return forward(model, embeds, mask, positions, None)[:, -count:]
+
+
+def forward(model: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache | None) -> Tensor:
+    """Hidden states [b, L, H] for embeddings [b, L, H] after what ``cache`` holds, by the model's own forward.
+
+    ``mask``: [b, all tokens] int64, 1 = a real one.
+    """
+    output = model.model.language_model(
+        inputs_embeds=embeds,
+        attention_mask=mask,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=cache is not None,
+    )
+    hidden: Tensor = output.last_hidden_state
+    return hidden

@@ -31,6 +31,14 @@ class ModelConfig(Strict):
     offload: Literal["none", "phases"] = Field(
         default="none", description="phases: each network is on the GPU only while it computes; same results"
     )
+    attention: NotEmpty | dict[str, str] | None = Field(
+        default=None,
+        description="attention backend by diffusers' name (flow modules) or transformers' (sdpa, eager); "
+        "model.attention.MODULE=NAME for one of several; null = the library's",
+    )
+    compile: bool = Field(
+        default=False, description="torch.compile the blocks of the trained networks: minutes once, then faster steps"
+    )
     threads: int = Field(
         default=1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits"
     )

@@ -21,6 +21,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Policy, PromptRecord
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.models.execution import set_execution
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import FlowModel
 from visual_grpo.models.flow.parts import packed
@@ -91,6 +92,7 @@ def check_family(
         run_plain(family, pipeline, settings, RECORDS[:1], STEPS, guidance_scale),
     ]
     built = family.build(pipeline, settings)
+    set_execution(built.adapters.networks, built.modules, config)
     findings = [levels_finding(built.model, runs[0])]
     findings += [latents_finding(built.model, run, config.dtype) for run in runs]
     findings.append(pixels_finding(built.model, runs[1], config.dtype))

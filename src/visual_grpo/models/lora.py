@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Policy
 from visual_grpo.config import LoraParams
+from visual_grpo.models.execution import is_compiled
 from visual_grpo.models.quantized import QuantizedLinear
 
 T = TypeVar("T")
@@ -301,9 +302,9 @@ def fast_lora(model: nn.Module) -> Iterator[None]:
 
     A and s B are rounded to the precision of W once. Weights are not merged: half precision would round the update
     away, quantized weights cannot hold it, and sharded ones are gathered for one call at a time. Layers whose adapter
-    is off are left alone.
+    is off are left alone, and compiled ones, which would be compiled again for each rollout's factors.
     """
-    layers = [layer for layer in lora_layers(model) if not layer.disable_adapters]
+    layers = [] if is_compiled(model) else [layer for layer in lora_layers(model) if not layer.disable_adapters]
     before = [layer.__dict__.get("forward") for layer in layers]
     try:
         with torch.no_grad():

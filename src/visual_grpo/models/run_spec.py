@@ -183,13 +183,23 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             f"model.offload is {offload}, but {family.name} is one network, which is always needed; only a model of"
             " several networks can keep one on the GPU at a time. Set it to none."
         )
-    if config.distributed.sharded:
-        for name, value, required, why in (
-            ("model.offload", offload, "none", "no network is whole on a GPU, to be moved off it"),
-            ("model.base_weights", config.model.base_weights, "full", "only weights of full precision are sharded"),
-        ):
-            if value != required:
-                yield f"distributed.sharded is true, and {name} is {value}: {why}. Set {name} to {required}."
+    yield from _exclusions(config)
+
+
+def _exclusions(config: Parameters) -> Iterator[str]:
+    """Yields a sentence for each two parameters of how the model is held that exclude each other."""
+    model, whole = config.model, ("model.base_weights", config.model.base_weights, "full")
+    sharding = ("distributed.sharded", config.distributed.sharded)
+    offload = ("model.offload", model.offload, "none")
+    uncompiled = ("model.compile", str(model.compile).lower(), "false")
+    for (setting, is_set), (name, value, required), why in (
+        (sharding, offload, "no network is whole on a GPU, to be moved off it"),
+        (sharding, whole, "only weights of full precision are sharded"),
+        (sharding, uncompiled, "a compiled block cannot gather its layers"),
+        (("model.compile", model.compile), whole, "only layers of full precision are compiled"),
+    ):
+        if is_set and value != required:
+            yield f"{setting} is true, and {name} is {value}: {why}. Set {name} to {required}."
 
 
 def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]:

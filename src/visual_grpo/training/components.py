@@ -14,6 +14,7 @@ from visual_grpo.config import Dtype, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
+from visual_grpo.models.execution import attention_of, set_execution
 from visual_grpo.models.family import find_family, is_own
 from visual_grpo.models.family_check import check_before_training
 from visual_grpo.models.module import ModelSettings
@@ -67,6 +68,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     loaded = spec.family.load(model, config.model)
     built = spec.family.build(loaded, settings)
     require_quantized(built.adapters.networks, config.model.base_weights)
+    set_execution(built.adapters.networks, built.modules, config.model)
     if check_own_family and is_own(config.model.family) and config.data.task == "t2i":
         check_before_training(
             spec.family, loaded, built, settings, spec.rollout.guidance_scale or 1, config.model.dtype
@@ -133,6 +135,8 @@ def load_model(
     dtype: Dtype = "float32",
     base_weights: Literal["full", "8bit", "4bit"] = "full",
     device: str = "auto",
+    attention: str | dict[str, str] | None = None,
+    compile: bool = False,  # noqa: A002 - as the parameter is called.
     seed: int = 0,
 ) -> Model:
     """A model of any family without any Kedro configuration.
@@ -150,9 +154,13 @@ def load_model(
     config = policy or PolicyConfig()
     model_family = find_family(family, model)
     settings = ModelSettings(size=size, policy=config, options=options_of(model_family, options or {}))
-    model_config = ModelConfig(path=model, dtype=dtype, base_weights=base_weights, device=device)
+    model_config = ModelConfig(
+        path=model, dtype=dtype, base_weights=base_weights, device=device, attention=attention, compile=compile
+    )
+    attention_of(model_config, model_family.modules)
     built = model_family.build(model_family.load(model, model_config), settings)
     require_quantized(built.adapters.networks, base_weights)
+    set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
         built.adapters.load(Path(adapters), train)
     else:

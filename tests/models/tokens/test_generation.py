@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from tests.conftest import SIZE, stir
+from tests.models.token_policies import forward
 from tests.models.tokens.test_policy import RECORDS
 from visual_grpo.models.tokens import generation
 from visual_grpo.models.tokens.generation import SampledTokens, sample_tokens
 from visual_grpo.models.tokens.probabilities import TokenSampler
-from visual_grpo.models.tokens.prompt_cache import forward
 from visual_grpo.training.components import load_policy
 
 
@@ -35,7 +36,9 @@ def test_masks_and_rotary_tables_are_those_of_the_models_own_forward(
 
     class Stock:
         def __init__(self, model: Any, prefix: Any, length: int) -> None:
-            self.model, self.cache, self.mask = model, prefix.cache, prefix.mask
+            self.model, self.cache, self.mask = model, DynamicCache(), prefix.mask
+            for number, layer in enumerate(prefix.cache):
+                self.cache.update(layer.keys, layer.values, number)
             self.positions = iter(prefix.token_positions.split(1, -1))
 
         def next(self, embeds: torch.Tensor) -> torch.Tensor:

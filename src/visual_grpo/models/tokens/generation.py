@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.rows import distinct
 from visual_grpo.models.tokens.interface import TokenModel, TokenTrajectory
 from visual_grpo.models.tokens.probabilities import TokenSampler, deviation, entropy, row_uniforms, sample_ids
-from visual_grpo.models.tokens.prompt_cache import Prefix, Prompts, prefill
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache
+from visual_grpo.models.tokens.prompt_cache import LayerCache, Prefix, Prompts, prefill, run_layer
 
 E = TypeVar("E", bound=Prompts)
 
@@ -141,7 +139,7 @@ class TokenSteps:
 
         Raises UserError for a model of sliding windows, which `_mask` does not know.
         """
-        if any(layer.is_sliding for layer in prefix.cache.layers):
+        if any(layer.is_sliding for layer in DynamicCache(config=model.config.get_text_config()).layers):
             raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
         self._model, self._cache, self._token = model, prefix.cache, 0
         self._prompt = prefix.mask.shape[1]
@@ -159,12 +157,12 @@ class TokenSteps:
 
 
 def layers(
-    model: Any, embeds: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: DynamicCache
+    model: Any, embeds: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: Sequence[LayerCache]
 ) -> Tensor:
     """Hidden states [b, 1, H] of one token more than ``cache`` holds, by the language model's layers themselves."""
     network, hidden = model.model.language_model, embeds
-    for layer in network.layers:
-        hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+    for layer, own in zip(network.layers, cache, strict=True):
+        hidden = run_layer(layer, hidden, mask, rotary, own)
     normed: Tensor = network.norm(hidden)
     return normed
 

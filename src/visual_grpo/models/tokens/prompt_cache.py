@@ -5,6 +5,7 @@ Shapes: N distinct prompts, B rows (b of them), P prompt tokens (left-padded), T
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +33,37 @@ class Prompts:
     2406.04334); None where the model has no such images."""
 
 
+class LayerCache:
+    """Keys and values of one layer, [b, heads, tokens, width], as its attention asks transformers' caches for them.
+
+    Those hold all layers, which a compiled layer would be compiled for one by one: it asks by its number.
+    """
+
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Adds tokens; returns the keys and values of all."""
+        if self.keys is not None and self.values is not None:
+            keys, values = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def select(self, rows: Tensor) -> None:
+        assert self.keys is not None, "a layer has run"
+        assert self.values is not None, "a layer has run"
+        # In memory as `update` gives them, so that a compiled layer takes both.
+        self.keys, self.values = self.keys.contiguous()[rows], self.values.contiguous()[rows]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prefix:
     """State of b rows after their prompts."""
 
     hidden: Tensor
     """[b, 1, H] of the last prompt token."""
-    cache: DynamicCache
+    cache: Sequence[LayerCache]
+    """One for each layer."""
     mask: Tensor
     """[b, P] int64."""
     token_positions: Tensor
@@ -50,13 +75,19 @@ def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
 
     ``model`` is a transformers model with ``model.language_model``; its LoRA adapter is active.
     """
+    network, config = model.model.language_model, model.config.get_text_config()
     used, inverse = prompt_of_row.unique(return_inverse=True)
-    cache = DynamicCache(config=model.config.get_text_config())
-    added = None if prompts.added is None else prompts.added[:, used]
-    hidden = forward(model, prompts.embeds[used], prompts.mask[used], prompts.positions[:, used], cache, added)
-    cache.batch_select_indices(inverse.to(hidden.device))
+    hidden = prompts.embeds[used]
+    masks = create_masks_for_generate(config, hidden, prompts.mask[used], DynamicCache())
+    rotary = network.rotary_emb(hidden, prompts.positions[:, used])
+    inverse, cache = inverse.to(hidden.device), [LayerCache() for _ in network.layers]
+    for number, (layer, own) in enumerate(zip(network.layers, cache, strict=True)):
+        hidden = run_layer(layer, hidden, masks, rotary, own)
+        if prompts.added is not None and number < len(prompts.added):
+            hidden = hidden + prompts.added[number, used]
+        own.select(inverse)
     return Prefix(
-        hidden=hidden[inverse, -1:],
+        hidden=network.norm(hidden[:, -1:])[inverse],
         cache=cache,
         mask=prompts.mask[prompt_of_row],
         token_positions=prompts.token_positions[:, prompt_of_row],
@@ -94,12 +125,10 @@ def hidden_shared(
     added = () if prompts.added is None else prompts.added[:, used]
 
     def run(layer: Any, before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-        cache, kind = DynamicCache(), getattr(layer, "attention_type", "full_attention")
-        masks_of_layer = [mask[kind] if isinstance(mask, dict) else mask for mask in masks]
-        before = layer(before, attention_mask=masks_of_layer[0], position_embeddings=rotary[0], past_key_values=cache)
-        cache.batch_select_indices(of_row)
-        after = layer(after, attention_mask=masks_of_layer[1], position_embeddings=rotary[1], past_key_values=cache)
-        return before, after
+        cache = LayerCache()
+        before = run_layer(layer, before, masks[0], rotary[0], cache)
+        cache.select(of_row)
+        return before, run_layer(layer, after, masks[1], rotary[1], cache)
 
     for number, layer in enumerate(network.layers):
         if checkpointing:
@@ -112,29 +141,12 @@ def hidden_shared(
     return hidden
 
 
-def forward(
-    model: Any,
-    embeds: Tensor,
-    mask: Tensor,
-    positions: Tensor,
-    cache: DynamicCache | None,
-    added: Tensor | None = None,
-) -> Tensor:
-    """Hidden states [b, L, H] for embeddings [b, L, H] after what ``cache`` holds.
+def run_layer(layer: Any, hidden: Tensor, mask: Any, rotary: tuple[Tensor, Tensor], cache: LayerCache) -> Tensor:
+    """[b, L, H] after a layer of the language model, for L tokens after those in ``cache``.
 
-    ``mask``: [b, all tokens] int64, 1 = a real one. ``added``: [K, b, L, H], as `Prompts.added`.
+    ``mask``: what its attention takes, or one by each kind of layer.
     """
-    deepstack = {}
-    if added is not None:
-        everywhere = torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device)
-        deepstack = {"visual_pos_masks": everywhere, "deepstack_visual_embeds": list(added.flatten(1, 2))}
-    output = model.model.language_model(
-        inputs_embeds=embeds,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=cache is not None,
-        **deepstack,
-    )
-    hidden: Tensor = output.last_hidden_state
-    return hidden
+    if isinstance(mask, dict):
+        mask = mask[getattr(layer, "attention_type", "full_attention")]
+    after: Tensor = layer(hidden, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+    return after

@@ -25,6 +25,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig, SamplerConfig
 from visual_grpo.grpo.distributed.sharding import layers_of
+from visual_grpo.models.execution import set_execution
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings
@@ -69,7 +70,10 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=spec.options)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    return PlannedModel(spec=spec, model=family.build(loaded, settings), networks=networks, source=source)
+    built = family.build(loaded, settings)
+    if measured:
+        set_execution(built.adapters.networks, built.modules, model)
+    return PlannedModel(spec=spec, model=built, networks=networks, source=source)
 
 
 def segmenter_of(rewards: Mapping[str, RewardConfig]) -> dict[str, nn.Module]:
