@@ -89,7 +89,7 @@ def test_samples_that_can_no_longer_be_scored_are_an_alarm_without_a_rise(tmp_pa
     monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4)
     total = np.where(np.arange(COUNT) < 14, np.nan, 1.0)
     found = look(monitor, total=total)
-    assert not found.has_risen
+    assert not found.risen
     assert found.alarm is not None
     assert found.alarm.startswith("58% more of the samples cannot be scored (at least ")
     assert look(monitor, total=np.where(np.arange(COUNT) < 2, np.nan, 1.0)).alarm is None
@@ -112,7 +112,7 @@ def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(
     texts = [TextSample(text="", finished=True, frame=(8, 8))] * 6
     found = monitor.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
     assert {own.name for own in found.watched} == {"guard", UNSCORED}
-    assert found.rise == 1.0
+    assert found.rises == {"total": 1.0}
     assert monitor.files(records)[4:] == [tmp_path / "eval/p04.png", None]
     nothing = monitor.look(records[5:], texts[5:], torch.ones(1), {"guard": torch.ones(1)})
     assert nothing.alarm is None
