@@ -105,6 +105,8 @@ class GateDecision:
     def sentence(self) -> str:
         """States the decision and its reason: the gains, or the first conditions that do not hold."""
         where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
+        if any(condition.name.startswith("judge/") for condition in self.conditions):
+            where += ", those of judges as in the verdict"
         count, failed = counted(len(self.conditions), "condition"), self.failed
         if failed:
             conditions, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"
