@@ -1,7 +1,7 @@
 """Does a judge tell a gain that carries over from one that does not, and how often does it speak for nothing?
 
-Without ``--folder``: simulated evaluations in which, by every judge, the trained model is as good as the base model. The
-reward's gain is real, so that each judge that errs confirms or contradicts it.
+Without ``--folder``: simulated evaluations in which, by every judge, the trained model is as good as the base model.
+The reward's gain is real, so that each judge that errs confirms or contradicts it.
 
 With ``--folder``: two stories with the demo's token generator, for each seed trained, evaluated and brought to the gate
 by the commands that a user has. *Gain*: ``shapes`` is optimised, which measures the object that it has cut out; the
