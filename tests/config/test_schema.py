@@ -58,7 +58,7 @@ def test_the_defaults_are_typed(defaults):
         (
             "rewards.judge",
             {"judge": True, "weight": 0.5},
-            "a judge is never optimised, and this one has the weight 0.5",
+            "a judge is never optimised, and this has the weight 0.5",
         ),
         ("rewards.judge", {"judge_of": "shapes", "weight": 0.0}, "judge_of is shapes, and judge is not true"),
         (

@@ -142,7 +142,8 @@ def test_the_metrics_have_every_signal_with_its_bounds(tmp_path: Path) -> None:
 def test_a_judge_may_not_fall_at_all(
     tmp_path: Path, of: str, second: np.ndarray, ocr: float, total: float, alarm: str | None
 ) -> None:
-    monitor = HackingMonitor(baseline(tmp_path, judges={"guard": of}, **{"reward/ocr": 1.0}), AlarmConfig(), looks=4)
+    of_ocr: dict[str, Any] = {"reward/ocr": 1.0}
+    monitor = HackingMonitor(baseline(tmp_path, judges={"guard": of}, **of_ocr), AlarmConfig(), looks=4)
     rewards = {"guard": torch.tensor(second), "ocr": torch.full((COUNT,), ocr)}
     images = [torch.full((3, 32, 64), 100, dtype=torch.uint8)] * COUNT
     found = monitor.look(RECORDS, images, torch.full((COUNT,), total), rewards)

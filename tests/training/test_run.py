@@ -94,9 +94,10 @@ def test_a_judge_sees_evaluations_and_no_rollout(pipeline_folder: Path, tmp_path
 
     second = FunctionReward("second", judge)
     second.judge_of = "total"
-    config = parameters(tmp_path, grpo={"steps": 2}, evaluation={"every": 1}, tracking={"images_every": 1})
+    config = parameters(tmp_path, grpo={"steps": 2}, evaluation={"every": 1})
     run = make_run(config, pipeline_folder, second=second)
-    execute(run, tmp_path / "out", lambda metrics, row: run.shown_samples())
+    execute(run, tmp_path / "out")
+    run.shown_samples()
     assert seen == [2, 2], "the two eval prompts of each of two evaluations"
     assert "reward/second" not in run.progress.history[0]
 

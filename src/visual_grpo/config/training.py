@@ -56,15 +56,11 @@ class RewardConfig(Strict):
     """One reward: a built-in by name or any ``package.module:function``."""
 
     function: NotEmpty | None = Field(None, description="package.module:function; null = the built-in of this name")
-    weight: float = Field(1.0, description="0 = reported, never optimised; of a judge always 0")
+    weight: float = Field(1.0, description="0 = reported, never optimised")
     judge: bool = Field(
-        False,
-        description="a second opinion on what another reward measures: scored at baseline and evaluations, never in"
-        " rollouts; the verdict says whether the gain carries over to it",
+        False, description="a second opinion: scored at baseline and evaluations, never in rollouts; weight 0"
     )
-    judge_of: NotEmpty | None = Field(
-        None, description="the optimised reward that a judge gives a second opinion on; null = the total"
-    )
+    judge_of: NotEmpty | None = Field(None, description="the optimised reward that is judged; null = the total")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
     clip: tuple[float | None, float | None] = Field(
         (None, None),
@@ -93,7 +89,7 @@ class RewardConfig(Strict):
     def _judges_without_taking_part(self) -> Self:
         if self.judge and self.weight:
             raise ValueError(
-                f"a judge is never optimised, and this one has the weight {self.weight:g}: leave out judge or weight"
+                f"a judge is never optimised, and this has the weight {self.weight:g}: leave one of them out"
             )
         if self.judge_of is not None and not self.judge:
             raise ValueError(f"judge_of is {self.judge_of}, and judge is not true: set judge: true, or leave both out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,22 +87,22 @@ def require_independent_judges(config: Parameters) -> None:
     The reward itself is the same function with the same models: no option that is a text, as a name, an address or a
     file's content, differs.
     """
+    judges = [name for name, reward in config.rewards.items() if reward.judge]
     optimised = [name for name in config.rewards if name in optimised_rewards(config.public())]
-    for judge, reward in config.rewards.items():
-        for other in optimised if reward.judge else ():
-            kinds = [_kind_of(name, config.rewards[name], config.output) for name in (judge, other)]
-            shared = set.intersection(
-                *(_weights_of(name, config.rewards[name], config.output) for name in (judge, other))
+    built = [*judges, *optimised] if judges else []
+    functions = {name: _function_and_models(name, config.rewards[name], config.output) for name in built}
+    weights = {name: _weights_of(name, config.rewards[name], config.output) for name in built}
+    for judge, other in itertools.product(judges, optimised):
+        shared = weights[judge] & weights[other]
+        if shared or functions[judge] == functions[other]:
+            same = "has the weights of" if shared else "is the same function with the same models as"
+            raise UserError(
+                f"rewards.{judge} judges what rewards.{other} optimises, and {same} it, so that it can contradict"
+                " nothing. Name a judge of another family, trained on other data, or leave out judge: true"
             )
-            if kinds[0] == kinds[1] or shared:
-                same = "has the weights of" if shared else "is the same function with the same models as"
-                raise UserError(
-                    f"rewards.{judge} judges what rewards.{other} optimises, and {same} it, so that it can contradict"
-                    " nothing. Name a judge of another family, trained on other data, or leave out judge: true"
-                )
 
 
-def _kind_of(name: str, reward: RewardConfig, output: str) -> tuple[str | None, dict[str, Any]]:
+def _function_and_models(name: str, reward: RewardConfig, output: str) -> tuple[str | None, dict[str, Any]]:
     texts = {option: value for option, value in flatten(reward.options).items() if isinstance(value, str)}
     texts.pop(CACHE, None)
     return reward.function or BUILT_IN.get(name), texts | option_files(reward.options, output)
