@@ -55,6 +55,25 @@ def test_the_defaults_are_typed(defaults):
             {"pallete": 1.0},
             "modules.dit.rewards names 'pallete', which is not in rewards: shapes, palette",
         ),
+        (
+            "rewards.judge",
+            {"judge": True, "weight": 0.5},
+            "a judge is never optimised, and this has the weight 0.5",
+        ),
+        ("rewards.judge", {"judge_of": "shapes", "weight": 0.0}, "judge_of is shapes, and judge is not true"),
+        (
+            "rewards.judge",
+            {"judge": True, "judge_of": "shape"},
+            "rewards.judge.judge_of names 'shape'; expected a reward that is optimised, with no weight below 0: shapes,"
+            " palette, or null for the total. Did you mean 'shapes'?",
+        ),
+        ("rewards.judge", {"judge": True, "judge_of": "judge"}, "judge_of names 'judge'; expected a reward that is"),
+        ("rewards.palette", {"judge": True}, "rewards.palette is a judge, and a module has a weight for it"),
+        (
+            "rewards",
+            {"shapes": {"only_where": {"judge": 0.5}, "clip": [0, 1]}, "palette": {}, "judge": {"judge": True}},
+            "rewards.shapes.only_where names 'judge', a judge, which rollouts are not scored by",
+        ),
         ("policy.decode_guidance_scale", True, "decode_guidance_scale = True: should be a number, not true or false"),
         ("rewards.shapes.clip", [True, None], "shapes.clip = [True, None]: should be a number, not true or false"),
         ("modules.dit.rewards", {"palette": False}, "should be a number, not true or false"),
@@ -202,3 +221,13 @@ def test_what_mlflow_could_not_store_or_reserves_and_an_impossible_rule_are_refu
 ) -> None:
     with pytest.raises(ValidationError, match=said):
         PromotionConfig.model_validate(wrong)
+
+
+def test_a_judge_has_no_weight_and_leaves_the_reward_to_be_chosen(defaults):
+    config = validate(changed(defaults, "rewards.second", {"judge": True, "judge_of": "shapes"}))
+    assert config.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0, "second": 0.0}
+    rewards = {**defaults["rewards"], "lower": {"weight": -1.0}, "second": {"judge": True, "judge_of": "lower"}}
+    with pytest.raises(ParameterError, match="judge_of names 'lower'"):
+        validate(changed(defaults, "rewards", rewards))
+    own_data = with_world({**defaults, "reward": "auto", "rewards": {"second": {"judge": True}}, "data": {"path": "x"}})
+    assert own_data["reward"] == "auto", "a judge is no reward of one's own"

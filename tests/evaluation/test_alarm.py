@@ -22,7 +22,7 @@ BASE = np.linspace(0.2, 0.6, COUNT)
 """Of the guard, on the base model's pictures."""
 
 
-def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
+def baseline(folder: Path, guard: np.ndarray = BASE, judges: dict[str, str] | None = None, **columns: Any) -> Path:
     """Scores and pictures with rows that are not of the eval prompts' first image."""
     (folder / "eval").mkdir(parents=True)
     rows = []
@@ -33,7 +33,7 @@ def baseline(folder: Path, guard: np.ndarray = BASE, **columns: Any) -> Path:
         rows += [row, row | {"index": 1, "total": 99.0}, row | {"split": "held_out", "reward/guard": 99.0}]
         rows += [row | {"sampler": "rollout", "total": 99.0}]
     table = pd.DataFrame(rows).assign(**columns)
-    table.attrs = {"weights": {"judge": 1.0, "guard": 0.0}}
+    table.attrs = {"weights": {"ocr": 1.0, "guard": 0.0}, "judges": judges or {}}
     table.to_parquet(folder / "scores.parquet")
     return folder
 
@@ -89,7 +89,7 @@ def test_samples_that_can_no_longer_be_scored_are_an_alarm_without_a_rise(tmp_pa
     monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4)
     total = np.where(np.arange(COUNT) < 14, np.nan, 1.0)
     found = look(monitor, total=total)
-    assert not found.has_risen
+    assert not found.risen
     assert found.alarm is not None
     assert found.alarm.startswith("58% more of the samples cannot be scored (at least ")
     assert look(monitor, total=np.where(np.arange(COUNT) < 2, np.nan, 1.0)).alarm is None
@@ -112,7 +112,7 @@ def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(
     texts = [TextSample(text="", finished=True, frame=(8, 8))] * 6
     found = monitor.look(records, texts, torch.full((6,), 2.0), {"guard": torch.full((6,), 0.1)})
     assert {own.name for own in found.watched} == {"guard", UNSCORED}
-    assert found.rise == 1.0
+    assert found.rises == {"total": 1.0}
     assert monitor.files(records)[4:] == [tmp_path / "eval/p04.png", None]
     nothing = monitor.look(records[5:], texts[5:], torch.ones(1), {"guard": torch.ones(1)})
     assert nothing.alarm is None
@@ -126,3 +126,34 @@ def test_the_metrics_have_every_signal_with_its_bounds(tmp_path: Path) -> None:
     assert list(metrics) == names
     assert metrics["watch/guard"] == pytest.approx(-0.1, abs=1e-6)
     assert metrics["watch_low/guard"] < -0.1 < metrics["watch_high/guard"] < 0
+
+
+@pytest.mark.parametrize(
+    ("of", "second", "ocr", "total", "alarm"),
+    [
+        ("total", BASE * 0.9, 1.0, 2.0, "the reward rose by 1, and the judge guard fell by 10% (at least "),
+        ("total", BASE * 1.1, 1.0, 2.0, None),
+        ("total", BASE * 0.9, 2.0, 1.0, None),
+        # The judge of one reward is looked at where that rose, whatever the total did.
+        ("ocr", BASE * 0.9, 2.0, 1.0, "ocr rose by 1, and the judge guard fell by 10% (at least "),
+        ("ocr", BASE * 0.9, 1.0, 2.0, None),
+    ],
+)
+def test_a_judge_may_not_fall_at_all(
+    tmp_path: Path, of: str, second: np.ndarray, ocr: float, total: float, alarm: str | None
+) -> None:
+    of_ocr: dict[str, Any] = {"reward/ocr": 1.0}
+    monitor = HackingMonitor(baseline(tmp_path, judges={"guard": of}, **of_ocr), AlarmConfig(), looks=4)
+    rewards = {"guard": torch.tensor(second), "ocr": torch.full((COUNT,), ocr)}
+    images = [torch.full((3, 32, 64), 100, dtype=torch.uint8)] * COUNT
+    found = monitor.look(RECORDS, images, torch.full((COUNT,), total), rewards)
+    assert found.alarm is None if alarm is None else found.alarm is not None and found.alarm.startswith(alarm)
+    assert found.suspicion == pytest.approx(0.1 if alarm else 0.0, abs=1e-6)
+
+
+def test_a_judge_whose_mean_is_zero_can_fall_too(tmp_path: Path) -> None:
+    centred = BASE - BASE.mean()
+    monitor = HackingMonitor(baseline(tmp_path, centred - centred.mean(), {"guard": "total"}), AlarmConfig(), looks=1)
+    found = look(monitor, guard=centred - centred.mean() - 0.1)
+    assert found.alarm is not None
+    assert "the judge guard fell by " in found.alarm

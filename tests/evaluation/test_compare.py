@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.evaluation.compare import compare, compare_controls, join
+from visual_grpo.evaluation.verdict import summarise
 
 SETTINGS = {"bootstrap_samples": 200, "seed": 0}
 COLUMNS = ["sampler", "split", "id", "prompt", "index", "seed", "file"]
@@ -182,3 +184,38 @@ def test_only_the_samples_that_were_asked_for_are_compared() -> None:
     ]
     [total] = [e for e in compare(baseline, first_of_two, bootstrap_samples=200, seed=0) if e["name"] == "total"]
     assert (total["images"], total["difference"]) == (2, 2)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_judges_have_intervals_that_hold_together(count: int) -> None:
+    rng = np.random.default_rng(0)
+    before, after = scores(rng.normal(size=24)), scores(rng.normal(size=24))
+    judges = {f"judge{number}": "total" for number in range(count)}
+    for frame in (before, after):
+        for name in judges:
+            frame[f"reward/{name}"] = frame["total"]
+        frame.attrs["weights"] |= dict.fromkeys(judges, 0.0)
+        frame.attrs["judges"] = judges
+    total, *_, last = measured(before, after)
+    assert (last["judge_of"], last["confidence"]) == ("total", 1 - 0.05 / count)
+    assert "judge_of" not in total
+    wider = stats.t.ppf(1 - 0.025 / count, 11) / stats.t.ppf(0.975, 11)
+    half, of_total = (entry["ci_high"] - entry["difference"] for entry in (last, total))
+    assert half == pytest.approx(wider * of_total)
+
+
+def test_a_judge_speaks_for_nothing_as_rarely_as_its_level_says() -> None:
+    """200 runs whose reward really rises, with three judges who see nothing of it: any of them may err in 5%."""
+    rng, judges = np.random.default_rng(1), {f"judge{number}": "total" for number in range(3)}
+    erred = []
+    for _ in range(200):
+        tables = []
+        for gain in (0.0, 1.0):
+            table = scores(rng.normal(gain, 1, 40), split="held_out")
+            for name in judges:
+                table[f"reward/{name}"] = rng.normal(size=40) + np.repeat(rng.normal(size=20), 2)
+            table.attrs = {"weights": {"a": 1.0, "guard": 0.0} | dict.fromkeys(judges, 0.0), "judges": judges}
+            tables.append(table)
+        found = summarise(measured(*tables))
+        erred.append(any(judge["outcome"] != "not shown" for judge in found["judges"]))
+    assert 1 <= sum(erred) <= stats.binom.ppf(0.99, 200, 0.05)

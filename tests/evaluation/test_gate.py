@@ -242,3 +242,20 @@ def test_another_sampler_several_splits_and_lost_weights_are_refused() -> None:
     bare.attrs = {}
     with pytest.raises(UserError, match="lack the weights of their rewards"):
         decide(bare, base, rule())
+
+
+@pytest.mark.parametrize(("shift", "promoted"), [(0.1, True), (-0.02, True), (-0.1, False)])
+def test_what_a_judge_contradicts_is_not_promoted(shift: float, promoted: bool) -> None:
+    changes = [shift + noise for noise in (0.05, -0.05, 0.03, -0.03, 0.04, -0.04)]
+    after, before = scores(BETTER, [5 + change for change in changes]), scores(REFERENCE, 5.0)
+    for frame in (after, before):
+        frame.attrs["judges"] = {"guard": "total"}
+    decision = decide(after, {"base": before}, rule(gates_per_year=10))
+    found = condition(decision, "judge/guard")
+    # The end of the verdict's interval, whatever the level of the gate.
+    assert found.bound == pytest.approx(upper(changes, 0.025))
+    assert (decision.promoted, condition(decision, "guard/guard").holds) == (promoted, True)
+    if not promoted:
+        said = "those of judges as in the verdict. Judge guard against base: -0.100, upper bound -0.053, required at"
+        said += " least 0.000: does not hold."
+        assert decision.sentence.endswith(said)

@@ -62,7 +62,12 @@ def paint(folder: Path, batch_size: int = 4, advance: Callable[..., object] | No
 def test_scores_are_those_of_the_files_which_keep_what_they_depend_on(tmp_path: Path) -> None:
     drawn, table = paint(tmp_path), read_scores(tmp_path)
     pd.testing.assert_frame_equal(table, drawn)
-    assert table.attrs == {"depends_on": {"seed": 0}, "weights": {"brightness": 2.0, "halves": 0.0}, "measures": {}}
+    assert table.attrs == {
+        "depends_on": {"seed": 0},
+        "weights": {"brightness": 2.0, "halves": 0.0},
+        "judges": {},
+        "measures": {},
+    }
     kept = [to_tensor(read_image(tmp_path / file)) for file in table["file"]]
     again = scorer()([PromptRecord(id=i, prompt="") for i in table["id"]], kept)
     assert table["total"].tolist() == again.total.tolist()

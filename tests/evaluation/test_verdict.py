@@ -179,3 +179,71 @@ def test_the_main_view_is_held_out_with_the_eval_sampler() -> None:
     assert main_view(views) == ("held_out", "eval")
     assert main_view(views[:2]) == ("eval", "eval")
     assert main_view([views[2]]) == ("held_out", "rollout")
+
+
+def judge(name: str = "second", of: str = "total", confidence: float = 0.95, **changes: Any) -> Entry:
+    return entry(name, judge_of=of, confidence=confidence, optimised=False, **changes)
+
+
+OVER: Entry = {"sampler": "eval guidance_scale=3", "difference": 0.1, "ci_low": 0.05, "ci_high": 0.15}
+UNSURE: Entry = {"difference": -0.1, "ci_low": -0.3, "ci_high": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("total", "second", "control", "verdict", "outcome", "said"),
+    [
+        ({}, {}, OVER, "better", "carries over", "(95% interval). The gain carries over to second."),
+        ({}, {}, None, "better", "carries over", "The gain carries over to second."),
+        ({}, {}, OVER | {"ci_low": -0.05}, "better", "not shown", "not shown that the gain carries over to second."),
+        ({}, UNSURE, OVER, "better", "not shown", "It is not shown that the gain carries over to second."),
+        (
+            {},
+            LOSS,
+            OVER,
+            "contradicted",
+            "contradicted",
+            "the gain of the trained model is contradicted: the judge second: 1.000 of the base model, 1.400 of the"
+            " trained model, -0.400 [-0.500, -0.300]; mean total 1.400 against 1.000",
+        ),
+        (LOSS, LOSS, OVER, "worse", "contradicted", "the trained model is worse: mean total"),
+        (UNSURE, LOSS, OVER, "not shown", "contradicted", "no difference is shown"),
+        (UNSURE, {}, OVER, "not shown", "not shown", "no difference is shown"),  # There is no gain to carry over.
+        # Too few prompts show nothing by a judge either, and what a judge cannot score may be what got worse.
+        ({"units": 9}, LOSS | {"units": 9}, OVER, "not shown", "not shown", "fewer than 10 independent"),
+        (
+            {},
+            {"unscored_trained": 34, "unscored_differs": True},
+            OVER,
+            "better",
+            "not shown",
+            "not shown that the gain",
+        ),
+        ({}, {"difference": None, "ci_low": None, "ci_high": None}, None, "better", "not shown", "not shown that the"),
+    ],
+)
+def test_a_gain_carries_over_to_a_judge_or_is_contradicted(
+    total: Entry, second: Entry, control: Entry | None, verdict: str, outcome: str, said: str
+) -> None:
+    controls = [] if control is None else [judge(**control), entry(**OVER)]
+    found = summarise([entry(**total), judge(**second)], controls)
+    assert (found["verdict"], found["judges"][0]["outcome"]) == (verdict, outcome)
+    assert said in found["sentence"]
+
+
+def test_judges_stand_in_the_lines_and_in_the_numbers() -> None:
+    of_ocr = judge("tesseract", of="ocr", confidence=0.975)
+    best = judge("tesseract", of="ocr", **OVER | {"baseline_mean": 1.2})
+    other = judge("tesseract", of="ocr", **OVER | {"sampler": "eval guidance_scale=1", "baseline_mean": 1.1})
+    found = summarise([entry(), entry("ocr"), of_ocr, judge("second", **LOSS)], [other, best])
+    assert found["verdict"] == "contradicted"
+    assert lines(found)[1:3] == [
+        "Judge of ocr tesseract: 1.000 of the base model, 1.400 of the trained model, +0.400 [+0.300, +0.500] (97.5%"
+        " interval); against guidance_scale=3 +0.100 [+0.050, +0.150]. The gain carries over.",
+        "Judge second: 1.000 of the base model, 1.400 of the trained model, -0.400 [-0.500, -0.300]. It contradicts a"
+        " gain.",
+    ]
+    assert result(found)["judge/second"]["difference"] == -0.4
+    lost = summarise([entry(), entry("ocr", **UNSURE), of_ocr])
+    assert lost["judges"][0]["outcome"] == "not shown", "what it judges has no gain"
+    both = summarise([entry(), guard(), judge(**LOSS)])
+    assert "edge_density fell from 0.4 to 0.1; mean total" in both["sentence"], "doubts are told as well"

@@ -3,13 +3,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.evaluation.test_verdict import entry as an_entry
-from tests.pipelines.painted import GAIN, SMALL, Project
+from tests.pipelines.painted import BRIGHTNESS, GAIN, SMALL, Project
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.evaluation.verdict import lines, show, summarise
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.evaluate import show_scores
+from visual_grpo.tracking.sync import result_metrics
 
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
 
@@ -131,3 +133,34 @@ def test_a_baseline_that_nothing_could_score_is_refused(painted: Project) -> Non
 
 def none(prompts: object, images: list[object]) -> list[None]:
     return [None] * len(images)
+
+
+def darkness(prompts: object, images: list[torch.Tensor], words: str) -> list[float]:
+    """Falls as the trained painter paints brighter."""
+    return [1 - float(image.float().mean()) / 255 for image in images]
+
+
+def test_a_judge_contradicts_from_the_scores_to_the_report(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(painted.folder)
+    Path("w.bin").write_text("weights")
+    second = {"function": "tests.pipelines.test_evaluate:darkness", "options": {"words": "w.bin"}, "judge": True}
+    rewards = {**BRIGHTNESS, "second": second}
+    painted.prepare(train=1, held_out=12)
+    painted.run(register_pipelines()["baseline"], rewards_used=rewards)
+    painted.train()
+    result = painted.run(register_pipelines()["evaluate"], rewards_used=rewards).load("result")
+    evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
+    headline = evaluation["headline"]
+    assert (headline["verdict"], headline["judges"][0]["outcome"]) == ("contradicted", "contradicted")
+    assert headline["judges"][0]["control"]["sampler"].startswith("eval ")
+    metrics = result_metrics(headline)
+    assert metrics["result/judge/second"] == result["judge/second"]["difference"] == pytest.approx(-GAIN, abs=0.01)
+    assert metrics["result/judge_high/second"] < 0
+    page = (painted.folder / "evaluation_report" / "evaluation.html").read_text()
+    assert '<p class="verdict">contradicted</p>' in page
+    judges = page.split("<h3>Judges</h3>")[1].split("<h3>Guards</h3>")
+    assert "<th>second</th><td>total</td>" in judges[0]
+    assert "second" not in judges[1].split("</ul>")[0], "it is no guard as well"
+    Path("w.bin").write_text("other weights")
+    with pytest.raises(UserError, match=r"does not pair with this run:\n  .*second: words"):
+        painted.run(register_pipelines()["evaluate"], rewards_used=rewards)

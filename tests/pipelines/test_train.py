@@ -31,6 +31,7 @@ from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.tracker import Tracker
 
 
@@ -176,6 +177,8 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, m
     assert not any("with the code of" in line for line in card)
     at = card.index("folder = 'FOLDER/ar'")
     assert card[at + 1].startswith("peft.PeftModel.from_pretrained(model, folder)")
+    facts["parameters"]["rewards"]["second"] = {"function": "engine:read", "judge": True}
+    assert "- Judges: second of the total" in model_card(facts, ["ar"]).splitlines()
 
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:

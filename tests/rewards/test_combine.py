@@ -161,3 +161,20 @@ def test_all_that_is_missing_on_the_machine_is_told_at_once() -> None:
     rewards = RewardSet({"a": (Lacking(), 1.0), "b": (constant(1), 1.0), "c": (Lacking(), 0.0)})
     with pytest.raises(UserError, match=r"reward 'a': the server is not there[\s\S]*reward 'c': the server is"):
         rewards.check_machine()
+
+
+def test_a_judge_scores_no_rollout_and_does_not_name_the_measure() -> None:
+    def judge(prompts, samples):
+        return RewardOutput(values=torch.ones(3), parts={"hit": torch.ones(3)})
+
+    judge.measure = ("hit", "exactly right")  # type: ignore[attr-defined]
+    second = FunctionReward("second", judge)
+    second.judge_of = "easy"
+    rules = {"second": ClipAndConditions(clip=(0.0, 0.5)), "easy": ClipAndConditions(clip=(0.0, 1.0))}
+    rewards = RewardSet({"easy": (constant(-1, 0.5, 3), 2.0), "second": (second, 0.0)}, rules)
+    assert (rewards.judges, rewards.measures) == ({"second": "easy"}, {})
+    assert rewards(PROMPTS, SAMPLES).rewards["second"].tolist() == [0.5] * 3
+    rollouts = rewards.without_judges()
+    assert rollouts(PROMPTS, SAMPLES).rewards.keys() == {"easy"}
+    assert rollouts(PROMPTS, SAMPLES).total.tolist() == rewards(PROMPTS, SAMPLES).total.tolist() == [0, 1, 2]
+    assert build_reward("ocr", RewardConfig(judge=True)).judge_of == "total"

@@ -17,6 +17,7 @@ from visual_grpo.common.types import PromptRecord, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.training import components
 from visual_grpo.training.resuming import resumed_run
@@ -64,12 +65,16 @@ def brightness(prompts: Any, images: Any) -> list[float]:
 
 
 def make_run(
-    config: Parameters, pipeline_folder: Path, data: str = "data", reward: Callable[..., list[float]] = brightness
+    config: Parameters,
+    pipeline_folder: Path,
+    data: str = "data",
+    reward: Callable[..., list[float]] = brightness,
+    **judges: FunctionReward,
 ) -> TrainingRun:
     random.seed(0)
     spec = resolve(config, str(pipeline_folder))
     model = components.build_model(spec)
-    scorer = RewardSet({"brightness": (reward, 1.0)})
+    scorer = RewardSet({"brightness": (reward, 1.0), **{name: (judge, 0.0) for name, judge in judges.items()}})
     return TrainingRun(
         spec,
         model,
@@ -80,6 +85,23 @@ def make_run(
         run_id="run",
         origin=resumed_run(config),
     )
+
+
+def test_a_judge_sees_evaluations_and_no_rollout(pipeline_folder: Path, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def judge(prompts: Any, images: Any) -> list[float]:
+        seen.append(len(images))
+        return [0.0] * len(images)
+
+    second = FunctionReward("second", judge)
+    second.judge_of = "total"
+    config = parameters(tmp_path, grpo={"steps": 2}, evaluation={"every": 1})
+    run = make_run(config, pipeline_folder, second=second)
+    execute(run, tmp_path / "out")
+    run.shown_samples()
+    assert seen == [2, 2], "the two eval prompts of each of two evaluations"
+    assert "reward/second" not in run.progress.history[0]
 
 
 def ignore(metrics: StepMetrics, row: dict[str, float]) -> None:

@@ -141,6 +141,7 @@ def optimised_rewards(tree: Mapping[str, Any]) -> set[str]:
         name
         for name, entry in _entries(tree, "rewards").items()
         if entry is not None
+        and entry.get("judge") is not True
         and (entry.get("weight", 1.0) != 0 or any(weights.get(name, 0) != 0 for weights in by_module))
     }
 

@@ -57,6 +57,10 @@ class RewardConfig(Strict):
 
     function: NotEmpty | None = Field(None, description="package.module:function; null = the built-in of this name")
     weight: float = Field(1.0, description="0 = reported, never optimised")
+    judge: bool = Field(
+        False, description="a second opinion: scored at baseline and evaluations, never in rollouts; weight 0"
+    )
+    judge_of: NotEmpty | None = Field(None, description="the optimised reward that is judged; null = the total")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
     clip: tuple[float | None, float | None] = Field(
         (None, None),
@@ -74,6 +78,22 @@ class RewardConfig(Strict):
         description="largest share of samples (or one) on which the reward's code may fail; they stay unscored. An"
         " error of the first call always stops the run",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_judge_has_no_weight(cls, tree: Any) -> Any:
+        is_judge = isinstance(tree, Mapping) and tree.get("judge") is True
+        return {"weight": 0.0, **tree} if is_judge else tree
+
+    @model_validator(mode="after")
+    def _judges_without_taking_part(self) -> Self:
+        if self.judge and self.weight:
+            raise ValueError(
+                f"a judge is never optimised, and this has the weight {self.weight:g}: leave one of them out"
+            )
+        if self.judge_of is not None and not self.judge:
+            raise ValueError(f"judge_of is {self.judge_of}, and judge is not true: set judge: true, or leave both out")
+        return self
 
     @field_validator("options")
     @classmethod

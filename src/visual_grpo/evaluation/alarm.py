@@ -10,8 +10,8 @@ Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from torch import Tensor
 from visual_grpo.common.images import is_image, read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, judges_of
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.samples import read_scores
 
-UNSCORED, DISTANCE = "unscored", "distance"
+TOTAL, UNSCORED, DISTANCE = "total", "unscored", "distance"
 _SIDE = 64
 """Pixels to which pictures are reduced before their distance is measured."""
 _SHOWN_SIDE = 1600
@@ -48,7 +48,9 @@ class Watched:
     high: float
     """One-sided bounds of ``change``; NaN where fewer than two prompts can be compared."""
     limit: float | None
-    """A guard's change may not be below it, others not above; None = only reported."""
+    """A guard's change may not be below it, others not above; None = only reported. 0 of a judge."""
+    judge_of: str | None = None
+    """What a judge judges, ``total`` or a reward; None = no judge."""
 
     @property
     def is_worse(self) -> bool:
@@ -66,7 +68,8 @@ class Watched:
             return f"{self.change:.0%} more of the samples cannot be scored (at least {self.low:.0%})"
         if self.name == DISTANCE:
             return f"the pictures are {self.change:.2f} away from the base model's (at least {self.low:.2f})"
-        return f"{self.name} fell by {-self.change:.0%} (at least {-self.high:.0%})"
+        what = self.name if self.judge_of is None else f"the judge {self.name}"
+        return f"{what} fell by {-self.change:.0%} (at least {-self.high:.0%})"
 
     @property
     def _is_guard(self) -> bool:
@@ -83,24 +86,27 @@ class InterimAnalysis:
     """One evaluation of a training (an interim look, in group-sequential terms)."""
 
     watched: tuple[Watched, ...]
-    rise: float
-    """Change of the total on the prompts that both could score."""
-    has_risen: bool
+    rises: Mapping[str, float]
+    """Change of the total, and of each reward with a judge of its own, on the prompts that both could score."""
+    risen: Collection[str]
+    """Those of ``rises`` that chance does not explain."""
 
     @property
     def alarm(self) -> str | None:
         """States why the reward seems to be hacked; None if nothing shows it."""
         # Unscored samples drop out of the total, so their share may rise without a rise of the total.
-        worse = [one for one in self.watched if one.is_worse and (self.has_risen or one.name == UNSCORED)]
+        worse = [one for one in self.watched if one.is_worse and (_judged(one) in self.risen or one.name == UNSCORED)]
         if not worse:
             return None
-        risen = f"the reward rose by {self.rise:.3g}, and " if self.has_risen else ""
-        return f"{risen}{', '.join(one.sentence for one in worse)}"
+        risen = [name for name in dict.fromkeys(map(_judged, worse)) if name in self.risen]
+        rises = (f"{'the reward' if name == TOTAL else name} rose by {self.rises[name]:.3g}, and " for name in risen)
+        return f"{''.join(rises)}{', '.join(one.sentence for one in worse)}"
 
     @property
     def suspicion(self) -> float:
         """Largest distance of a watched score beyond its limit, possibly by chance; 0 = none."""
-        return max((one.beyond for one in self.watched if self.rise > 0 or one.name == UNSCORED), default=0.0)
+        suspect = (one for one in self.watched if self.rises[_judged(one)] > 0 or one.name == UNSCORED)
+        return max((one.beyond for one in suspect), default=0.0)
 
     def metrics(self) -> dict[str, float]:
         """Returns ``watch/NAME`` with its bounds, without undefined ones."""
@@ -111,6 +117,11 @@ class InterimAnalysis:
         return metrics
 
 
+def _judged(one: Watched) -> str:
+    """Returns the score whose rise a watched one makes suspect."""
+    return one.judge_of or TOTAL
+
+
 class HackingMonitor:
     """Compares a training of ``looks`` evaluations with the baseline's samples of the eval prompts."""
 
@@ -119,6 +130,7 @@ class HackingMonitor:
         rows = scores[(scores["split"] == "eval") & (scores["sampler"] == EVAL_SAMPLER) & (scores["index"] == 0)]
         self.reference = rows.set_index("id")
         self.guards = [name for name, weight in scores.attrs["weights"].items() if not weight]
+        self.judges = judges_of(scores)
         self.folder, self.rule, self.looks = baseline, rule, max(1, looks)
         # Each picture is reduced once; a table keeps nothing of an earlier file.
         self._reduced: Callable[[str], Tensor] = cache(lambda file: _reduced(to_tensor(read_image(baseline / file))))
@@ -134,18 +146,31 @@ class HackingMonitor:
         before = self.reference.loc[[records[row].id for row in rows]]
         # Each one-sided bound has an equal part of the error.
         level = 1 - 2 * self.rule.error / (self.looks * (len(self.guards) + 1 + (self.rule.max_distance is not None)))
+
+        def now(values: Tensor) -> Tensor:
+            return values.double().cpu()[rows]
+
         compare = partial(paired_difference, clusters=list(before["unit"]), confidence=level)
         watched = []
         for name in self.guards:
-            measured = compare(before[f"reward/{name}"], rewards[name].double().cpu()[rows])
-            watched.append(_watched(name, measured, -self.rule.max_guard_fall, abs(measured.baseline_mean) or math.nan))
-        measured = compare(before["total"].isna(), total.isnan().cpu()[rows])
+            measured, judged = compare(before[f"reward/{name}"], now(rewards[name])), self.judges.get(name)
+            # A judge may not fall at all, whatever the base model's mean; a share of 0 is undefined.
+            scale = abs(measured.baseline_mean) or (math.nan if judged is None else 1.0)
+            limit = -self.rule.max_guard_fall if judged is None else 0.0
+            watched.append(replace(_watched(name, measured, limit, scale), judge_of=judged))
+        measured = compare(before[TOTAL].isna(), now(total).isnan())
         watched.append(_watched(UNSCORED, measured, self.rule.max_unscored_rise))
         if rows and all(is_image(samples[row]) for row in rows):
             away = [self._distance(str(file), samples[row]) for file, row in zip(before["file"], rows, strict=True)]
             watched.append(_watched(DISTANCE, compare(np.zeros(len(away)), away), self.rule.max_distance))
-        risen = compare(before["total"], total.double().cpu()[rows], confidence=_RISE)
-        return InterimAnalysis(watched=tuple(watched), rise=risen.difference, has_risen=risen.ci_low > 0)
+        rises = {TOTAL: compare(before[TOTAL], now(total), confidence=_RISE)}
+        for name in set(self.judges.values()) - {TOTAL}:
+            rises[name] = compare(before[f"reward/{name}"], now(rewards[name]), confidence=_RISE)
+        return InterimAnalysis(
+            watched=tuple(watched),
+            rises={name: measured.difference for name, measured in rises.items()},
+            risen={name for name, measured in rises.items() if measured.ci_low > 0},
+        )
 
     def files(self, records: Sequence[PromptRecord]) -> list[Path | None]:
         """Returns the base model's picture of each record."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import weighted_total
+from visual_grpo.evaluation import CONFIDENCE
 from visual_grpo.evaluation.paired import paired_difference, paired_ratio_bootstrap
 
 EVAL_SAMPLER = "eval"
@@ -29,7 +30,8 @@ def compare(
     is held out together: a prompt, an image or a group (see ``paired``). ``bootstrap_samples`` and ``seed`` are for
     ratios. ``samples`` counts all samples of a side, ``unscored_baseline`` and ``unscored_trained`` those that could
     not be scored, and ``unscored_differs`` says whether their shares differ (the t-interval excludes 0). A score that
-    is a reward's measure of the task has its name there as ``measure``.
+    is a reward's measure of the task has its name there as ``measure``. A judge has ``judge_of`` and the ``confidence``
+    of its interval: by Bonferroni's inequality those of all judges contain the true differences at once in 95%.
     Raises ``UserError`` unless both tables contain exactly the same samples and scores.
     """
     return _entries(join(baseline, trained), trained, bootstrap_samples, seed)
@@ -55,6 +57,16 @@ def compare_controls(
 def controls_of(scores: pd.DataFrame) -> list[str]:
     """Lists the samplers that only the base model has (``evaluation.controls``)."""
     return list(scores.attrs.get("depends_on", {}).get("evaluation.controls", ()))
+
+
+def judges_of(scores: pd.DataFrame) -> dict[str, str]:
+    """Returns each judge with what it judges: ``total`` or a reward."""
+    return dict(scores.attrs.get("judges", {}))
+
+
+def confidence_of_each(judges: Collection[str]) -> float:
+    """Returns the coverage of each judge's interval with which all of them together have `CONFIDENCE`."""
+    return 1 - (1 - CONFIDENCE) / max(1, len(judges))
 
 
 def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
@@ -119,24 +131,27 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
 def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int) -> list[dict[str, Any]]:
     weights, measures, relative = trained.attrs["weights"], trained.attrs.get("measures", {}), rankings(trained)
+    judges = judges_of(trained)
+    each = confidence_of_each(judges)
     return [
         {"name": name, "split": split, "sampler": sampler, "optimised": name == "total" or bool(weights.get(name))}
         | ({"ranking": True} if name in relative else {})
         | ({"measure": measures[name]} if name in measures else {})
-        | _measure(rows, column, samples, seed)
+        | ({"judge_of": judges[name], "confidence": each} if name in judges else {})
+        | _measure(rows, column, samples, seed, each if name in judges else CONFIDENCE)
         for (sampler, split), rows in pairs.groupby(["sampler", "split"], sort=False)
         for column, name in score_columns(trained).items()
     ]
 
 
-def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int) -> dict[str, Any]:
+def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int, confidence: float) -> dict[str, Any]:
     before, after, clusters = rows[f"{column}_baseline"], rows[f"{column}_trained"], cluster_ids(rows)
     if column.startswith(NUMERATOR):
         below = DENOMINATOR + column.removeprefix(NUMERATOR)
         first, second = (before, rows[f"{below}_baseline"]), (after, rows[f"{below}_trained"])
         measured = paired_ratio_bootstrap(first, second, clusters, samples, seed)
     else:
-        measured = paired_difference(before, after, clusters)
+        measured = paired_difference(before, after, clusters, confidence)
     shares = paired_difference(before.isna(), after.isna(), clusters)
     return {
         "prompts": rows["id"][before.notna() & after.notna()].nunique(),

@@ -4,7 +4,8 @@ All bounds have the level ``alpha = error / gates_per_year``. By Bonferroni's in
 dependence between the gates, a year of gates on the same prompts promotes a candidate that is not better with a
 probability of ``error`` at most, as far as Student's t keeps its level. A candidate must meet *every* condition, so a
 wrong promotion needs an error in whichever condition is false in truth: testing all of them at the same level needs no
-further correction (an intersection-union test: Berger, Technometrics, 1982).
+further correction (an intersection-union test: Berger, Technometrics, 1982). A judge refuses what it contradicts: the
+upper end of its interval in the verdict is below 0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
 from visual_grpo.data.manifest import FEW_PROMPTS
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, cluster_ids, join
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, cluster_ids, confidence_of_each, join, judges_of
 from visual_grpo.evaluation.paired import POWER, PairedDifference, detectable_gain, paired_difference
 from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 
@@ -39,7 +40,7 @@ class Condition:
     """One thing that a candidate must show against one reference; NaN where it is undefined."""
 
     name: str
-    """``total``, ``unscored``, ``guard/NAME``, ``unscored/NAME`` of a guard that some samples lack, or
+    """``total``, ``unscored``, ``guard/NAME``, ``unscored/NAME`` of a guard that some samples lack, ``judge/NAME``, or
     ``subgroup/KEY=VALUE``."""
     against: str
     """The reference."""
@@ -51,7 +52,9 @@ class Condition:
     candidate: float
     difference: float
     bound: float
-    """One-sided bound of the difference at the gate's level: a lower one, or with the relation ``<=`` an upper one."""
+    """One-sided bound of the difference at the gate's level; of a judge, the end of its interval in the verdict."""
+    side: str
+    """``lower`` or ``upper``: which bound."""
     relation: str
     """``>``, ``>=`` or ``<=``: how ``bound`` must relate to ``limit``."""
     limit: float
@@ -69,8 +72,7 @@ class Condition:
             return f"{about}: {counted(self.units, 'independent prompt')} with scores, and a bound needs 2: {verdict}"
         # Enough digits to tell the bound from the limit.
         digits = decimals({"difference": self.difference, "ci_low": self.bound, "ci_high": self.bound - self.limit})
-        side = "upper" if self.relation == "<=" else "lower"
-        numbers = f"{self.difference:+z.{digits}f}, {side} bound {self.bound:+z.{digits}f}"
+        numbers = f"{self.difference:+z.{digits}f}, {self.side} bound {self.bound:+z.{digits}f}"
         return f"{about}: {numbers}, required {_RELATIONS[self.relation][1]} {self.limit:z.{digits}f}: {verdict}"
 
 
@@ -103,6 +105,8 @@ class GateDecision:
     def sentence(self) -> str:
         """States the decision and its reason: the gains, or the first conditions that do not hold."""
         where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
+        if any(condition.name.startswith("judge/") for condition in self.conditions):
+            where += ", those of judges as in the verdict"
         count, failed = counted(len(self.conditions), "condition"), self.failed
         if failed:
             conditions, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"
@@ -154,12 +158,12 @@ def decide(
         raise UserError(f"the gate judges the samples of one split at the {EVAL_SAMPLER} sampler, got {listed}")
     if "weights" not in candidate.attrs:
         raise UserError("the candidate's scores lack the weights of their rewards: keep DataFrame.attrs of read_scores")
-    guards = [name for name, weight in candidate.attrs["weights"].items() if not weight]
+    guards, judges = [name for name, weight in candidate.attrs["weights"].items() if not weight], judges_of(candidate)
     conditions: list[Condition] = []
     gains, units = {}, []
     for name, table in references.items():
         pairs = join(table, candidate)
-        conditions += _conditions(name, pairs, guards, rule, groups or {})
+        conditions += _conditions(name, pairs, guards, judges, rule, groups or {})
         differences = (pairs["total_trained"] - pairs["total_baseline"]).astype("float64")
         of_units = differences.groupby(cluster_ids(pairs)).mean().dropna()
         units.append(len(of_units))
@@ -192,11 +196,13 @@ def subgroups_of(records: Iterable[PromptRecord], keys: Iterable[str]) -> dict[s
 
 
 def _conditions(
-    against: str, pairs: pd.DataFrame, guards: Iterable[str], rule: GateRule, groups: Groups
+    against: str, pairs: pd.DataFrame, guards: Iterable[str], judges: Collection[str], rule: GateRule, groups: Groups
 ) -> Iterator[Condition]:
     """Judges ``pairs`` of `join`, with the reference as baseline."""
 
-    def condition(name: str, what: str, measured: PairedDifference, relation: str, limit: float) -> Condition:
+    def condition(
+        name: str, what: str, measured: PairedDifference, relation: str, limit: float, side: str = "lower"
+    ) -> Condition:
         return Condition(
             name=name,
             against=against,
@@ -205,35 +211,42 @@ def _conditions(
             reference=measured.baseline_mean,
             candidate=measured.trained_mean,
             difference=measured.difference,
-            bound=measured.ci_high if relation == "<=" else measured.ci_low,
+            bound=measured.ci_high if side == "upper" else measured.ci_low,
+            side=side,
             relation=relation,
             limit=limit,
         )
 
-    measured = _difference(pairs, "total", rule)
+    level = 1 - 2 * rule.alpha  # Each end of the interval is a one-sided bound of level alpha.
+    measured = _difference(pairs, "total", level)
     yield condition("total", "total", measured, ">", rule.margin)
-    yield condition("unscored", "unscored share", _unscored(pairs, "total", rule), "<=", rule.max_unscored_rise)
+    missing = _unscored(pairs, "total", level)
+    yield condition("unscored", "unscored share", missing, "<=", rule.max_unscored_rise, "upper")
     for guard in guards:
-        measured, missing = _difference(pairs, f"reward/{guard}", rule), _unscored(pairs, f"reward/{guard}", rule)
+        measured, missing = _difference(pairs, f"reward/{guard}", level), _unscored(pairs, f"reward/{guard}", level)
         yield condition(f"guard/{guard}", guard, measured, ">=", -rule.max_guard_fall * abs(measured.baseline_mean))
         if missing.baseline_mean or missing.trained_mean:
-            yield condition(f"unscored/{guard}", f"share without {guard}", missing, "<=", rule.max_unscored_rise)
+            yield condition(
+                f"unscored/{guard}", f"share without {guard}", missing, "<=", rule.max_unscored_rise, "upper"
+            )
+    for judge in judges:
+        measured = _difference(pairs, f"reward/{judge}", confidence_of_each(judges))
+        yield condition(f"judge/{judge}", f"judge {judge}", measured, ">=", 0.0, "upper")
     for key, fall in rule.subgroups.items():
         for value, ids in groups[key].items():
-            measured = _difference(pairs[pairs["id"].isin(list(ids))], "total", rule)
+            measured = _difference(pairs[pairs["id"].isin(list(ids))], "total", level)
             yield condition(f"subgroup/{key}={value}", f"total where {key} is {value}", measured, ">=", -fall)
 
 
-def _difference(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
-    """Compares a score; each end of the interval is a one-sided bound of level ``rule.alpha``."""
+def _difference(pairs: pd.DataFrame, column: str, confidence: float) -> PairedDifference:
     before, after = pairs[f"{column}_baseline"], pairs[f"{column}_trained"]
-    return paired_difference(before, after, cluster_ids(pairs), 1 - 2 * rule.alpha)
+    return paired_difference(before, after, cluster_ids(pairs), confidence)
 
 
-def _unscored(pairs: pd.DataFrame, column: str, rule: GateRule) -> PairedDifference:
+def _unscored(pairs: pd.DataFrame, column: str, confidence: float) -> PairedDifference:
     """Compares the shares of samples without this score."""
     before, after = (pairs[f"{column}_{side}"].isna() for side in ("baseline", "trained"))
-    measured = paired_difference(before, after, cluster_ids(pairs), 1 - 2 * rule.alpha)
+    measured = paired_difference(before, after, cluster_ids(pairs), confidence)
     # Where none is missing nothing can have risen, on a single prompt neither.
     return measured if before.any() or after.any() else replace(measured, ci_high=0.0)
 

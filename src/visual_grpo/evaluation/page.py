@@ -69,6 +69,7 @@ def render(
     training, task = evaluation.get("training", {}), headline["task"]
     parameters = evaluation.get("parameters") or training.get("parameters")
     measures = {headline["score"]: headline["score"]} | ({task["score"]: task["name"]} if task else {})
+    measures |= {judge["name"]: f"judge {judge['name']}" for judge in headline["judges"]}
     script, style = (_source(name) for name in ("pairs.js", "style.css"))
     environment = Environment(
         loader=PackageLoader("visual_grpo.evaluation"),
@@ -138,7 +139,7 @@ def _source(name: str) -> str:
 def _verdict(headline: Mapping[str, Any], gate: Mapping[str, Any]) -> str:
     if gate:
         return "promoted" if all(stage["promoted"] for stage in gate.values()) else "not promoted"
-    if headline["doubts"]:
+    if headline["doubts"] and headline["verdict"] == "not shown":
         return "doubtful"
     return "no difference shown" if headline["verdict"] == "not shown" else str(headline["verdict"])
 
@@ -191,9 +192,9 @@ def _scaled(entry: Entry, low: float, high: float) -> dict[str, Any]:
 
 
 def _guards(entries: Sequence[Entry], headline: Mapping[str, Any]) -> list[Entry]:
-    """Selects rewards that are reported but not optimised, in the headline's split and sampler."""
-    where = (headline["split"], headline["sampler"])
-    return [e for e in entries if not e["optimised"] and "/" not in e["name"] and (e["split"], e["sampler"]) == where]
+    """Selects rewards that are reported but not optimised, in the headline's split and sampler; judges stand apart."""
+    shown = (e for e in entries if (e["split"], e["sampler"]) == (headline["split"], headline["sampler"]))
+    return [e for e in shown if not e["optimised"] and "/" not in e["name"] and "judge_of" not in e]
 
 
 def _headlines_first(pairs: pd.DataFrame, headline: Mapping[str, Any]) -> pd.DataFrame:

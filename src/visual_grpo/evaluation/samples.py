@@ -135,7 +135,7 @@ def generate_and_score(
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
     ``folder`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which Parquet preserves, has
-    ``depends_on`` (what decides the samples) and the rewards' weights and measures. Samplers share the seeds.
+    ``depends_on`` (what decides the samples) and the rewards' weights, judges and measures. Samplers share the seeds.
     ``controls`` are further samplers of the held-out requests only. ``advance`` is called after every batch with
     the number of samples and their mean reward so far (``console.progress(...).advance``).
     """
@@ -161,7 +161,8 @@ def generate_and_score(
                 advance(len(batch), reward=summed / scored)
     table = pd.concat(frames, ignore_index=True)
     table = table.drop(columns=[column for column in ("answer", "source") if table[column].isna().all()])
-    table.attrs = {"depends_on": dict(depends_on), "weights": dict(scores.weights), "measures": scorer.measures}
+    table.attrs = {"depends_on": dict(depends_on), "weights": dict(scores.weights)}
+    table.attrs |= {"judges": scorer.judges, "measures": scorer.measures}
     table.to_parquet(folder / SCORES, index=False)
     return table
 

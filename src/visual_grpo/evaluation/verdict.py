@@ -1,7 +1,8 @@
 """The verdict of an evaluation: a few numbers and one plain sentence.
 
 The score is the mean total on held-out prompts at the eval sampler. Beside it stand what could not be scored, the
-task's measure, and the best that the base model reaches by a cheap change of its sampler.
+task's measure, the best that the base model reaches by a cheap change of its sampler, and what judges say that were not
+optimised.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from visual_grpo.evaluation import CONFIDENCE
 
 GUARDS = ("edge_density", "colour_entropy")
 """Scores that fall where a policy wins its reward with ever emptier pictures; guards where they are not optimised."""
+CARRIES_OVER, CONTRADICTED = "carries over", "contradicted"
+"""What a judge says of a gain, beside ``not shown``; the latter is also a verdict."""
 MOST_FALL = 0.25
 """Share of the base's mean by which a guard may fall before a gain is doubted."""
 NAMES = ("the base model", "the trained model")
@@ -44,14 +47,17 @@ def summarise(
     """Summarises the total of held-out prompts at the eval sampler, if there are any.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
-    ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``. ``fallen`` are the guards that
-    fell. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read with it. The control is
-    that with the highest mean of the base model; chosen on the same samples, it is optimistically biased. ``task`` and
-    ``control`` are None if there is none.
+    ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``; or ``contradicted`` if it lies
+    above 0 and a judge's below. ``fallen`` are the guards that fell, ``judges`` those of `_judge`. ``names`` are of the
+    two sides, for the sentence, and ``notes`` sentences to be read with it. The control is that with the highest mean
+    of the base model; chosen on the same samples, it is optimistically biased. ``task`` and ``control`` are None if
+    there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
     entry, beside = rows["total"], list(rows.values())
+    judges = [_judge(row, rows[row["judge_of"]], controls) for row in beside if "judge_of" in row]
+    is_contradicted = _is_gain(entry) and any(judge["outcome"] == CONTRADICTED for judge in judges)
     measure = next((row for row in beside if "measure" in row), None)
     headline = {
         "score": "total",
@@ -67,7 +73,8 @@ def summarise(
         "task": None if measure is None else _task(measure),
         "doubts": doubts(entry, beside),
         "fallen": [{"name": guard["name"]} | _numbers(guard) for guard in fallen_guards(beside)],
-        "verdict": verdict(entry, beside),
+        "judges": judges,
+        "verdict": CONTRADICTED if is_contradicted else verdict(entry, beside),
     }
     return headline | {"sentence": _sentence(headline)}
 
@@ -88,7 +95,7 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
     if not _excludes_zero(entry):
         return []
     reasons = [FEW_NOTE[:1].lower() + FEW_NOTE[1:-1]] if entry["units"] < FEW_PROMPTS else []
-    if entry["ci_low"] <= 0:
+    if not _is_gain(entry):
         return reasons
     if entry["unscored_differs"] and entry["unscored_trained"] > entry["unscored_baseline"]:
         reasons.append(
@@ -119,6 +126,7 @@ def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
 def result(headline: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a headline, nested, to compare runs; undefined ones are left out."""
     blocks = {headline["score"]: headline, "task": headline["task"], "control": headline["control"]}
+    blocks |= {f"judge/{judge['name']}": judge for judge in headline["judges"]}
     numbers = {
         name: {key: block[key] for key in _NUMBERS if block[key] is not None} for name, block in blocks.items() if block
     }
@@ -127,8 +135,8 @@ def result(headline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(headline: Mapping[str, Any]) -> list[str]:
-    """States the headline in words: its sentence, then the task's measure, the control, guards that fell and what was
-    unscored, if any."""
+    """States the headline in words: its sentence, then the task's measure, the control, judges, guards that fell and
+    what was unscored, if any."""
     names, unscored = headline["names"], headline["unscored"]
     sentences = [headline["sentence"], *headline["notes"]]
     if headline["task"]:
@@ -137,6 +145,7 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
         sentences.append(undefined if task["difference"] is None else f"{_means(task, names)}.")
     if headline["control"]:
         sentences.append(_control_line(headline["control"]))
+    sentences += [_judge_line(judge, names) for judge in headline["judges"]]
     sentences += [
         f"Not optimised, and lower: {_means(guard, names)}. Look at the pictures." for guard in headline["fallen"]
     ]
@@ -151,7 +160,8 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
 def show(headline: Mapping[str, Any]) -> None:
     """Prints the headline in words, its sentence bold and, where there is a difference, in colour."""
     sentence, *rest = lines(headline)
-    console.note(sentence, style={"better": "bold green", "worse": "bold red"}.get(headline["verdict"], "bold"))
+    styles = {"better": "bold green", "worse": "bold red", CONTRADICTED: "bold red"}
+    console.note(sentence, style=styles.get(headline["verdict"], "bold"))
     for line in rest:
         console.note(line)
 
@@ -179,6 +189,10 @@ def _excludes_zero(entry: Entry) -> bool:
     return entry["ci_low"] is not None and not entry["ci_low"] <= 0 <= entry["ci_high"]
 
 
+def _is_gain(entry: Entry) -> bool:
+    return entry["ci_low"] is not None and entry["ci_low"] > 0
+
+
 def _numbers(entry: Entry) -> dict[str, float | None]:
     return {name: entry[key] for name, key in _NUMBERS.items()}
 
@@ -197,8 +211,24 @@ def _unscored(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _best_control(controls: Sequence[Entry]) -> dict[str, Any] | None:
-    entries = [entry for entry in controls if entry["name"] == "total"]
+def _judge(entry: Entry, judged: Entry, controls: Sequence[Entry]) -> dict[str, Any]:
+    """Returns a judge's numbers and ``outcome``.
+
+    It is `CONTRADICTED` if the interval lies below 0. It is `CARRIES_OVER` if what is ``judged`` gains, and the judge's
+    intervals lie above 0, of the gain and of that over the control that is best by this judge; else ``not shown``.
+    """
+    control, found = _best_control(controls, entry["name"]), verdict(entry)
+    carries_over = found == "better" and _is_gain(judged) and (control is None or _is_gain(control))
+    return {
+        **{key: entry[key] for key in ("name", "judge_of", "confidence")},
+        **_numbers(entry),
+        "control": control,
+        "outcome": CONTRADICTED if found == "worse" else CARRIES_OVER if carries_over else "not shown",
+    }
+
+
+def _best_control(controls: Sequence[Entry], score: str = "total") -> dict[str, Any] | None:
+    entries = [entry for entry in controls if entry["name"] == score]
     if not entries:
         return None
     best = max(entries, key=lambda e: -math.inf if e["baseline_mean"] is None else e["baseline_mean"])
@@ -209,6 +239,20 @@ def _means(block: Mapping[str, Any], names: Sequence[str]) -> str:
     digits = decimals(block)
     means = f"{block['baseline']:z.{digits}f} of {names[0]}, {block['trained']:z.{digits}f} of {names[1]}"
     return f"{block['name']}: {means}, {change(block)}"
+
+
+def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Says what a judge found, against the base and its best control, and what follows."""
+    of, control = "" if judge["judge_of"] == "total" else f"of {judge['judge_of']} ", judge["control"]
+    if judge["difference"] is None:
+        return f"Judge {of}{judge['name']}: no pair of samples could be scored."
+    level = "" if judge["confidence"] == CONFIDENCE else f" ({100 * judge['confidence']:.4g}% interval)"
+    over = ""
+    if control and control["difference"] is not None:
+        over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
+    said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
+    follows = said.get(judge["outcome"], "That a gain carries over is not shown")
+    return f"Judge {of}{_means(judge, names)}{level}{over}. {follows}."
 
 
 def _control_line(control: Mapping[str, Any]) -> str:
@@ -233,8 +277,12 @@ def _sentence(headline: Mapping[str, Any]) -> str:
         f"mean {headline['score']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} of"
         f" {base}, {change(headline)} ({interval})"
     )
+    if headline["verdict"] == CONTRADICTED:
+        against = [j for j in headline["judges"] if j["outcome"] == CONTRADICTED]
+        reasons = [f"the judge {_means(judge, headline['names'])}" for judge in against] + headline["doubts"]
+        return f"{where} the gain of {trained} is contradicted: {'; '.join(reasons)}; {means}."
     if headline["verdict"] != "not shown":
-        return f"{where} {trained} is {headline['verdict']}: {means}.{_control_note(headline)}"
+        return f"{where} {trained} is {headline['verdict']}: {means}.{_control_note(headline)}{_judges_note(headline)}"
     if headline["doubts"]:
         claim = "better" if headline["difference"] > 0 else "worse"
         return f"{where} it is not shown that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
@@ -249,3 +297,12 @@ def _control_note(headline: Mapping[str, Any]) -> str:
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("eval ")
     return f" But {settings} alone gives the base model {reached}: {control['baseline']:z.3f}, without any training."
+
+
+def _judges_note(headline: Mapping[str, Any]) -> str:
+    """Says whether a gain carries over to the judges."""
+    judges = headline["judges"] if headline["verdict"] == "better" else []
+    unsure = [judge["name"] for judge in judges if judge["outcome"] != CARRIES_OVER]
+    if unsure:
+        return f" It is not shown that the gain carries over to {', '.join(unsure)}."
+    return f" The gain carries over to {', '.join(judge['name'] for judge in judges)}." if judges else ""

@@ -130,6 +130,8 @@ def show_scores(headline: dict[str, Any], entries: list[dict[str, Any]]) -> None
 def _cells(entry: dict[str, Any], headline: dict[str, Any]) -> list[str]:
     task, unscored = headline["task"], [entry["unscored_baseline"], entry["unscored_trained"]]
     mark = "* (a ranking, not in the total)" if "ranking" in entry else "*" * entry["optimised"]
+    if "judge_of" in entry:
+        mark = f" (judge, {100 * entry['confidence']:.4g}%)"
     name = task["name"] if task and entry["name"] == task["score"] else entry["name"] + mark
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from typing import Any
 
+from visual_grpo.common.digests import CACHE, named_paths, option_files
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.config import RewardConfig
+from visual_grpo.config import Parameters, RewardConfig, flatten
+from visual_grpo.config.presets import optimised_rewards
 from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
 from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
@@ -37,6 +41,8 @@ BUILT_IN = {
     "vlm_judge": "visual_grpo.rewards.remote.judge:VlmJudge",
 }
 """Import paths; a reward's libraries are imported only if it is configured."""
+_TEXTS = {".csv", ".json", ".jsonl", ".md", ".txt", ".yaml", ".yml"}
+"""Endings of files, such as a list of words, that a judge may share with the reward."""
 
 
 def build_reward(name: str, config: RewardConfig) -> FunctionReward:
@@ -49,6 +55,7 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
         )
     reward = make_reward(name, path, config.options)
     reward.budget = FailureBudget(config.max_failed_share)
+    reward.judge_of = (config.judge_of or "total") if config.judge else None
     return reward
 
 
@@ -72,3 +79,38 @@ def reward_commits(rewards: Mapping[str, RewardConfig]) -> dict[str, dict[str, s
     """Returns reward -> option -> commit for the rewards whose weights are on the hub."""
     commits = {name: build_reward(name, reward).commits() for name, reward in rewards.items()}
     return {name: by_option for name, by_option in commits.items() if by_option}
+
+
+def require_independent_judges(config: Parameters) -> None:
+    """Raises UserError where a judge is an optimised reward under another name, or has its weights.
+
+    The reward itself is the same function with the same models: no option that is a text, as a name, an address or a
+    file's content, differs.
+    """
+    judges = [name for name, reward in config.rewards.items() if reward.judge]
+    optimised = [name for name in config.rewards if name in optimised_rewards(config.public())]
+    built = [*judges, *optimised] if judges else []
+    functions = {name: _function_and_models(name, config.rewards[name], config.output) for name in built}
+    weights = {name: _weights_of(name, config.rewards[name], config.output) for name in built}
+    for judge, other in itertools.product(judges, optimised):
+        shared = weights[judge] & weights[other]
+        if shared or functions[judge] == functions[other]:
+            same = "has the weights of" if shared else "is the same function with the same models as"
+            raise UserError(
+                f"rewards.{judge} judges what rewards.{other} optimises, and {same} it, so that it can contradict"
+                " nothing. Name a judge of another family, trained on other data, or leave out judge: true"
+            )
+
+
+def _function_and_models(name: str, reward: RewardConfig, output: str) -> tuple[str | None, dict[str, Any]]:
+    texts = {option: value for option, value in flatten(reward.options).items() if isinstance(value, str)}
+    texts.pop(CACHE, None)
+    return reward.function or BUILT_IN.get(name), texts | option_files(reward.options, output)
+
+
+def _weights_of(name: str, reward: RewardConfig, output: str) -> set[str]:
+    """Returns digests of files that hold no text, and places of models."""
+    digests = option_files(reward.options, output)
+    found = {digests[o] for o, path in named_paths(reward.options, output) if path.suffix.lower() not in _TEXTS}
+    origins = getattr(build_reward(name, reward).function, "origins", ())
+    return found | {f"{origin.path}@{origin.revision}" for origin in origins if origin.option != "processor"}

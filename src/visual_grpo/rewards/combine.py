@@ -134,8 +134,19 @@ class RewardSet:
     @property
     def measures(self) -> dict[str, str]:
         """The parts ``NAME/PART`` that say in the task's terms how many samples are right, and what they are called."""
-        named = ((name, function.measure) for name, function in self.functions.items())
+        named = ((n, function.measure) for n, function in self.functions.items() if function.judge_of is None)
         return {f"{name}/{measure[0]}": measure[1] for name, measure in named if measure is not None}
+
+    @property
+    def judges(self) -> dict[str, str]:
+        """Each judge with what it judges: ``total`` or a reward."""
+        return {name: f.judge_of for name, f in self.functions.items() if f.judge_of is not None}
+
+    def without_judges(self) -> RewardSet:
+        """Returns what rollouts are scored by."""
+        kept = {name: self.weights[name] for name in self.functions if name not in self.judges}
+        counting = {name: rule for name, rule in self.counting.items() if name in kept}
+        return RewardSet({name: (self.functions[name], weight) for name, weight in kept.items()}, counting)
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
         """An image itself, or the first painting reward's picture of a text, uint8 [3, h, w]; None if none paints."""

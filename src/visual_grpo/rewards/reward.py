@@ -49,6 +49,8 @@ class FunctionReward:
         if self.measure is not None and [*map(type, self.measure)] != [str, str]:
             raise UserError(f"reward {name!r}: its `measure` must be (part, its name in reports), got {self.measure!r}")
         self.budget = FailureBudget(max_failed_share)
+        self.judge_of: str | None = None
+        """The score that this gives a second opinion on: ``total`` or a reward; None = no judge."""
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         if len(prompts) != len(samples):

@@ -64,6 +64,7 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
             f"Of {module}": _training(config.grpo_of(module), config.lora_of(module), config.weights([module]))
             for module in modules
         },
+        "Judges": ", ".join(f"{name} of {r.judge_of or 'the total'}" for name, r in config.rewards.items() if r.judge),
         "Adapter": f"of the {facts['adapter']} step ({facts[_STEP[facts['adapter']]]})",
         "Code": f"commit `{facts.get('git.commit', 'unknown')}` ({facts.get('git.state', 'unknown')})",
         "MLflow run": f"`{facts['mlflow_run_id']}`" if facts["mlflow_run_id"] else "none",

@@ -133,7 +133,8 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
     headline, scores = evaluation["headline"], evaluation["rewards"]
     client.log_artifacts(run_id, str(place(output, "evaluation_report")), "evaluation")
     if scores:
-        table = {"columns": list(scores[0]), "data": [list(row.values()) for row in scores]}
+        columns = list(dict.fromkeys(name for row in scores for name in row))  # Only some have a measure or a judge.
+        table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in scores]}
         client.log_text(run_id, json.dumps(table, indent=2), "evaluation/scores.json")
     client.log_text(run_id, model_card(facts, evaluation["modules"], lines(headline)), f"adapters/{CARD}")
     # With an equal timestamp, MLflow stores a repeated attempt once.
@@ -169,6 +170,9 @@ def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
         metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
     if task:
         metrics |= {"task": task["trained"], "task_base": task["baseline"]}
+    for judge in headline["judges"]:
+        for prefix, key in {"judge": "difference", "judge_low": "ci_low", "judge_high": "ci_high"}.items():
+            metrics[f"{prefix}/{judge['name']}"] = judge[key]
     return {f"result/{name}": float(value) for name, value in metrics.items() if value is not None}
 
 

@@ -90,9 +90,10 @@ def build_trainer(
 ) -> Trainer:
     """Builds the trainer of ``policy.train``'s modules, which all ranks of the command share.
 
-    Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``.
+    Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``. Judges score no
+    rollout.
     """
-    config = spec.config
+    config, scorer = spec.config, scorer.without_judges()
     model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
     if start is not None:
         model.adapters.start_from(start)

@@ -19,15 +19,17 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import StopRequest, stop_request
-from visual_grpo.common.types import PromptRecord, Sample, Scorer, Scores, StepMetrics
+from visual_grpo.common.types import PromptRecord, Sample, Scores, StepMetrics
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.distributed import ranks
+from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.signal_check import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.ema import AdapterAverage
 from visual_grpo.training.resuming import Origin
 from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints
@@ -77,7 +79,7 @@ class TrainingRun:
         self,
         spec: RunSpec,
         model: Model | DistributedModel,
-        scorer: Scorer,
+        scorer: RewardSet | RankZeroScorer,
         trainer: Trainer,
         *,
         data: Mapping[str, Sequence[PromptRecord]],
@@ -305,7 +307,7 @@ class TrainingRun:
         """
         prompts = self.eval_prompts[:SHOWN_PROMPTS] or list(self.train_prompts[:SHOWN_PROMPTS])
         records, samples = self._generate(prompts, SHOWN_EACH)
-        return records, samples, self.scorer(records, samples).total
+        return records, samples, self.scorer.without_judges()(records, samples).total
 
     def film_samples(self) -> Sequence[Sample]:
         """Generates one sample of each of ``film_prompts`` at the eval sampler and the baseline's seeds."""

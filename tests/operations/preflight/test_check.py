@@ -266,3 +266,46 @@ def test_a_gated_reward_has_weights_of_one_sign():
         said = r"rewards.easy.only_where.*\[1.0, -0.5\]. Expected weights of one sign"
         with pytest.raises(UserError, match=said) if refused else nullcontext():
             check(config)
+
+
+BRIGHT, OTHER = "tests.evaluation.painter:brightness_by_words", "tests.operations.preflight.test_check:other"
+
+
+def reading(function: str, least: float | None = None, **options: str) -> dict[str, Any]:
+    return {"function": function, "options": {**options, **({} if least is None else {"least": least})}}
+
+
+@pytest.mark.parametrize(
+    ("first", "judge", "said"),
+    [
+        (
+            reading(OTHER, model="x"),
+            reading(OTHER, model="x"),
+            "and is the same function with the same models as it, so",
+        ),
+        (
+            reading(OTHER, model="x"),
+            reading(OTHER, 0.5, model="x"),
+            "rewards.judge judges what rewards.first optimises",
+        ),
+        (reading(OTHER, model="x"), reading(OTHER, model="y"), None),
+        (
+            reading(BRIGHT, words="a.bin"),
+            reading(OTHER, model="same.bin"),
+            "and has the weights of it, so that it can con",
+        ),
+        (reading(BRIGHT, words="a.bin"), reading(BRIGHT, words="b.bin"), None),
+        (reading(BRIGHT, words="words.txt"), reading(OTHER, model="words.txt"), None),  # No weights.
+        (reading(OTHER, model="x"), {"function": "no_such_engine:read"}, "no_such_engine"),
+    ],
+)
+def test_a_judge_that_is_the_reward_or_not_installed_is_refused(tmp_path, monkeypatch, first, judge, said):
+    for name, content in {"a.bin": "A", "same.bin": "A", "b.bin": "B", "words.txt": "W"}.items():
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    with nullcontext() if said is None else pytest.raises(UserError, match=said):
+        check(parameters(reward="listed", rewards={"first": first, "judge": judge | {"judge": True}}))
+
+
+def other(prompts: object, images: Sequence[object], model: str, least: float = 0.0) -> list[float]:
+    return [least for _ in images]

@@ -56,6 +56,9 @@ class RankZeroScorer:
     def weighted(self, weights: Mapping[str, float]) -> RankZeroScorer:
         return RankZeroScorer(self.local and self.local.weighted(weights))
 
+    def without_judges(self) -> RankZeroScorer:
+        return RankZeroScorer(self.local and self.local.without_judges())
+
 
 def _joined(parts: Sequence[Rollout[Any]], local: Rollout[Any] | None) -> Rollout[Any]:
     sizes = [len(part.samples) for part in parts]

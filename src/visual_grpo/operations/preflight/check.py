@@ -20,7 +20,7 @@ from visual_grpo.models.family import find_family
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
-from visual_grpo.rewards.catalogue import build_reward
+from visual_grpo.rewards.catalogue import build_reward, require_independent_judges
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
@@ -90,6 +90,8 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
         _check_only_where(spec)
     if spec.config.reward == AUTO or len(problems.errors) > before:
         return
+    with problems.collect():
+        require_independent_judges(spec.config)
     for module in spec.modules:
         with problems.collect():
             components.build_scorer(spec, [module])
