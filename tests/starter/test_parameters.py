@@ -15,6 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
 from visual_grpo.pipelines import starter
+from visual_grpo.rewards.remote.local_worker import python_of
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.build import model_recipe, render_dataset
 from visual_grpo.starter.parameters import with_world
@@ -23,6 +24,12 @@ SHAPES = {"world": "shapes"}
 OWN = {"data": {"path": "my/photos"}}
 REDNESS = {"redness": {"function": "my_rewards:redness"}}
 GUARDS: dict[str, Any] = {"edge_density": (0.0, {}), "colour_entropy": (0.0, {})}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which no judge is installed."""
+    monkeypatch.chdir(tmp_path)
 
 
 def folders(tree: dict[str, Any], environment: str | None = None) -> tuple[str, str, str, str, str]:
@@ -106,6 +113,28 @@ def test_a_worlds_data_has_its_rewards(environment: str, module: str, expected: 
     weights = config.weights([module])
     assert {name: (weights[name], reward.options) for name, reward in config.rewards.items()} == expected
     assert Parameters.model_validate(with_world(config.model_dump(mode="json"))) == config, "it is complete"
+
+
+def test_judges_that_are_installed_judge_what_is_optimised() -> None:
+    bare = of_environment("text")
+    told = starter.what_is_there(bare.starter, bare.data)
+    assert told.endswith("than the reward: make install-worker NAME=tesseract")
+    for name in ("tesseract", "easyocr", "hpsv3"):
+        python_of(name).parent.mkdir(parents=True)
+        python_of(name).touch()
+    config = of_environment("text")
+    judges = {name: reward for name, reward in config.rewards.items() if reward.judge}
+    assert [(name, judge.judge_of, judge.weight) for name, judge in judges.items()] == [
+        ("tesseract", "ocr", 0.0),
+        ("easyocr", "ocr", 0.0),
+    ]
+    assert judges["tesseract"].options["environment"] == {"TESSERACT_LAYOUT": "word"}
+    assert Parameters.model_validate(with_world(config.model_dump(mode="json"))) == config, "it is complete"
+    assert list(of_environment("text", rewards={"tesseract": None}).rewards) == ["ocr", *GUARDS, "easyocr"]
+    other = of_environment("text", rewards={"ocr": {"weight": 0.0}, "edge_density": {"weight": 1.0}})
+    assert list(other.rewards) == ["ocr", *GUARDS], "nothing is left to judge"
+    assert not [name for name, reward in of_environment("base").rewards.items() if reward.judge]
+    assert "install" not in starter.what_is_there(bare.starter, bare.data)
 
 
 @pytest.mark.parametrize("environment", ["glm_image", "sd3", "qwen_image", "base", "text"])

@@ -11,6 +11,7 @@ from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, ModelConfig, StarterConfig
 from visual_grpo.starter.build import pretrain_model, render_dataset
 from visual_grpo.starter.pretraining import digest_of
+from visual_grpo.starter.worlds import find_world
 
 
 def create_pipeline() -> Pipeline:
@@ -44,9 +45,16 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
 
 
 def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
-    """Says where the dataset and the small model are, or that this model is not made for the user's data."""
+    """Says where the dataset and the small model are, and what installs a judge if there is none; or that this model is
+    not made for the user's data."""
     if data.path == starter.dataset:
-        return f"Dataset: {starter.dataset}   Base model: {starter.model}"
+        made, world = f"Dataset: {starter.dataset}   Base model: {starter.model}", find_world(starter.world)
+        if not world.judges or world.installed_judges:
+            return made
+        return (
+            f"{made}\nNo judge is installed, which would tell whether a gain carries over to another than the reward:"
+            f" make install-worker NAME={next(iter(world.judges))}"
+        )
     return (
         f"Base model: {starter.model}\nWarning: this small model was pretrained on drawn {starter.world} and nothing"
         f" else. It shows that {data.path} trains; for pictures worth having name a released model with model.path."

@@ -13,6 +13,7 @@ from visual_grpo.config import flatten
 from visual_grpo.config.presets import (
     AUTO,
     LISTED,
+    Preset,
     home_folder,
     optimised_rewards,
     or_default,
@@ -32,7 +33,7 @@ def with_world(tree: Mapping[str, Any], environment: str | None = None) -> dict[
 
     ``data.path`` and ``model.path`` are filled in where they are null, and so is the ``model.family`` of the small
     model. Where ``reward`` is auto and the data are the world's, or it is the name of a world, that world's rewards are
-    spelled out. A complete tree stays as it is.
+    spelled out, with its judges that are installed. A complete tree stays as it is.
 
     Raises:
         UserError: there is no such world, or it does not fit ``data.task`` or ``model.family``.
@@ -94,4 +95,9 @@ def _with_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str
     # Other values for the world's own rewards change them; another reward takes their place.
     if reward == AUTO and renders and optimised_rewards(tree) <= world.preset.rewards.keys():
         chosen = world
-    return tree if chosen is None else with_preset(tree, chosen.preset) | {"reward": LISTED}
+    if chosen is None:
+        return tree
+    tree = with_preset(tree, chosen.preset) | {"reward": LISTED}
+    optimised = optimised_rewards(tree)
+    judges = {name: entry for name, entry in chosen.installed_judges.items() if entry["judge_of"] in optimised}
+    return with_preset(tree, Preset(rewards=judges), own_first=True)

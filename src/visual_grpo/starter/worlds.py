@@ -6,12 +6,14 @@ Functions are named ``package.module:function``: they import torch and diffusers
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.config import Task
 from visual_grpo.config.presets import GUARDS, Preset
+from visual_grpo.rewards.remote.local_worker import python_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,13 @@ class World:
     models: Mapping[str, SmallModel]
     """By family; the first is the default."""
     preset: Preset
-    """Sections ``rewards`` and ``modules`` of the parameters, for its data; nothing is added to them."""
+    """Sections ``rewards`` and ``modules`` of the parameters, for its data."""
+    judges: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further entries of ``rewards``, each a judge in a worker of the same name; used where that is installed."""
+
+    @property
+    def installed_judges(self) -> dict[str, Mapping[str, Any]]:
+        return {name: entry for name, entry in self.judges.items() if python_of(name).is_file()}
 
 
 _GLM, _FLOW = "visual_grpo.starter.glm_image", "visual_grpo.starter.flow_models"
@@ -51,6 +59,12 @@ def _flow_model(function: str) -> SmallModel:
 
 def _glm_image(decoder: str, language: str) -> SmallModel:
     return SmallModel(pretrain={decoder: ("vae", "dit"), language: ("ar",)}, assemble=f"{_GLM}.modules:save_pipeline")
+
+
+def _reader(worker: str, **environment: str) -> Mapping[str, Any]:
+    function = "visual_grpo.rewards.remote.http_reward:HttpReward"
+    options = {"worker": f"workers/{worker}", "environment": environment}
+    return {"function": function, "judge": True, "judge_of": "ocr", "options": options}
 
 
 _SHAPES = World(
@@ -85,6 +99,10 @@ _WORDS = World(
     },
     # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
     preset=Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **GUARDS}),
+    judges={
+        "tesseract": _reader("tesseract", TESSERACT_LAYOUT="word"),
+        "easyocr": _reader("easyocr", EASYOCR_LAYOUT="line"),
+    },
 )
 _SCENES = World(
     name="scenes",
