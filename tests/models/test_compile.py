@@ -24,10 +24,10 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import LoraParams
 from visual_grpo.models import execution
-from visual_grpo.models.execution import compile_blocks, is_compiled
+from visual_grpo.models.execution import compile_blocks
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
-from visual_grpo.models.lora import PeftAdapter, fast_lora
+from visual_grpo.models.lora import PeftAdapter, fast_lora, is_compiled
 from visual_grpo.models.offload import _STATE, _OffloadState, move_to_host
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet

@@ -80,10 +80,6 @@ def set_execution(networks: Mapping[str, Any], modules: Mapping[str, Module], co
             compile_blocks(network.model.language_model if modules[name].kind == "tokens" else network)
 
 
-def is_compiled(network: nn.Module) -> bool:
-    return any(block._compiled_call_impl is not None for block in network.modules())
-
-
 def compile_blocks(network: Any) -> None:
     """Compiles the repeated blocks, each kind once for all and for any batch and length.
 

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Policy
 from visual_grpo.config import LoraParams
-from visual_grpo.models.execution import is_compiled
 from visual_grpo.models.quantized import QuantizedLinear
 
 T = TypeVar("T")
@@ -342,6 +341,10 @@ def _lora_forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor
     for down, up in factors:
         y.addmm_(rows @ down, up)
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def is_compiled(network: nn.Module) -> bool:
+    return any(block._compiled_call_impl is not None for block in network.modules())
 
 
 def lora_layers(model: nn.Module) -> list[Any]:

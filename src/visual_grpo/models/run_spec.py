@@ -9,7 +9,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.config import ControlConfig, FlowConfig, Parameters, PolicyConfig, SamplerConfig, SamplingConfig
+from visual_grpo.config import (
+    ControlConfig,
+    FlowConfig,
+    ModelConfig,
+    Parameters,
+    PolicyConfig,
+    SamplerConfig,
+    SamplingConfig,
+)
 from visual_grpo.models.family import Family, find_family
 
 _KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
@@ -183,13 +191,13 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             f"model.offload is {offload}, but {family.name} is one network, which is always needed; only a model of"
             " several networks can keep one on the GPU at a time. Set it to none."
         )
-    yield from _exclusions(config)
+    yield from _exclusions(config.model, config.distributed.sharded)
 
 
-def _exclusions(config: Parameters) -> Iterator[str]:
+def _exclusions(model: ModelConfig, sharded: bool) -> Iterator[str]:
     """Yields a sentence for each two parameters of how the model is held that exclude each other."""
-    model, whole = config.model, ("model.base_weights", config.model.base_weights, "full")
-    sharding = ("distributed.sharded", config.distributed.sharded)
+    whole = ("model.base_weights", model.base_weights, "full")
+    sharding = ("distributed.sharded", sharded)
     offload = ("model.offload", model.offload, "none")
     uncompiled = ("model.compile", str(model.compile).lower(), "false")
     for (setting, is_set), (name, value, required), why in (

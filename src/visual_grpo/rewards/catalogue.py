@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from visual_grpo.common.digests import CACHE, named_paths, option_files
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.config import Parameters, RewardConfig, flatten
-from visual_grpo.config.presets import optimised_rewards
+from visual_grpo.config import RewardConfig, flatten
 from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
 from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
@@ -81,17 +80,16 @@ def reward_commits(rewards: Mapping[str, RewardConfig]) -> dict[str, dict[str, s
     return {name: by_option for name, by_option in commits.items() if by_option}
 
 
-def require_independent_judges(config: Parameters) -> None:
+def require_independent_judges(rewards: Mapping[str, RewardConfig], optimised: Collection[str], output: str) -> None:
     """Raises UserError where a judge is an optimised reward under another name, or has its weights.
 
     The reward itself is the same function with the same models: no option that is a text, as a name, an address or a
     file's content, differs.
     """
-    judges = [name for name, reward in config.rewards.items() if reward.judge]
-    optimised = [name for name in config.rewards if name in optimised_rewards(config.public())]
+    judges = [name for name, reward in rewards.items() if reward.judge]
     built = [*judges, *optimised] if judges else []
-    functions = {name: _function_and_models(name, config.rewards[name], config.output) for name in built}
-    weights = {name: _weights_of(name, config.rewards[name], config.output) for name in built}
+    functions = {name: _function_and_models(name, rewards[name], output) for name in built}
+    weights = {name: _weights_of(name, rewards[name], output) for name in built}
     for judge, other in itertools.product(judges, optimised):
         shared = weights[judge] & weights[other]
         if shared or functions[judge] == functions[other]:

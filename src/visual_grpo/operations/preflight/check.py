@@ -13,7 +13,7 @@ from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
-from visual_grpo.config.presets import AUTO, pinned
+from visual_grpo.config.presets import AUTO, optimised_rewards, pinned
 from visual_grpo.config.schema import validate
 from visual_grpo.models.execution import attention_of
 from visual_grpo.models.family import find_family
@@ -91,7 +91,7 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
     if spec.config.reward == AUTO or len(problems.errors) > before:
         return
     with problems.collect():
-        require_independent_judges(spec.config)
+        require_independent_judges(rewards, sorted(optimised_rewards(spec.config.public())), spec.config.output)
     for module in spec.modules:
         with problems.collect():
             components.build_scorer(spec, [module])
