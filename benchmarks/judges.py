@@ -120,7 +120,9 @@ def _cells(reports: Path) -> list[str]:
     headline, alarms = evaluation["headline"], evaluation["training"]["alarms"]
     alarm = f"step {alarms[0]['step']}: {alarms[0]['sentence']}" if alarms else "none"
     decision = "promoted" if gate["promoted"] else f"refused: {', '.join(_failed(gate))}"
-    return [change(headline), change(headline["judges"][0]), headline["verdict"], alarm, decision]
+    (judge,) = headline["judges"]
+    said = ", ".join(dict.fromkeys([headline["verdict"], judge["outcome"]]))
+    return [change(headline), change(judge), said, alarm, decision]
 
 
 def _failed(gate: dict[str, Any]) -> list[str]:
@@ -141,7 +143,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="the clone; default: only simulated runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--runs", type=int, default=500)
+    parser.add_argument("--runs", type=int, default=2000)
     return parser.parse_args()
 
 

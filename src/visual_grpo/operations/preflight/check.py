@@ -15,7 +15,6 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, optimised_rewards, pinned
 from visual_grpo.config.schema import validate
-from visual_grpo.models.execution import attention_of
 from visual_grpo.models.family import find_family
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
@@ -46,16 +45,14 @@ def check(config: Parameters, *, scores: bool = True) -> RunSpec:
 
 
 def check_model(config: Parameters) -> RunSpec:
-    """Resolves the parameters. Raises UserError where the model's folder holds none, the library for
-    ``model.base_weights`` is missing, or ``model.attention`` does not work; loads no model."""
+    """Resolves the parameters. Raises UserError where the model's folder holds none, or the library for
+    ``model.base_weights`` is missing; loads no model."""
     if config.model.base_weights != "full":
         require_bitsandbytes("model.base_weights", config.model.base_weights)
     # A hub id of a named family is not looked up: that would need the network before it is used.
     if not config.model_is_pretrained and not may_be_hub_id(config.model.path):
         saved_class(config.model.path)
-    spec = resolve(config)
-    attention_of(config.model, spec.family.modules)
-    return spec
+    return resolve(config)
 
 
 def _check_processes(spec: RunSpec) -> None:
@@ -91,7 +88,8 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
     if spec.config.reward == AUTO or len(problems.errors) > before:
         return
     with problems.collect():
-        require_independent_judges(rewards, sorted(optimised_rewards(spec.config.public())), spec.config.output)
+        optimised = sorted(optimised_rewards(spec.config.public()))
+        require_independent_judges(rewards, optimised, spec.config.output)
     for module in spec.modules:
         with problems.collect():
             components.build_scorer(spec, [module])
