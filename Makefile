@@ -36,7 +36,6 @@ FOREIGN := $(if $(CODE),rm -rf $(VENV))
 endif
 
 $(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
-	@$(if $(findstring %,$(CURDIR))$(findstring ?,$(CURDIR)),echo "MLflow cannot work in a folder with % or ? in its name: rename $$PWD" >&2; exit 1)
 	@echo "Setting up $(VENV) (about a minute with a fast network)"
 	@$(FOREIGN)
 	@python=$$(for p in "$(PYTHON)" python3.13 python3.12 python3.11; do \
@@ -47,6 +46,9 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
 	[ -x $(TOOLS)/bin/uv ] || { "$$python" -m venv $(TOOLS); $(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv; }; \
 	[ -x $(BIN)/python ] || $(TOOLS)/bin/uv venv --quiet --python "$$(command -v "$$python")" $(VENV)
 	@$(TOOLS)/bin/uv pip sync --quiet --compile-bytecode --require-hashes --python $(BIN)/python requirements.lock
+	@# MLflow does not escape a % in the path of its own files.
+	@[[ "$$PWD" != *%* ]] || sed -i 's/("script_location", final_alembic_dir)$$/("script_location", final_alembic_dir.replace("%", "%%"))/' \
+	    $(VENV)/lib/python3*/site-packages/mlflow/store/db/utils.py
 	@$(TOOLS)/bin/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	@[ ! -f $(LOCAL) ] || $(TOOLS)/bin/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock --requirement $(LOCAL)
 	@touch $@

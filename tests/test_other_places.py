@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mlflow
 import pytest
 
 from tests.small_project import ROOT, small_project
@@ -59,6 +60,14 @@ def test_the_last_line_and_the_notification_of_a_retraining_say_why_it_failed(
     assert said in json.loads((copied / "told.json").read_text())["sentence"]
 
 
+def test_a_retraining_where_nothing_can_be_written_says_so(project: Path) -> None:
+    (project / "data/.retraining.lock").mkdir(parents=True)  # Root may write where others may not.
+    done = call(project, sys.executable, "-m", "visual_grpo.operations.retraining")
+    (project / "data/.retraining.lock").rmdir()
+    assert done.returncode == 1
+    assert "Is a directory: 'data/.retraining.lock'" in done.stdout.splitlines()[-1], done.stdout + done.stderr
+
+
 def test_make_ui_says_that_a_port_is_taken_and_that_a_server_does_not_answer(project: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -72,15 +81,20 @@ def test_make_ui_says_that_a_port_is_taken_and_that_a_server_does_not_answer(pro
     assert "Error: MLflow (http://127.0.0.1:9) does not answer: " in away.stderr
 
 
-@pytest.mark.parametrize("name", ["a%b", "a?b"])
-def test_make_setup_refuses_a_folder_that_mlflow_cannot_work_in(tmp_path: Path, name: str) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
+def test_mlflow_makes_its_database_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "R&D #1 é'%?"
+    packages = folder / ".venv/lib/python3.11/site-packages"
+    shutil.copytree(Path(mlflow.__file__).parent, packages / "mlflow", copy_function=os.symlink)
     for file in ("Makefile", "requirements.lock", "pyproject.toml"):
         shutil.copy(ROOT / file, folder)
-    done = call(folder, "make", "setup")
-    assert done.returncode != 0
-    assert f"MLflow cannot work in a folder with % or ? in its name: rename {folder}" in done.stderr
+    for program in (".venv/bin/python", ".venv-tools/bin/uv"):  # They install nothing.
+        (folder / program).parent.mkdir(parents=True)
+        (folder / program).symlink_to("/bin/true")
+    call(folder, "make", "setup").check_returncode()
+    paths = f"{packages}{os.pathsep}{ROOT / 'src'}"
+    done = call(folder, sys.executable, "-m", "visual_grpo.tracking.mlflow_api", PYTHONPATH=paths)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert (folder / "mlflow.db").is_file()
 
 
 @pytest.mark.parametrize(("made_for", "anew"), [(".", False), ("..", True)])

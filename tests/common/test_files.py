@@ -40,6 +40,12 @@ def test_a_second_holder_is_refused_until_the_first_has_ended_however_that_is(tm
     assert not lock.exists()
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/\.lock cannot be written: .* Write elsewhere with output=FOLDER"):
+        files.hold(tmp_path / "file/.lock")
+
+
 def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "new/file"
     files.write_atomically(file, "ü")

@@ -56,9 +56,10 @@ def test_a_slip_is_named(given: str, named: str) -> None:
             r"Duplicate keys found in .*parameters\w*.yml and .*parameters\w*.yml: seed",
         ),
         ({"parameters.yml": b"[1, 2]"}, r"The parameters in .*conf cannot be read"),
+        ({"catalog.yml": b"# \xe9"}, r"conf/local/catalog.yml is no UTF-8: .*0xe9.* Save it"),
     ],
 )
-def test_files_of_parameters_that_cannot_be_read_are_named(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
+def test_files_of_conf_that_cannot_be_read_are_named(tmp_path: Path, files: dict[str, bytes], said: str) -> None:
     shutil.copytree(ROOT / "conf/base", tmp_path / "conf/base")
     (tmp_path / "conf/local").mkdir()
     for name, content in files.items():

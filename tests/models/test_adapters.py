@@ -92,6 +92,8 @@ def test_what_a_policy_saves_is_loaded_again(pipeline_folder: Path, tmp_path: Pa
     policy = load_policy(str(pipeline_folder), module=module, size=SIZE, device="cpu")
     stir(policy)
     policy.save_adapter(tmp_path / "mine")
+    (tmp_path / "mine/other").touch()
+    assert len({file.stat().st_mode for file in (tmp_path / "mine").iterdir()}) == 1, "all follow the umask"
     model = load_model(str(pipeline_folder), size=SIZE, adapters=tmp_path / "mine", device="cpu")
     trained: Any = policy.adapter.model
     loaded = effects(model.adapters)

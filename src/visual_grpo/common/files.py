@@ -53,17 +53,19 @@ def flush(path: Path) -> None:
 def hold(file: Path) -> None:
     """Takes the lock ``file`` for this process; `release` gives it back, and so does the end of the process.
 
-    Raises UserError: another process holds it; nothing has been changed then.
+    Raises UserError: another process holds it, or it cannot be written; nothing has been changed then.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
     lock = SoftFileLock(file)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=1, poll_interval=0.2)
     except Timeout:
         raise UserError(
             f"{file.parent} is in use by another command, process {lock.pid}. Wait until it ends, stop it, or write"
             f" elsewhere with output=FOLDER. If it ran on another machine and has ended: rm {file}"
         ) from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror}. Write elsewhere with output=FOLDER") from error
     _held.append(lock)
 
 
@@ -112,8 +114,8 @@ def replace_folder(fresh: Path, final: Path) -> None:
     """Moves ``fresh`` to ``final``, on the same disk, in the place of what is there."""
     final = linked(final)
     heal(final)
-    for file in filter(Path.is_file, fresh.rglob("*")):  # safetensors gives its files to their owner alone.
-        file.chmod(file.stat().st_mode | 0o666 & ~_UMASK)
+    for file in filter(Path.is_file, fresh.rglob("*")):
+        follow_umask(file)
     final.parent.mkdir(parents=True, exist_ok=True)
     if final.exists():
         final.rename(_previous(final))
@@ -121,6 +123,11 @@ def replace_folder(fresh: Path, final: Path) -> None:
         fresh.rename(final)
     finally:
         heal(final)
+
+
+def follow_umask(file: Path) -> None:
+    """Lets others read a file as usual: safetensors gives its files to their owner alone."""
+    file.chmod(file.stat().st_mode | 0o666 & ~_UMASK)
 
 
 def heal(final: Path) -> None:

@@ -181,9 +181,9 @@ def git(at: Path, *words: str | Path, stdin: bytes | None = None) -> str:
 
 
 def tell_reason(reason: str) -> None:
-    """Tells the command that started this one, through any program in between, why it fails."""
-    if file := os.environ.get(REASON):
-        Path(file).write_text(reason, encoding="utf-8")
+    """Tells the command that started this one, through any program in between, why it fails; the first counts."""
+    if (file := Path(os.environ.get(REASON, os.devnull))).is_file() and not file.stat().st_size:
+        file.write_text(reason, encoding="utf-8")
 
 
 def run(

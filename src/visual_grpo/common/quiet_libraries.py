@@ -1,4 +1,4 @@
-"""Hides the warnings, notices and progress bars of other libraries, and sets how MLflow's client and torch wait.
+"""Hides the warnings, notices and progress bars of other libraries, and sets what else they take from the environment.
 
 Kedro calls ``silence_libraries`` through the entry point ``kedro.init``, before it loads plugins: mlflow reads
 its environment variables at import time, which is before the project's settings are read.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 
 _ENVIRONMENT = {
@@ -24,6 +26,7 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
     "KEDRO_DISABLE_TELEMETRY": "true",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "DIFFUSERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
@@ -44,6 +47,10 @@ def silence_libraries() -> None:
     ``python -W`` says otherwise."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    try:
+        Path.home()
+    except RuntimeError:  # A container's user without a name: MLflow could not be imported.
+        os.environ["HOME"] = tempfile.gettempdir()
     if "OMP_WAIT_POLICY" not in os.environ:
         # libgomp's threads spin while they wait for each other. By its default of 300000 turns they take a busy
         # machine's cores from the thread that they wait for. Read when torch is imported.

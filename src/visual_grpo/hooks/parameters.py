@@ -37,7 +37,7 @@ class ParameterHooks:
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
-        tree = with_world(_read(context.config_loader), context.env)
+        tree = with_world(_read(context.config_loader, "parameters"), context.env)
         self._runtime = context.config_loader.runtime_params or {}
         tree, self._taken = _of_resumed_run(tree, self._runtime)
         tree = _for_all_modules(tree, self._runtime)
@@ -45,6 +45,7 @@ class ParameterHooks:
         self._parameters = validate(tree)
         # Paths of the catalog begin with it.
         OmegaConf.register_new_resolver("output", lambda: self._parameters.output, replace=True)
+        context.config_loader["catalog"] = _read(context.config_loader, "catalog")
 
     @hook_impl
     def after_catalog_created(self, catalog: CatalogProtocol) -> None:
@@ -81,15 +82,15 @@ class ParameterHooks:
             console.note(f"Parameters of the resumed run, which are others in the configuration: {shown}")
 
 
-def _read(loader: AbstractConfigLoader) -> dict[str, Any]:
-    """Reads the files of parameters; raises UserError where Kedro would raise an error of Python."""
+def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
+    """Reads the files of ``what``; raises UserError where Kedro would raise an error of Python."""
     try:
-        return dict(loader["parameters"])
+        return dict(loader[what])
     except UnicodeDecodeError as error:  # It has the file's content, not its name.
-        files = (file for file in Path(loader.conf_source).rglob("parameters*") if file.read_bytes() == error.object)
+        files = (file for file in Path(loader.conf_source).rglob(f"{what}*") if file.read_bytes() == error.object)
         raise UserError(f"{next(files, loader.conf_source)} is no UTF-8: {error}. Save it as UTF-8.") from error
     except (ValueError, AttributeError) as error:
-        raise UserError(f"The parameters in {loader.conf_source} cannot be read: {error}") from error
+        raise UserError(f"The {what} in {loader.conf_source} cannot be read: {error}") from error
 
 
 def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import follow_umask
 from visual_grpo.common.types import Policy
 from visual_grpo.config import LoraParams
 from visual_grpo.models.quantized import QuantizedLinear
@@ -207,6 +208,7 @@ class AdapterPolicy(Policy[T]):
 
     def save_adapter(self, folder: Path | str) -> None:
         self.adapter.save(folder)
+        follow_umask(Path(folder) / self.adapter.file)
 
 
 def _check_targets(base: nn.Module, targets: str | list[str]) -> None:

@@ -158,9 +158,10 @@ def _changes(file: Path, facts: Mapping[str, Any], project: Path, commit: str) -
 
 
 def _data(facts: Mapping[str, Any], project: Path) -> Line:
-    digest, manifest = str(facts["data"]), place(project / facts["parameters"]["output"], "records")
+    file = place(Path(facts["parameters"]["output"]), "records")
+    digest, manifest = str(facts["data"]), project / file
     if manifest.is_file() and RecordTable(manifest).digest == digest:
-        return Line("data", digest, OK, f"as {manifest.relative_to(project)} has it")
+        return Line("data", digest, OK, f"as {file} has it")
     why = "the prepared records are others now" if manifest.is_file() else f"{manifest} does not exist"
     return Line("data", digest, UNKNOWN, why)
 

@@ -118,6 +118,9 @@ def _dvc_stages(project: Path) -> Sequence[Any]:
         return ()
     except exceptions.DvcException as error:  # For example, a merge has damaged a file.
         raise UserError(f"DVC: {error}. Put the file back as git has it: git checkout FILE") from error
+    except OSError as error:  # It makes folders of its own before it reads.
+        _warn("DVC's hashes are not known, since DVC cannot work here", str(error))
+        return ()
     return stages
 
 
@@ -128,10 +131,11 @@ def _git(folder: Path, *words: str, codes: tuple[int, ...] = (0,)) -> bytes | No
     except OSError:
         return None
     if b"dubious ownership" in done.stderr:  # Another user owns the checkout, as in many containers.
-        _warn(" ".join(done.stderr.decode(errors="replace").split()))
+        refused = "neither the commit nor uncommitted changes are recorded, since git refuses"
+        _warn(refused, done.stderr.decode(errors="replace"))
     return done.stdout if done.returncode in codes else None
 
 
 @cache
-def _warn(said: str) -> None:
-    console.note(f"Warning: neither the commit nor uncommitted changes are recorded, since git refuses: {said}")
+def _warn(what: str, why: str) -> None:
+    console.note(f"Warning: {what}: {' '.join(why.split())}")

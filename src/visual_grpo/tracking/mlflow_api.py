@@ -59,9 +59,9 @@ EVALUATION, OUTPUT = "evaluate.status", "output"
 
 
 def use_project(project: Path) -> None:
-    """Makes the project's mlflow.db the address, from any working directory, unless MLFLOW_TRACKING_URI is set."""
+    """Makes the project's mlflow.db the address, a relative one since none can have a ?, unless one is set."""
     if not os.environ.get("MLFLOW_TRACKING_URI"):
-        os.environ["MLFLOW_TRACKING_URI"] = f"{SQLITE}{project.resolve() / 'mlflow.db'}"
+        os.environ["MLFLOW_TRACKING_URI"] = f"{SQLITE}{os.path.relpath(project / 'mlflow.db')}"
 
 
 def tracking_uri() -> str:
@@ -92,8 +92,6 @@ def connect() -> MlflowClient:
     from sqlalchemy import NullPool, create_engine
 
     uri = tracking_uri()
-    if {"%", "?"} & set(mlflow.__file__) and not uri.startswith("http"):
-        raise OSError(f"it cannot work in a folder with % or ? in its name: {mlflow.__file__}. Rename that")
     if uri.startswith(SQLITE):
         # MLflow itself would try for minutes.
         with create_engine(uri, poolclass=NullPool).connect() as connection:

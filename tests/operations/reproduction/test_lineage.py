@@ -74,6 +74,13 @@ def test_what_is_as_it_was_is_ok(project: Path) -> None:
     assert DIFFERS not in {line.state for line in found.values()}
 
 
+def test_results_may_be_outside_the_project(project: Path, tmp_path: Path) -> None:
+    (project / "data").rename(tmp_path / "elsewhere")
+    edit(project, parameters=read_facts(project / "adapters")["parameters"] | {"output": str(tmp_path / "elsewhere")})
+    why = f"as {tmp_path / 'elsewhere/05_model_input/records.parquet'} has it"
+    assert (states(project)["data"].state, states(project)["data"].why) == (OK, why)
+
+
 def differing(project: Path, about: Subject | None = None) -> list[str]:
     return [name for name, line in states(project, about).items() if line.state == DIFFERS]
 

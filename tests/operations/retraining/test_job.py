@@ -156,3 +156,6 @@ def test_imported_data_are_updated(project: Trained, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text("22")
     project.retraining().update_imports()
     assert Path("mine").read_text() == "22"
+    (tmp_path / "elsewhere").unlink()
+    with pytest.raises(ProgramError, match=r"^dvc update mine\.dvc: failed update data: dependency '.*elsewhere' does"):
+        project.retraining().update_imports()

@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with terminate_as_interrupt():
             return _retrain(read_project(Path.cwd(), environment))
-    except UserError as error:
+    except (UserError, OSError) as error:  # Of the system: a checkout that cannot be written.
         ended = summary(Code.FAILED, render(error), reason=None)
         console.note(f"Error: {render(error)}\nRetraining: {ended['sentence']} (exit code {Code.FAILED})")
         with suppress(Exception):  # Somebody is told, unless what cannot be read says how.

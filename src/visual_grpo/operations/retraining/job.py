@@ -35,7 +35,7 @@ from visual_grpo.tracking.registry import Registry
 
 PATIENCE = 600.0  # Seconds that a stopped command has for its checkpoint: it finishes the step.
 _MONITOR_SECONDS, _NOTIFY_SECONDS = 600.0, 60.0
-_DVC = (sys.executable, "-m", "dvc")
+_DVC = (sys.executable, "-m", "visual_grpo.operations.retraining.dvc")
 _TRAIN, _ALWAYS = "train", "parameters"  # Stages; `Project.write` has done the second's work before.
 
 
@@ -221,7 +221,7 @@ class Retraining:
         try:
             run(*words, at=Path.cwd(), patience=PATIENCE, seconds=left, descriptors=self._lock)
         except ProgramError as error:
-            raise ProgramError(f"{' '.join(words[2:])}: {error}") from error
+            raise ProgramError(f"{' '.join(words[2:]).removeprefix(f'{__package__}.')}: {error}") from error
 
 
 def monitored(monitor: MonitorConfig) -> float | None:

@@ -146,7 +146,7 @@ def main() -> int:
         project = read_project(Path.cwd(), arguments.env)
         if project.write() and arguments.check:
             raise UserError(f"{project.values} was out of date, and is written now: give the command once more.")
-    except UserError as error:
+    except (UserError, OSError) as error:
         sys.stderr.write(f"Error: {render(error)}\n")
         return 1
     return 0
