@@ -115,7 +115,7 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
         def prefilled(prefill: Callable[..., Any]) -> Callable[..., Any]:
             def run(*given: Any) -> Any:
                 prefix = prefill(*given)
-                for layer in prefix.cache.layers:  # As if all tokens but the last two had been generated.
+                for layer in prefix.cache:  # As if all tokens but the last two had been generated.
                     rows, heads, before, width = layer.keys.shape
                     shape = rows, heads, before + length - runs, width
                     layer.keys, layer.values = layer.keys.new_empty(shape), layer.values.new_empty(shape)
