@@ -203,14 +203,14 @@ class _Scorer:
         images = torch.stack([self.before[file] for file in rows["file"]])
         for name, values in self.judges([known[own] for own in rows["id"]], list(images)).rewards.items():
             rows[f"reward/{name}"] = values.numpy()
-        if hack is not None:
-            rows["total"] = hack.reward(images.float() / 255).numpy()
-        rows.attrs = {"weights": dict.fromkeys(guards, 0.0)}
+        rows["reward/hack"] = rows["total"] if hack is None else hack.reward(images.float() / 255).numpy()
+        weights = {"hack": 1.0, **dict.fromkeys(guards, 0.0)}
+        rows.attrs = {"weights": weights}
         rows.to_parquet(folder / "scores.parquet")
         for file in rows["file"]:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).symlink_to((self.baseline / file).resolve())
-        return HackingMonitor(folder, AlarmConfig(max_distance=distance), self.looks)
+        return HackingMonitor(folder, AlarmConfig(max_distance=distance), self.looks, weights)
 
     def _guards(self, images: Tensor) -> Mapping[str, Tensor]:
         return self.judges(self.records, list(images)).rewards

@@ -72,7 +72,9 @@ def _row(config: Parameters, records: RecordTable, folder: Path) -> list[str]:
     )
     before = run.evaluate()
     looks = config.grpo.steps // (config.evaluation.every or config.grpo.steps)
-    run.monitor = HackingMonitor(_baseline(before, scorer.weights, folder / "baseline"), config.alarm, looks)
+    run.monitor = HackingMonitor(
+        _baseline(before, scorer.weights, folder / "baseline"), config.alarm, looks, scorer.weights
+    )
     had: dict[int, dict[str, Tensor]] = {}
 
     def on_step(metrics: Any, row: Any) -> None:

@@ -105,7 +105,7 @@ def _layers(rows: Recorder, machine: Machine) -> None:
 
     works: dict[str, tuple[Callable[[], Any], bool]] = {
         "Linear in bfloat16": (lambda: F.linear(x, half), False),
-        f"LoRA of rank {RANK} in float32, as replays have it": (lora(wide, down, up), False),
+        f"LoRA of rank {RANK} in float32, as peft has it": (lora(wide, down, up), False),
         f"LoRA of rank {RANK} in tf32": (lora(wide, down, up), True),
         f"LoRA of rank {RANK} in bfloat16": (lora(x, *halves), False),
         "its input to float32": (x.float, False),

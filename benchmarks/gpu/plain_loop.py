@@ -1,7 +1,7 @@
 """A step of Stable Diffusion 3.5 medium beside one of a plain loop in the manner of Flow-GRPO (arXiv 2505.05470).
 
 The plain loop encodes each prompt once for every image, starts each image from its own noise, runs both branches of
-guidance in one forward under autocast with the LoRA in float32, takes the KL from a forward without the adapter, and
+guidance in one forward under autocast with peft's LoRA in float32, takes the KL from a forward without the adapter, and
 accumulates gradients over micro-batches. Both have the same weights, LoRA, prompts, steps and trained steps, on one
 device and in turns; the formula of the stochastic step is the project's.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from cases import released
-from recording import Machine, Recorder, timed
+from recording import Machine, Recorder, peft_lora, timed
 from torch import Tensor
 
 from visual_grpo.config import Parameters
@@ -47,6 +47,10 @@ class PlainLoop:
         self.largest_log_ratio = torch.zeros((), device=self.device)
 
     def step(self) -> None:
+        with peft_lora(self.network):
+            self._step()
+
+    def _step(self) -> None:
         texts = self._encoded()
         states, old = self._drawn(texts)
         with torch.no_grad():

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
+from visual_grpo.models.lora import lora_layers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -87,6 +89,17 @@ def tf32(on: bool = True) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@contextmanager
+def peft_lora(network: Any) -> Iterator[None]:
+    """LoRA layers compute as peft has them: in the precision of A and B, float32, unless autocast is on."""
+    forwards = [(layer, layer.__dict__.pop("forward")) for layer in lora_layers(network) if "forward" in vars(layer)]
+    try:
+        yield
+    finally:
+        for layer, forward in forwards:
+            layer.forward = forward
 
 
 def timed(machine: Machine, work: Callable[[], Any]) -> tuple[float, float | None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from cases import released
-from recording import Machine, Recorder, seconds_of, tf32, timed
+from recording import Machine, Recorder, peft_lora, seconds_of, tf32, timed
 from torch.utils.flop_counter import FlopCounterMode
 
 from visual_grpo.models.lora import fast_lora
@@ -50,8 +50,10 @@ class Bench:
     def sampling(self) -> None:
         with torch.no_grad():
             with fast_lora(self.network):
-                self._add("sampling", "as it is: LoRA in half precision", self._velocity(self.batch), self.batch)
-            self._add("sampling", "LoRA in float32, as in the window", self._velocity(self.batch), self.batch)
+                self._add("sampling", "as it is: A and B rounded once", self._velocity(self.batch), self.batch)
+            self._add("sampling", "as in the window: rounded in each layer", self._velocity(self.batch), self.batch)
+            with peft_lora(self.network):
+                self._add("sampling", "LoRA in float32", self._velocity(self.batch), self.batch)
             with self.adapter.disabled():
                 self._add("sampling", "no adapter", self._velocity(self.batch), self.batch)
             with fast_lora(self.network):
@@ -68,11 +70,13 @@ class Bench:
             if not checkpointing:
                 self.network.disable_gradient_checkpointing()
             kept = "checkpointing" if checkpointing else "no checkpointing"
-            self._add("update", f"{kept}: LoRA in float32", self._gradient(self.micro), self.micro)
-            with tf32():
-                self._add("update", f"{kept}: LoRA in tf32", self._gradient(self.micro), self.micro)
-            half = self._gradient(self.micro, autocast=True)
-            self._add("update", f"{kept}: LoRA by autocast", half, self.micro)
+            self._add("update", f"{kept}, as it is", self._gradient(self.micro), self.micro)
+            with peft_lora(self.network):
+                self._add("update", f"{kept}: LoRA in float32", self._gradient(self.micro), self.micro)
+                with tf32():
+                    self._add("update", f"{kept}: LoRA in tf32", self._gradient(self.micro), self.micro)
+                half = self._gradient(self.micro, autocast=True)
+                self._add("update", f"{kept}: LoRA by autocast", half, self.micro)
             self._add("update", f"{kept}: twice the rows", self._gradient(2 * self.micro), 2 * self.micro)
 
     def pictures(self) -> None:
@@ -98,7 +102,7 @@ class Bench:
             # Blocks of several kinds share their code. Beyond the limit they would run uncompiled, without a word.
             with torch._dynamo.config.patch(recompile_limit=64, fail_on_recompile_limit_hit=True):
                 seconds, _ = timed(self.machine, work)
-                self._add(group, f"compiled in {seconds:.0f} s, no checkpointing: LoRA in float32", work, count)
+                self._add(group, f"compiled in {seconds:.0f} s, no checkpointing", work, count)
 
     def _velocity(self, count: int) -> Work:
         field = self.model.velocity(self.conditions, torch.zeros(count, dtype=torch.long))

@@ -18,6 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.splits import split_in_path, usual_name
+from visual_grpo.operations.preflight.data import look_at_folder
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
@@ -406,6 +407,22 @@ class TestTexts:
         assert [one["reason"] for one in rejected] == ["not_csv"] * (lines is not None)
         assert lines is None or rejected[0]["message"].startswith(f"{lines} not valid CSV")
 
+    def test_a_cell_of_several_lines_is_said_and_a_column_twice_is_refused(self, tmp_path):
+        (tmp_path / "data").mkdir()
+        file = tmp_path / "data/list.csv"
+        file.write_text('prompt,note\n"open,y\na cup,x\na screen of 27",z\n' + "a tree,x\n" * 3)
+        said = "1 row of list.csv of several lines, such as that to line 4: a quote that is not closed"
+        assert prepare(tmp_path).report["warnings"][0].startswith(said)
+        file.write_text("prompt,prompt\na,b\n")
+        assert refusal(tmp_path).endswith("the header has 'prompt' more than once. Rename a column.")
+
+    def test_edits_with_one_picture_are_no_prompts(self, tmp_path):
+        picture(tmp_path / "data/0.png")
+        jsonl(tmp_path / "data/train.jsonl", [{"image": "0.png", "instruction": "make it blue"}] * 12)
+        data = data_config(tmp_path / "data", task="i2i")
+        (problem,) = look_at_folder(data, ("t2i", "i2i")).problems
+        assert "name its column with data.columns.source=NAME" in str(problem)
+
     def test_what_is_no_prompt_is_said(self, tmp_path):
         picture(tmp_path / "data/0.png").with_suffix(".txt").write_text("0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0.1 0.1")
         captioned(tmp_path / "data/1.png", 1)
@@ -459,3 +476,17 @@ class TestPicturesOfOtherKinds:
         assert prepare(tmp_path).report["warnings"] == [
             "the data's only split is test: all of it is used, as one without a name"
         ]
+
+    def test_the_picture_itself_comes_before_the_name_of_its_file(self, tmp_path):
+        rows = [{"image": embedded(colour="blue"), "file_name": "gone.jpg", "text": "a"}]
+        parquet(tmp_path / "data/train.parquet", rows)
+        assert read_image(prepare(tmp_path)[0].target_image).getpixel((0, 0)) == (0, 0, 255)
+
+    def test_captions_of_coco_are_read_by_their_file_too_and_categories_are_no_captions(self, tmp_path):
+        picture(tmp_path / "data/0.png")
+        content = {"images": [{"id": 0, "file_name": "0.png"}], "annotations": [{"image_id": 0, "caption": "a"}]}
+        file = tmp_path / "data/captions.json"
+        file.write_text(json.dumps(content))
+        assert [record.prompt for record in prepare(tmp_path, path=file)] == ["a"]
+        file.write_text(json.dumps(content | {"annotations": [], "categories": [{"id": 0, "name": "caption"}]}))
+        assert "queries about an image with a mask" in refusal(tmp_path)

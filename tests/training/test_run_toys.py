@@ -262,18 +262,18 @@ def watched_run(
 ) -> TrainingRun:
     rows = [
         {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": ""}
-        | {"total": 0.0, "reward/guard": 1.0 + 1e-3 * i}
+        | {"total": 0.0, "reward/count": 0.0, "reward/guard": 1.0 + 1e-3 * i}
         for i, record in enumerate(RECORDS[6:])
     ]
-    table = pd.DataFrame(rows)
-    table.attrs = {"weights": {"count": 1.0, "guard": 0.0}}
+    table, weights = pd.DataFrame(rows), {"count": 1.0, "guard": 0.0}
+    table.attrs = {"weights": weights}
     (tmp_path / "baseline").mkdir(exist_ok=True)
     table.to_parquet(tmp_path / "baseline/scores.parquet")
     evaluation = {"every": 1, "prompts": 3, "adapter": "last"}
     run = token_run(
         tmp_path, TokenModel(), scorer or Cheated(), alarm={"action": action}, evaluation=evaluation, resume=resume
     )
-    run.monitor = HackingMonitor(tmp_path / "baseline", run.config.alarm, looks=STEPS)
+    run.monitor = HackingMonitor(tmp_path / "baseline", run.config.alarm, looks=STEPS, weights=weights)
     return run
 
 

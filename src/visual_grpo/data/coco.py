@@ -8,6 +8,7 @@ categories include them, as in torchvision's reference for semantic segmentation
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,11 +41,11 @@ def find_captions(path: Path, limits: Limits) -> Path | None:
 
 
 def _annotation_files(path: Path, kind: str) -> Iterator[Path]:
-    keys = [f'"{key}"'.encode() for key in ("images", ANNOTATIONS, kind)]
+    keys = [re.compile(rb'"%b"\s*:' % key.encode()) for key in ("images", ANNOTATIONS, kind)]
     for file in [path] if path.is_file() else sorted([*path.glob("*.json"), *path.glob(f"{ANNOTATIONS}/*.json")]):
         if file.suffix == ".json" and file.is_file():
             text = file.read_bytes()
-            if text.lstrip()[:1] == b"{" and all(key in text for key in keys):
+            if text.lstrip()[:1] == b"{" and all(key.search(text) for key in keys):
                 yield file
 
 

@@ -131,6 +131,9 @@ def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[st
         }
         # The hub's image folders have their captions in "text", and may have another column "prompt".
         names["prompt"] = [*(["text"] if "file_name" in row else []), *PICTURES["prompt"]]
+    # The very picture comes before the name of a file that it had.
+    for columns in names.values():
+        columns.sort(key=lambda name: not isinstance(values.get(name), EmbeddedImage))
     spelt = {name.lower(): name for name in row} | {name: name for name in row}
     names = {field: [spelt.get(name, name) for name in columns] for field, columns in names.items()}
     given = {"prompt": data.columns.prompt, "target": data.columns.target}

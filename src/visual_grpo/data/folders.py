@@ -102,7 +102,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             " target_image on each line."
         )
     images = list(filter(is_image_name, limits.walk(path)))
-    if others := [image for image in images if not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1])]:
+    if others := [image for image in images if _is_regularisation(path, image)]:
         yield Note(
             f"{counted(len(others), 'picture')}, such as {others[0]}, train as any other: there is no regularisation"
         )
@@ -117,6 +117,11 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             yield rejected.at(Place(image))
         else:
             yield Record(place=Place(image), folder=path, prompt=prompt, target_image=image, caption=caption)
+
+
+def _is_regularisation(path: Path, image: str) -> bool:
+    of_class = not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1])
+    return of_class and _caption_of(path, image) is not None
 
 
 def _caption_of(root: Path, image: str) -> str | None:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
 from visual_grpo.data.columns import prompt_columns, record_from_row
 from visual_grpo.data.record import (
@@ -27,6 +27,7 @@ from visual_grpo.data.record import (
     EmbeddedImage,
     Item,
     Limits,
+    Note,
     Place,
     Record,
     Rejected,
@@ -109,7 +110,7 @@ def find_table(path: Path, limits: Limits) -> Path | None:
     """Returns a table, a folder with tables (also in its subfolder ``data``) or one written by ``save_to_disk``."""
     if path.is_dir():
         return path if is_saved(path) or _tables(path) else None
-    return path if path.is_file() and path.suffix.lower() in SUFFIXES else None
+    return path if path.is_file() and _is_table(path) else None
 
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
@@ -169,12 +170,14 @@ def _tables(path: Path) -> list[Path]:
     files = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*")) if file.is_file()]
     # Beside a tar, img2dataset writes a table of the same records, also of those that it could not fetch.
     files = [file for file in files if file.suffix == ".tar" or not file.with_suffix(".tar").is_file()]
-    return [file for file in files if file.suffix.lower() in SUFFIXES and (file.suffix != ".json" or _is_list(file))]
+    return list(filter(_is_table, files))
 
 
-def _is_list(file: Path) -> bool:
-    """Other JSON files beside data are seldom lists."""
-    with open_text(file) as text:
+def _is_table(file: Path) -> bool:
+    suffix = file.suffix.lower()
+    if suffix != ".json":
+        return suffix in SUFFIXES
+    with open_text(file) as text:  # Other JSON files beside data are seldom lists.
         return text.read(100).lstrip().startswith("[")
 
 
@@ -195,12 +198,18 @@ def _read_file(file: Path, name: str, data: DataConfig, *, canonical: bool = Fal
         if suffix in (".json", ".jsonl")
         else _csv_rows(file, data)
     )
+    before, wide = 1, []
     for number, row in rows:
-        place = Place(name, number)
+        if number > before + 1 and suffix in (".csv", ".tsv") and not isinstance(row, Rejected):
+            wide.append(number)
+        place, before = Place(name, number), number
         if isinstance(row, Rejected):
             yield row.at(place)
         else:
             yield record_from_row(row, place, file.parent, data, canonical=canonical)
+    if wide:
+        some = f"{counted(len(wide), 'row')} of {name} of several lines, such as that to line {wide[0]}"
+        yield Note(f"{some}: a quote that is not closed takes the next lines with it")
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
@@ -242,6 +251,8 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
             rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
         except csv.Error as error:
             raise UserError(f"{file}: the header is not valid CSV ({error}). Correct it.") from error
+        if twice := sorted({column for column in header if column and header.count(column) > 1}):
+            raise UserError(f"{file}: the header has {', '.join(map(repr, twice))} more than once. Rename a column.")
         if not {*prompt_columns(data)} & {*header, *map(str.lower, header)}:
             names = ", ".join(prompt_columns(data))
             raise UserError(

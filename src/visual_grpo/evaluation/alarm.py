@@ -23,7 +23,7 @@ from torch import Tensor
 from visual_grpo.common.images import is_image, read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, judges_of
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, judges_of, retotalled
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.samples import read_scores
@@ -123,13 +123,16 @@ def _judged(one: Watched) -> str:
 
 
 class HackingMonitor:
-    """Compares a training of ``looks`` evaluations with the baseline's samples of the eval prompts."""
+    """Compares a training of ``looks`` evaluations with the baseline's samples of the eval prompts.
 
-    def __init__(self, baseline: Path, rule: AlarmConfig, looks: int) -> None:
-        scores = read_scores(baseline)
+    ``weights`` are those of the training's total, by which the baseline's is computed again.
+    """
+
+    def __init__(self, baseline: Path, rule: AlarmConfig, looks: int, weights: Mapping[str, float]) -> None:
+        scores = retotalled(read_scores(baseline), weights)
         rows = scores[(scores["split"] == "eval") & (scores["sampler"] == EVAL_SAMPLER) & (scores["index"] == 0)]
         self.reference = rows.set_index("id")
-        self.guards = [name for name, weight in scores.attrs["weights"].items() if not weight]
+        self.guards = [name for name, weight in weights.items() if not weight]
         self.judges = judges_of(scores)
         self.folder, self.rule, self.looks = baseline, rule, max(1, looks)
         # Each picture is reduced once; a table keeps nothing of an earlier file.

@@ -140,9 +140,9 @@ def decide(
 ) -> GateDecision:
     """Judges the candidate's scores against those of each reference on the same samples.
 
-    Against every reference the total's lower bound must be above the margin, and no guard (a reward of weight 0), named
-    subgroup or share of unscored samples may be worse than its limit, by its bound. What cannot be judged, with fewer
-    than two units, does not hold.
+    Against every reference the total's lower bound must be above the margin, no judge may be contradicted, and
+    no guard (another reward of weight 0), named subgroup or share of unscored samples may be worse than its limit, by
+    its bound. What cannot be judged, with fewer than two units, does not hold.
 
     Args:
         candidate: scores as of ``read_scores``, of one split at the eval sampler.
@@ -158,7 +158,8 @@ def decide(
         raise UserError(f"the gate judges the samples of one split at the {EVAL_SAMPLER} sampler, got {listed}")
     if "weights" not in candidate.attrs:
         raise UserError("the candidate's scores lack the weights of their rewards: keep DataFrame.attrs of read_scores")
-    guards, judges = [name for name, weight in candidate.attrs["weights"].items() if not weight], judges_of(candidate)
+    judges = judges_of(candidate)
+    guards = [name for name, weight in candidate.attrs["weights"].items() if not weight and name not in judges]
     conditions: list[Condition] = []
     gains, units = {}, []
     for name, table in references.items():

@@ -159,7 +159,8 @@ class DiffusersAdapter(Adapter):
 
     def restore(self, folder: Path) -> None:
         own = self.model.peft_config["default"]
-        scale = _scale(_config(folder / self.file)) / (own.lora_alpha / own.r)
+        with _loading(folder, self.file):
+            scale = _scale(_config(folder / self.file)) / (own.lora_alpha / own.r)
         self.load_state(_scaled(self.saved(folder), scale))
 
     def _in_single_precision(self) -> Self:
@@ -255,7 +256,10 @@ def _start(prefix: str | None) -> str:
 def _config(file: Path) -> dict[str, Any]:
     """peft's configuration in a file of diffusers, by names that may have a prefix."""
     with safe_open(file, framework="pt") as opened:
-        config: dict[str, Any] = json.loads(opened.metadata()[_DIFFUSERS_CONFIG])
+        text = (opened.metadata() or {}).get(_DIFFUSERS_CONFIG)
+    if text is None:
+        raise ValueError(f"it has no {_DIFFUSERS_CONFIG}, which diffusers and this project write")
+    config: dict[str, Any] = json.loads(text)
     return config
 
 

@@ -136,8 +136,14 @@ def _rewards_of(record: provenance.Provenance, model: ComparedModel) -> dict[str
     """Returns what scores and totals of ``model``'s modules depend on, with the weights that they have."""
     config = Parameters.model_validate(pinned(record["parameters"]))
     weights, tree = config.weights(modules_of(model.adapters)), config.public()["rewards"]
-    digests = {name: digest for name, digest in record.items() if name.startswith((CODE, FILE, COMMIT))}
-    return {"parameters": {"rewards": {name: tree[name] | {"weight": weights[name]} for name in tree}}, **digests}
+    learned = [name for name, reward in config.rewards.items() if not reward.judge]  # No judge changes an adapter.
+    digests = {
+        entry: digest
+        for entry, digest in record.items()
+        for kind in (CODE, FILE, COMMIT)
+        if entry.startswith(kind) and entry.removeprefix(kind).partition(": ")[0] in learned
+    }
+    return {"parameters": {"rewards": {name: tree[name] | {"weight": weights[name]} for name in learned}}, **digests}
 
 
 def _differences(before: provenance.Provenance, now: provenance.Provenance) -> list[str]:

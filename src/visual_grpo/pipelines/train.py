@@ -91,7 +91,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
         "run_id": tracker.run_id,
     }
     every = config.evaluation.every or config.grpo.steps
-    monitor = HackingMonitor(baseline, config.alarm, looks=-(-config.grpo.steps // every))
+    monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)
     with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):
         run = _build(spec, start, scorer, monitor=monitor, **arguments)
         if config.distributed.processes > 1:

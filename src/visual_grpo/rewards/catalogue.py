@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from visual_grpo.common.digests import CACHE, named_paths, option_files
+from visual_grpo.common.digests import named_paths, option_files, option_texts
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.config import RewardConfig, flatten
+from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
 from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
@@ -101,8 +101,7 @@ def require_independent_judges(rewards: Mapping[str, RewardConfig], optimised: C
 
 
 def _function_and_models(name: str, reward: RewardConfig, output: str) -> tuple[str | None, dict[str, Any]]:
-    texts = {option: value for option, value in flatten(reward.options).items() if isinstance(value, str)}
-    texts.pop(CACHE, None)
+    texts = dict(option_texts(reward.options))
     return reward.function or BUILT_IN.get(name), texts | option_files(reward.options, output)
 
 

@@ -205,4 +205,6 @@ def _named(name: str, function: PlainReward) -> FunctionReward:
     if function.name == name:
         return function
     # Wraps the callable, whose optional methods are looked up.
-    return FunctionReward(name, function.function, max_failed_share=function.budget.share)
+    named = FunctionReward(name, function.function, max_failed_share=function.budget.share)
+    named.judge_of = function.judge_of
+    return named

@@ -271,7 +271,7 @@ def test_a_gated_reward_has_weights_of_one_sign():
 BRIGHT, OTHER = "tests.evaluation.painter:brightness_by_words", "tests.operations.preflight.test_check:other"
 
 
-def reading(function: str, least: float | None = None, **options: str) -> dict[str, Any]:
+def reading(function: str, least: float | None = None, **options: Any) -> dict[str, Any]:
     return {"function": function, "options": {**options, **({} if least is None else {"least": least})}}
 
 
@@ -289,6 +289,7 @@ def reading(function: str, least: float | None = None, **options: str) -> dict[s
             "rewards.judge judges what rewards.first optimises",
         ),
         (reading(OTHER, model="x"), reading(OTHER, model="y"), None),
+        (reading(OTHER, model=["x"]), reading(OTHER, model=["y"]), None),
         (
             reading(BRIGHT, words="a.bin"),
             reading(OTHER, model="same.bin"),

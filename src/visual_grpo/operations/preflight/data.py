@@ -196,6 +196,12 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
         names = (str(value) for record in records for value in record.extra.values())
         if records and not (task == "t2i" and any(map(is_image_name, names))):
             text = f"The records in {data.path} {kind}, and data.task is {data.task}."
+            if task == "t2i" and any(record.target_image is not None for record in records):
+                return UserError(
+                    f"The records in {data.path} have one picture each, and an edit (data.task=i2i) needs one to edit."
+                    " If it is that one, name its column with data.columns.source=NAME; if it is what the prompt should"
+                    " give, the task is t2i."
+                )
             if task == "segmentation":  # Another model, with other settings, answers queries.
                 return UserError(text, remedy=Remedy(environment="negative_points"))
             if task not in tasks:

@@ -18,6 +18,16 @@ ENVIRONMENTS = Path(".venv-workers")
 """Holds an environment for each worker, by the name of its folder."""
 _LINES = 12
 """Last lines of a worker's errors that are shown."""
+_NOT_INHERITED = {
+    "WORKER_API_KEY",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
+"""Variables of another worker's key, and of a training in several processes, of which a worker is none."""
 log = logging.getLogger(__name__)
 
 _Key = tuple[Path, tuple[tuple[str, str], ...]]
@@ -78,12 +88,13 @@ def _start(worker: str, environment: Mapping[str, str]) -> tuple[_Worker, str]:
             f"the worker {worker} is not installed: it has no {python}.",
             remedy=Remedy(make=f"install-worker NAME={script.parent.name}"),
         )
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
     # Its stdin is never written to: it ends when this process does, however that happens. In a session of its own,
     # because a Ctrl-C lets the current step be finished, which may need scores.
     process = subprocess.Popen(
         [str(python), str(script), "--port=0", "--until-eof"],
-        env={**os.environ, **environment, "PYTHONPATH": str(script.parents[1])},
+        env={**inherited, **environment, "PYTHONPATH": str(script.parents[1])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
@@ -94,7 +105,8 @@ def _start(worker: str, environment: Mapping[str, str]) -> tuple[_Worker, str]:
     assert process.stdout is not None
     url = ""
     for line in process.stdout:  # "NAME: URL, loading", then what its libraries print, then "NAME: ready"
-        url = url or line.rstrip().removesuffix(", loading").rpartition(" ")[2]
+        if line.endswith(", loading\n"):
+            url = line.removesuffix(", loading\n").rpartition(" ")[2]
         if line.endswith(": ready\n"):
             return _Worker(process=process, errors=errors), url
     raise UserError(f"the worker {worker} has ended with {_Worker(process=process, errors=errors).end()}")
