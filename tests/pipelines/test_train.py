@@ -77,9 +77,10 @@ class Project:
             file = f"eval/{record.id}.png"
             Image.new("RGB", SIZE[::-1]).save(self.folder / "07_model_output/baseline" / file)
             row = {"sampler": "eval", "split": "eval", "id": record.id, "index": 0, "unit": record.id, "file": file}
-            rows.append(row | {"total": -10.0, "reward/brightness": -10.0})
+            rewards = {f"reward/{name}": -10.0 * reward.weight for name, reward in spec.config.rewards.items()}
+            rows.append(row | {"total": -10.0} | rewards)
         scores = pd.DataFrame(rows)
-        scores.attrs["weights"] = {"brightness": 1.0}
+        scores.attrs["weights"] = {name: reward.weight for name, reward in spec.config.rewards.items()}
         present = provenance.samples_record(spec, starter, catalog.load("records").digest)
         scores.attrs["depends_on"] = present | self.depends_on
         scores.to_parquet(self.folder / "07_model_output/baseline/scores.parquet")
