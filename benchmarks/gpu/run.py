@@ -2,7 +2,7 @@
 
     make gpu-bench                                               # 470 seconds, all parts
     python benchmarks/gpu/run.py --seconds 200 --parts facts,sd3
-    python benchmarks/gpu/run.py --device cpu --tiny --seconds 900
+    python benchmarks/gpu/run.py --device cpu --tiny --seconds 1500
 
 The folder ``--out`` gets results.json (every row), tables.txt and log.txt after each part. Where diffusers is missing,
 the wheels of `make gpu-kit` are installed into a folder of their own first.
