@@ -178,3 +178,9 @@ def test_a_judge_scores_no_rollout_and_does_not_name_the_measure() -> None:
     assert rollouts(PROMPTS, SAMPLES).rewards.keys() == {"easy"}
     assert rollouts(PROMPTS, SAMPLES).total.tolist() == rewards(PROMPTS, SAMPLES).total.tolist() == [0, 1, 2]
     assert build_reward("ocr", RewardConfig(judge=True)).judge_of == "total"
+
+
+def test_a_plain_text_is_no_record() -> None:
+    rewards = RewardSet({"mine": (lambda prompts, samples: [1.0 for _ in samples], 1.0)})
+    with pytest.raises(UserError, match="each prompt must be a PromptRecord, got the str 'a red cup'"):
+        rewards(["a red cup"], [torch.zeros(3, 8, 8, dtype=torch.uint8)])  # type: ignore[list-item]

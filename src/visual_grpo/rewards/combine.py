@@ -14,7 +14,15 @@ from torch import Tensor
 from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
 from visual_grpo.common.images import is_image
-from visual_grpo.common.types import Fraction, PromptRecord, RewardOutput, Sample, Scores, weighted_total
+from visual_grpo.common.types import (
+    Fraction,
+    PromptRecord,
+    RewardOutput,
+    Sample,
+    Scores,
+    checked_record,
+    weighted_total,
+)
 from visual_grpo.rewards.reward import FunctionReward, PlainReward
 
 RAW = "raw"
@@ -100,6 +108,7 @@ class RewardSet:
     def begin(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
         """Starts the rewards that wait for other processes; returns a function that computes the rest and all scores,
         to be called before the next ``begin``."""
+        prompts = [checked_record(record) for record in prompts]
         begun = {
             name: in_thread(partial(function, prompts, samples), f"reward-{name}")
             for name, function in self.functions.items()
