@@ -21,7 +21,7 @@ from visual_grpo.models.families.glm_image.decoder import Conditions
 from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.flow.policy import FlowPolicy, FlowTrajectory
 from visual_grpo.models.flow.transitions import log_prob, ode_step, transition
-from visual_grpo.models.lora import fast_lora
+from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.tokens.interface import TokenTrajectory
 from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.models.tokens.prompt_cache import Prompts

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils.benchmark import Timer
 
-from visual_grpo.models.lora import lora_layers
+from visual_grpo.models.lora_layers import lora_layers
 
 
 @dataclass(frozen=True, kw_only=True)

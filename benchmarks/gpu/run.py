@@ -1,4 +1,4 @@
-"""Measures this project on a GPU: every part in a process of its own with a time limit; tables last, JSON beside.
+"""Measures this project on a GPU: every part in its own process, with a time limit; tables last, JSON beside.
 
     make gpu-bench                                               # 470 seconds, all parts
     python benchmarks/gpu/run.py --seconds 200 --parts facts,sd3
@@ -53,7 +53,7 @@ class Part:
     seconds: float
     """Most that it may take."""
     jobs: tuple[str, ...]
-    """Each in a process of its own; several run at a time only where their seconds mean nothing."""
+    """Each in its own process; several run at a time only where their seconds mean nothing."""
 
 
 SMALL = ("sam2", "sd3", "qwen2_5_vl", "glm_image", "flux2_klein", "z_image", "flux", "qwen_image")

@@ -15,7 +15,7 @@ from cases import released
 from recording import Machine, Recorder, peft_lora, seconds_of, tf32, timed
 from torch.utils.flop_counter import FlopCounterMode
 
-from visual_grpo.models.lora import fast_lora
+from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
 
 BACKENDS = {True: ("_native_flash", "_native_cudnn", "_native_efficient"), False: ("_native_math",)}

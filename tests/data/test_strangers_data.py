@@ -474,7 +474,7 @@ class TestPicturesOfOtherKinds:
     def test_the_only_split_is_named_where_it_is_not_train(self, tmp_path):
         jsonl(tmp_path / "data/evaluation_metadata.jsonl", [{"prompt": "a"}])
         assert prepare(tmp_path).report["warnings"] == [
-            "the data's only split is test: all of it is used, as one without a name"
+            "the data's only split is test: it is divided like data without splits"
         ]
 
     def test_the_picture_itself_comes_before_the_name_of_its_file(self, tmp_path):

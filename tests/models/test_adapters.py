@@ -15,7 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.lora import fast_lora
+from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.model import AdapterSet
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_model, load_policy

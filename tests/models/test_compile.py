@@ -27,7 +27,8 @@ from visual_grpo.models import execution
 from visual_grpo.models.execution import compile_blocks
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
-from visual_grpo.models.lora import PeftAdapter, fast_lora, is_compiled
+from visual_grpo.models.lora import PeftAdapter
+from visual_grpo.models.lora_layers import fast_lora, is_compiled
 from visual_grpo.models.offload import _STATE, _OffloadState, move_to_host
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet

@@ -129,7 +129,7 @@ class Preparation:
         elif self.source.folder is not None and self._config.split is None and len(self.source.chosen) == 1:
             (only,) = self.source.chosen
             if usual_name(only) not in (None, "train"):
-                report.warnings.append(f"the data's only split is {only}: all of it is used, as one without a name")
+                report.warnings.append(f"the data's only split is {only}: it is divided like data without splits")
         held_out, report.joined = groups.held_out(), groups.joined
         for row in rows:
             key = groups.of(row["split_group"])

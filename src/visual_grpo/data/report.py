@@ -25,7 +25,8 @@ class Report:
 
     def __init__(self, config: DataConfig) -> None:
         self._strict = config.strict
-        self._shares = {"eval": config.eval_share, "held_out": config.held_out_share, SEALED: config.sealed_share}
+        held_out = 0.0 if config.held_out_split else config.held_out_share
+        self._shares = {"eval": config.eval_share, "held_out": held_out, SEALED: config.sealed_share}
         self.rejections: list[Rejected] = []
         self.reasons: Counter[str] = Counter()
         self._records: Counter[str] = Counter()
@@ -117,10 +118,11 @@ class Report:
                 self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
         for remark, (count, place) in self._remarks.items():
             self.warnings.append(f"{counted(count, 'mask')} (such as {place}) {remark}")
+        raise_share = " or raise data.held_out_share" if self._shares[HELD_OUT] > 0 else ""
         if 0 < len(self._held_out) < FEW_PROMPTS:
             self.warnings.append(
                 f"{counted(len(self._held_out), f'independent {self._unit}')} in held_out: fewer than {FEW_PROMPTS} are"
-                " too few to rely on what an evaluation finds. Add records or raise data.held_out_share"
+                f" too few to rely on what an evaluation finds. Add records{raise_share}"
             )
         if self.joined:
             shared = f"{counted(self.joined, self._unit)} with a picture of another one"

@@ -87,7 +87,7 @@ class InterimAnalysis:
 
     watched: tuple[Watched, ...]
     rises: Mapping[str, float]
-    """Change of the total, and of each reward with a judge of its own, on the prompts that both could score."""
+    """Change of the total, and of each reward that a judge is for, on the prompts that both could score."""
     risen: Collection[str]
     """Those of ``rises`` that chance does not explain."""
 

@@ -1,4 +1,4 @@
-"""How a model's networks compute: attention backends by their libraries' names, and compiled blocks."""
+"""Attention backends by their libraries' names, and compiled blocks."""
 
 from __future__ import annotations
 

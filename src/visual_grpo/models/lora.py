@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import check_target_module_exists
 from peft.utils.constants import INCLUDE_LINEAR_LAYERS_SHORTHAND
 from safetensors import SafetensorError, safe_open
@@ -28,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import follow_umask
 from visual_grpo.common.types import Policy
 from visual_grpo.config import LoraParams
-from visual_grpo.models.quantized import QuantizedLinear
+from visual_grpo.models.lora_layers import compute_in_base_precision, lora_layers
 
 T = TypeVar("T")
 
@@ -45,7 +43,7 @@ class Adapter(ABC):
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        _compute_in_base_precision(model)
+        compute_in_base_precision(model)
 
     @classmethod
     def attach(cls, base: Any, params: LoraParams, targets: str | list[str], seed: int) -> Self:
@@ -285,73 +283,3 @@ def _rewrite(file: Path, prefix: str | None) -> None:
         config["target_modules"].sort()
     tensors, config = ({_start(prefix) + name: value for name, value in part.items()} for part in (tensors, config))
     save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})
-
-
-def _compute_in_base_precision(model: nn.Module) -> None:
-    """Makes LoRA layers on half-precision weights compute as `_lora_forward`, with gradient to their float32 factors.
-
-    peft computes the product in float32, which on a GPU takes about as long as the layer itself.
-    """
-    for layer in lora_layers(model):
-        if _compute_dtype(layer) != torch.float32:
-            layer.forward = partial(_half_precision_forward, layer)
-
-
-def _half_precision_forward(layer: Any, x: Tensor) -> Tensor:
-    return _lora_forward(layer.get_base_layer(), [] if layer.disable_adapters else _factors(layer), x)
-
-
-@contextmanager
-def fast_lora(model: nn.Module) -> Iterator[None]:
-    """Makes LoRA layers compute y = W x + b + s B (A x) in three kernels in the block; use it under ``torch.no_grad``.
-
-    A and s B are rounded to the precision of W once. Weights are not merged: half precision would round the update
-    away, quantized weights cannot hold it, and sharded ones are gathered for one call at a time. Layers whose adapter
-    is off are left alone, and compiled ones, which would be compiled again for each rollout's factors.
-    """
-    layers = [] if is_compiled(model) else [layer for layer in lora_layers(model) if not layer.disable_adapters]
-    before = [layer.__dict__.get("forward") for layer in layers]
-    try:
-        with torch.no_grad():
-            for layer in layers:
-                layer.forward = partial(_lora_forward, layer.get_base_layer(), _factors(layer))
-        yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
-
-
-def _factors(layer: Any) -> list[tuple[Tensor, Tensor]]:
-    """A^T [in, r] and s B^T [r, out] of each active adapter, in the precision of W."""
-    dtype = _compute_dtype(layer)
-    return [
-        (
-            layer.lora_A[name].weight.t().to(dtype),
-            (layer.lora_B[name].weight * layer.scaling[name]).t().to(dtype),
-        )
-        for name in layer.active_adapters
-        if name in layer.lora_A
-    ]
-
-
-def _compute_dtype(layer: Any) -> torch.dtype:
-    base = layer.get_base_layer()
-    return base.compute_dtype if isinstance(base, QuantizedLinear) else base.weight.dtype
-
-
-def _lora_forward(base: Any, factors: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    y = base(rows)
-    for down, up in factors:
-        y.addmm_(rows @ down, up)
-    return y.view(*x.shape[:-1], y.shape[-1])
-
-
-def is_compiled(network: nn.Module) -> bool:
-    return any(block._compiled_call_impl is not None for block in network.modules())
-
-
-def lora_layers(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if isinstance(module, LoraLayer)]

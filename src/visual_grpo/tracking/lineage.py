@@ -118,7 +118,7 @@ def _dvc_stages(project: Path) -> Sequence[Any]:
         return ()
     except exceptions.DvcException as error:  # For example, a merge has damaged a file.
         raise UserError(f"DVC: {error}. Put the file back as git has it: git checkout FILE") from error
-    except OSError as error:  # It makes folders of its own before it reads.
+    except OSError as error:  # DVC makes folders before it reads.
         _warn("DVC's hashes are not known, since DVC cannot work here", str(error))
         return ()
     return stages

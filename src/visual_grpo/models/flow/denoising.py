@@ -17,7 +17,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import noises, ode_step, transition
-from visual_grpo.models.lora import fast_lora
+from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import START_NOISE, STEP_NOISE
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
-from visual_grpo.models.lora import Adapter, AdapterPolicy, fast_lora
+from visual_grpo.models.lora import Adapter, AdapterPolicy
+from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import random_seeds, repeated
 from visual_grpo.models.tokens.generation import SampledTokens, sample_tokens

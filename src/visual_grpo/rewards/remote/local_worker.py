@@ -90,7 +90,7 @@ def _start(worker: str, environment: Mapping[str, str]) -> tuple[_Worker, str]:
         )
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-    # Its stdin is never written to: it ends when this process does, however that happens. In a session of its own,
+    # Its stdin is never written to: it ends when this process does, however that happens. In its own session,
     # because a Ctrl-C lets the current step be finished, which may need scores.
     process = subprocess.Popen(
         [str(python), str(script), "--port=0", "--until-eof"],

@@ -85,7 +85,7 @@ class FunctionSegmenter:
             self.function.check_machine()
 
     def embed(self, image: Tensor) -> tuple[Any, torch.Size]:
-        """What the function gets, and the size of its masks."""
+        """Returns what the function gets, and the size of its masks."""
         image = image.cpu()
         return (self.function.embed(image) if self.embeds else image), image.shape[1:]
 

@@ -18,7 +18,7 @@ from tests.evaluation.painter import brightness
 from tests.models.families.glm_image.test_ar import RECORDS
 from visual_grpo.config import Dtype, GRPOConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.lora import fast_lora
+from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.tokens.probabilities import deviation, expected_gap
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_policy
