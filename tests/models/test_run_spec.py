@@ -84,11 +84,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"model": {"path": "saved/model", "compile": True, "base_weights": "8bit"}},
         r"model\.compile is true, and model\.base_weights is 8bit: .* Set model\.base_weights to full",
     ),
-    (
-        "glm_image",
-        {"policy": {"train": "all", "stages": "joint"}, "model": {"compile": True}},
-        r"policy\.stages is joint, and model\.compile is true: .* or policy\.stages to alternating",
-    ),
     ("glm_image", {"policy": {"train": "dit", "stages": "joint"}}, r"policy\.stages is joint, .* but only dit is"),
     ("glm_image", {"modules": {"foo": {}}}, r"modules names 'foo'\. The family glm_image has the modules: ar, d"),
     ("sd3", {"modules": {"ar": {}}}, r"modules names 'ar'\. The family sd3 has the modules: dit"),

@@ -163,11 +163,6 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
             " nor grpo.rollout_prompts. Leave them out, or set policy.stages=alternating."
         )
-    if joint and config.model.compile:
-        yield (
-            "policy.stages is joint, and model.compile is true: compiled modules lose the gradient of a joint rollout."
-            " Set model.compile to false, or policy.stages to alternating."
-        )
     if joint and len(modules) < 2:
         yield (
             f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
