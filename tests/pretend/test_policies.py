@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
 from visual_grpo.common.types import PromptRecord
+from visual_grpo.models.flow.denoising import Denoiser
 from visual_grpo.models.tokens import generation
 from visual_grpo.models.tokens.generation import EOS_CHECK_INTERVAL
 from visual_grpo.operations.plan.phases import replaced
@@ -78,15 +80,39 @@ def transfers_between_tokens(gpu: Accelerator) -> Iterator[list[tuple[int, int]]
         yield seen
 
 
+@contextmanager
+def waits_while_denoising(gpu: Accelerator) -> Iterator[list[Counter[tuple[str, str]]]]:
+    """What the host waited for in each batch of denoising steps."""
+    seen: list[Counter[tuple[str, str]]] = []
+
+    def watched(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def batched(denoiser: Any, state: Tensor, entries: Tensor, run: Callable[..., Tensor]) -> Tensor:
+            def counted(*part: Tensor) -> Tensor:
+                before = gpu.transfers.copy()
+                result = run(*part)
+                waits = gpu.transfers - before
+                seen.append(Counter({each: n for each, n in waits.items() if each[0] == "device to host"}))
+                return result
+
+            return real(denoiser, state, entries, counted)
+
+        return batched
+
+    with replaced(Denoiser, "_batched", watched):
+        yield seen
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
 def test_a_policy_is_trained_on_a_gpu_as_on_the_cpu(case: Any, tmp_path: Path, name: str) -> None:
     folder, changes, records = case(name)
     expected = train(config_of(tmp_path, "cpu", **changes), folder, records)
-    with Accelerator() as gpu, transfers_between_tokens(gpu) as between:
+    with Accelerator() as gpu, transfers_between_tokens(gpu) as between, waits_while_denoising(gpu) as waits:
         found = train(config_of(tmp_path, "cuda:0", **changes), folder, records)
     assert_equal(expected, found)
     moved = [bool(value.any()) for adapter, value in found.adapters.items() if "lora_B" in adapter]
     assert sum(moved) > 0.8 * len(moved), "what nothing follows from is not moved: the last block's text"
+    assert sum(waits, Counter()) == Counter()
+    assert bool(waits) == ("flow" in changes.get("kinds", ["flow"]))
     assert bool(between) == ("tokens" in changes.get("kinds", ["tokens"]))
     assert name != "qwen2_5_vl" or any(number % EOS_CHECK_INTERVAL == 0 for number, _ in between)
     looks = EOS_CHECK_INTERVAL if name == "qwen2_5_vl" else None
