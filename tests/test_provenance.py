@@ -139,7 +139,7 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
     assert judged["policy"]["denoise_batch"] == 5
     assert judged["adapter"] == "a run"
     assert judged["sampling"]["eval"] == {**own["sampling"]["eval"], "steps": 3}
-    removed = tree(data={"path": "mine"}, reward="target", rewards={"edge_density": None})
+    removed = parameters(data={"path": "mine"}, reward="target", rewards={"edge_density": None}).public()
     assert list(validate(parameters_to_judge(present, removed, {})).rewards) == ["ssim", "colour_entropy"]
 
 

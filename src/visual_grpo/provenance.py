@@ -34,7 +34,6 @@ from visual_grpo.config import (
     merged,
 )
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
-from visual_grpo.config.presets import pinned
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import reward_commits, transport_of
 
@@ -76,7 +75,7 @@ UNREAD = {
 UNREAD_BY_SAMPLES = (
     *(*UNREAD["baseline"], "adapter", "evaluation.batch_size", "modules"),
     # A total is computed again from the scores.
-    *("reward", "rewards.*.weight", "rewards.*.max_failed_share"),
+    *("rewards.*.weight", "rewards.*.max_failed_share"),
     # Digests stand for records and model.
     *(f"data.{name}" for name in DataConfig.model_fields if name not in ("height", "width")),
     *(f"model.{name}" for name in ModelConfig.model_fields if name not in ("dtype", "base_weights", "options")),
@@ -203,7 +202,7 @@ def parameters_to_judge(
         training: those of the training.
         overrides: this command's ``--params``, which always count.
     """
-    tree = {**pinned(training), **{name: current[name] for name in OF_JUDGING}}
+    tree = {**training, **{name: current[name] for name in OF_JUDGING}}
     for section, keys in _MACHINE.items():
         tree[section] = {**tree[section], **{key: current[section][key] for key in keys}}
     return merged(tree, overrides)

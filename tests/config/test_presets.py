@@ -10,7 +10,7 @@ import pytest
 from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters, merged
-from visual_grpo.config.presets import PRESETS, pinned
+from visual_grpo.config.presets import PRESETS
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.starter.parameters import with_world
@@ -53,8 +53,10 @@ def test_the_guard_beside_ones_own_reward_can_be_changed_and_removed():
     weighted = parameters(rewards={"edge_density": {"weight": 0.5}, **REDNESS})
     assert entries(weighted) == {**GUARDS, "edge_density": (0.5, {}), "redness": (1.0, {})}
     assert list(weighted.rewards) == ["edge_density", "redness", "colour_entropy"]
-    stored = parameters(rewards={**REDNESS, **NO_GUARDS}).model_dump(mode="json")
-    assert entries(parameters(**pinned(stored))) == {"redness": (1.0, {})}
+    stored = parameters(rewards={**REDNESS, **NO_GUARDS}).public()
+    assert entries(parameters(**stored)) == {"redness": (1.0, {})}
+    of_a_preset = parameters(**OWN, reward="text", rewards=NO_GUARDS).public()
+    assert entries(parameters(**of_a_preset)) == {"ocr": (1.0, {})}
     assert entries(parameters(reward="listed", rewards=REDNESS)) == {"redness": (1.0, {})}
 
 

@@ -127,13 +127,6 @@ def with_preset(tree: Mapping[str, Any], preset: Preset, *, own_first: bool = Fa
     }
 
 
-def pinned(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored parameter tree to which its preset will add no reward: one that was removed is null again."""
-    rewards = tree.get("rewards", {})
-    removed = [reward for reward in _preset(tree.get("reward"), tree).rewards if reward not in rewards]
-    return {**tree, "rewards": {**rewards, **dict.fromkeys(removed)}} if removed else dict(tree)
-
-
 def optimised_rewards(tree: Mapping[str, Any]) -> set[str]:
     """The entries of ``rewards`` with a weight that is not 0, be it in one module."""
     by_module = [entry.get("rewards", {}) for entry in _entries(tree, "modules").values() if entry is not None]

@@ -27,7 +27,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, PRESETS, PresetName, place, with_rewards
+from visual_grpo.config.presets import AUTO, LISTED, PRESETS, PresetName, place, with_rewards
 from visual_grpo.config.training import (
     AlarmConfig,
     EvaluationConfig,
@@ -188,8 +188,12 @@ class Parameters(Strict):
         return self.policy.lora if section is None or section.lora is None else section.lora
 
     def public(self) -> dict[str, Any]:
-        """All values as JSON, but for those of the retrain command, which may hold a secret address."""
-        return self.model_dump(mode="json", exclude={"retrain"})
+        """All values as JSON, but for those of the retrain command, which may hold a secret address.
+
+        The rewards of the preset are in ``rewards``, so that reading the tree again adds none that was removed.
+        """
+        reward = AUTO if self.reward == AUTO else LISTED
+        return self.model_dump(mode="json", exclude={"retrain"}) | {"reward": reward}
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""

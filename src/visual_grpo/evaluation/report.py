@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,20 +15,41 @@ from PIL import Image
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
-from visual_grpo.config import flatten
+from visual_grpo.config import EvaluationConfig, flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
-from visual_grpo.evaluation.compare import join, retotalled
+from visual_grpo.evaluation.compare import compare, compare_controls, join, retotalled
 from visual_grpo.evaluation.page import render
 from visual_grpo.evaluation.pictures import caption, data_uri, grid
 from visual_grpo.evaluation.samples import read_scores
-from visual_grpo.evaluation.verdict import main_view
+from visual_grpo.evaluation.verdict import NAMES, main_view, summarise
 
 SHOWN = 6
 """Maximum number of pairs in a picture."""
 FILM_STEPS, FILM_SIDE = 9, 1024
 """Maximum number of columns of the film, and their largest side in pixels."""
+
+
+def evaluate(
+    baseline: Path,
+    trained: Path,
+    settings: EvaluationConfig,
+    training: Mapping[str, Any],
+    *,
+    names: tuple[str, str] = NAMES,
+    notes: Sequence[str] = (),
+    **about: Any,
+) -> dict[str, Any]:
+    """Returns the evaluation of two folders of samples, as `write_report` takes it: every score's paired differences
+    (also from the controls that ``baseline`` has), the headline, and what it is ``about``."""
+    before, after = read_scores(baseline), read_scores(trained)
+    entries, controls = (
+        measure(before, after, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed)
+        for measure in (compare, compare_controls)
+    )
+    known = {"training": training, "depends_on": after.attrs["depends_on"], "rewards": entries, "controls": controls}
+    return {"headline": summarise(entries, controls, names=names, notes=notes), **about, **known}
 
 
 def write_report(
@@ -42,10 +63,9 @@ def write_report(
 ) -> None:
     """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and the reward's curve as PNG.
 
-    ``evaluation`` has ``rewards`` (of `compare.compare`), ``headline`` and optionally ``controls``, ``training``,
-    ``parameters``, ``depends_on``, ``adapter`` and ``seed``. ``baseline`` and ``trained`` are folders written by
-    ``generate_and_score``; ``history`` has one row per training step; ``adapters`` is the folder that the training
-    left, with the pictures of its alarms; ``defaults`` are the parameters of conf/base by their dotted names.
+    ``evaluation`` is of `evaluate`; ``parameters`` in it stand for those of the training. ``history`` has one row per
+    training step; ``adapters`` is the folder that the training left, with the pictures of its alarms; ``defaults`` are
+    the parameters of conf/base by their dotted names.
     """
     curves = plots.training_curves(history, _base_value(evaluation, baseline, trained))
     curves[0].figure.savefig(folder / "training.png", dpi=150)

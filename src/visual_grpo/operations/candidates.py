@@ -17,7 +17,6 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import EvaluationConfig, Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
-from visual_grpo.config.presets import pinned
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
@@ -134,7 +133,7 @@ def judge_differences(candidate: ComparedModel, present: Parameters) -> list[str
 
 def _rewards_of(record: provenance.Provenance, model: ComparedModel) -> dict[str, Any]:
     """Returns what scores and totals of ``model``'s modules depend on, with the weights that they have."""
-    config = Parameters.model_validate(pinned(record["parameters"]))
+    config = Parameters.model_validate(record["parameters"])
     weights, tree = config.weights(modules_of(model.adapters)), config.public()["rewards"]
     learned = [name for name, reward in config.rewards.items() if not reward.judge]  # No judge changes an adapter.
     digests = {

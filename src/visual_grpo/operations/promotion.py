@@ -15,10 +15,9 @@ from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import SEALED
-from visual_grpo.evaluation import compare, report
+from visual_grpo.evaluation import report
 from visual_grpo.evaluation.gate import decide, subgroups_of
-from visual_grpo.evaluation.samples import distinct_prompts, read_scores
-from visual_grpo.evaluation.verdict import summarise
+from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.operations.candidates import (
     BASE,
     ComparedModel,
@@ -144,20 +143,16 @@ def write_report(
 ) -> None:
     """Writes the report of the candidate against the champion, or against the base model where there is none."""
     before, after = (_samples_folder(folder, HELD_OUT, name) for name in (reference, "candidate"))
-    settings, scores = parameters.evaluation, read_scores(after)
-    entries = compare.compare(
-        read_scores(before), scores, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
+    evaluation = report.evaluate(
+        before,
+        after,
+        parameters.evaluation,
+        candidate.facts,
+        names=(f"the {reference}", candidate.name),
+        gate=stages,
+        adapter=f"{candidate.name} against the {reference}",
+        parameters=parameters.public(),  # The training's, with those of this promotion.
     )
-    evaluation = {
-        "headline": summarise(entries, names=(f"the {reference}", candidate.name)),
-        "gate": stages,
-        "adapter": f"{candidate.name} against the {reference}",
-        "training": candidate.facts,
-        "parameters": parameters.public(),  # The training's, with those of this promotion.
-        "depends_on": scores.attrs["depends_on"],
-        "rewards": entries,
-        "controls": [],
-    }
     history = report.read_history(candidate.adapters)
     report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
 

@@ -14,9 +14,8 @@ from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import modules_of
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation import compare, report
+from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
-from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.candidates import (
     ComparedModel,
     draw_model,
@@ -50,31 +49,24 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     folder = new_folder(parameters.place("comparison"))
     before, after = folder / "first", folder / "second"
     scorer = shared_scorer(sampled_alike(parameters, second.facts or first.facts), shared)
-    scores = {
-        folder: draw_model(sampled_alike(parameters, facts), side, facts, shared, scorer, folder)
-        for folder, side, facts in (
-            (before, first, first.facts or second.facts),
-            (after, second, second.facts or first.facts),
-        )
-    }
-    entries = compare.compare(
-        scores[before], scores[after], bootstrap_samples=settings.bootstrap_samples, seed=settings.seed
-    )
+    for drawn, side, other in ((before, first, second), (after, second, first)):
+        facts = side.facts or other.facts
+        draw_model(sampled_alike(parameters, facts), side, facts, shared, scorer, drawn)
     codes = provenance.code(parameters, hub=False)
     notes = [f"The rewards are those of the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:
         notes.append("One training each: this compares two adapters, not two methods. Other seeds give other adapters.")
     notes += [f"{side.name}: {n}" for side in (first, second) for n in provenance.code_notes(side.facts, codes)]
-    headline = summarise(entries, names=(first.name, second.name), notes=notes)
-    evaluation = {
-        "headline": headline,
-        "adapter": f"{second.name} against {first.name}",
-        "training": second.facts or first.facts,
-        "differences": differences(first, second),
-        "depends_on": scores[after].attrs["depends_on"],
-        "rewards": entries,
-        "controls": [],
-    }
+    evaluation = report.evaluate(
+        before,
+        after,
+        settings,
+        second.facts or first.facts,
+        names=(first.name, second.name),
+        notes=notes,
+        adapter=f"{second.name} against {first.name}",
+        differences=differences(first, second),
+    )
     history = report.read_history(second.folder or first.folder or Path())
     report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
     if evaluation["differences"]:

@@ -14,10 +14,10 @@ from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import modules_of, read_facts
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation import compare, report
+from visual_grpo.evaluation import report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.samples import read_scores
-from visual_grpo.evaluation.verdict import change, decimals, extent, result, summarise
+from visual_grpo.evaluation.verdict import change, decimals, extent, result
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.starter.parameters import default_parameters
 from visual_grpo.tracking.adapter_lookup import find_adapters
@@ -82,25 +82,20 @@ def compare_with_baseline(
     settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
-    before, after = read_scores(baseline), read_scores(trained)
-    samples, seed = settings.bootstrap_samples, settings.seed
-    entries = compare.compare(before, after, bootstrap_samples=samples, seed=seed)
-    controls = compare.compare_controls(before, after, bootstrap_samples=samples, seed=seed)
-    drawn, training = after.attrs["depends_on"], read_facts(adapters)
-    notes = [*alarm_notes(training), *provenance.code_notes(training, drawn)]
-    headline = summarise(entries, controls, notes=notes)
-    evaluation = {
-        "headline": headline,
-        "seed": settings.seed,
+    training, modules = read_facts(adapters), modules_of(adapters)
+    changed = provenance.code_notes(training, read_scores(trained).attrs["depends_on"])
+    evaluation = report.evaluate(
+        baseline,
+        trained,
+        settings,
+        training,
+        notes=[*alarm_notes(training), *changed],
+        seed=settings.seed,
         # A result should not depend on where it was made.
-        "adapter": ", ".join(str(from_here(adapters / module)) for module in modules_of(adapters)),
-        "modules": modules_of(adapters),
-        "training": training,
-        "depends_on": drawn,
-        "rewards": entries,
-        "controls": controls,
-    }
-    return evaluation, result(headline)
+        adapter=", ".join(str(from_here(adapters / module)) for module in modules),
+        modules=modules,
+    )
+    return evaluation, result(evaluation["headline"])
 
 
 def write_report(output: str, evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> Path:

@@ -22,7 +22,6 @@ from visual_grpo.config.adapter_folder import (
     modules_of,
     read_facts,
 )
-from visual_grpo.config.presets import pinned
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
@@ -113,7 +112,7 @@ def _check_start(spec: RunSpec, start: Path) -> None:
     another base model, or lack a module or have another LoRA on it."""
     check_weights(start)
     check_base(start, spec.model)
-    trained, before = modules_of(start), Parameters.model_validate(pinned(read_facts(start)["parameters"]))
+    trained, before = modules_of(start), Parameters.model_validate(read_facts(start)["parameters"])
     for module in spec.modules:
         if module not in trained:
             raise UserError(

@@ -37,7 +37,6 @@ from visual_grpo.common.images import fit, read_image, read_size, stretch, stret
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, RewardConfig, SamplerConfig, Task
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
-from visual_grpo.config.presets import pinned
 from visual_grpo.evaluation.samples import generate_batches, requests
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
@@ -120,7 +119,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
     folder = Path(path)
     model = str(folder / BASE) if (folder / BASE).is_dir() else model_config["base"]
     _check_base(folder / ADAPTERS, model)
-    tree = pinned(read_facts(folder / ADAPTERS)["parameters"])
+    tree = read_facts(folder / ADAPTERS)["parameters"]
     placed = {**tree["model"], "path": model, "device": model_config["device"]}
     spec = resolve(Parameters.model_validate({**tree, "model": placed}))
     return ServedModel(spec.config, components.build_model(spec, folder / ADAPTERS))

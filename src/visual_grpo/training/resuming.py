@@ -88,7 +88,7 @@ def _is_one(folder: Path) -> bool:
 
 def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
-    resumed = merged(presets.pinned(run.parameters), overrides)
+    resumed = merged(run.parameters, overrides)
     distributed, given = resumed["distributed"], overrides.get("distributed", {})
     # The validation says what is wrong with what is no section.
     if isinstance(given, Mapping) and distributed["processes"] == 1 and "sharded" not in given:

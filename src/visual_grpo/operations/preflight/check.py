@@ -13,7 +13,7 @@ from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
-from visual_grpo.config.presets import AUTO, optimised_rewards, pinned
+from visual_grpo.config.presets import AUTO, optimised_rewards
 from visual_grpo.config.schema import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.loading import saved_class
@@ -134,7 +134,7 @@ def check_before_run(
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
                 preset = findings.require_preset(config.data.path)
-                config = validate({**pinned(config.model_dump()), "reward": preset})
+                config = validate({**config.model_dump(), "reward": preset})
     if "training" in tags:
         with problems.collect():
             spec = check(config, scores=scores)

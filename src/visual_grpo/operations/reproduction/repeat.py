@@ -20,7 +20,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, run
 from visual_grpo.config.adapter_folder import BASELINE, CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import ROOT, pinned, place
+from visual_grpo.config.presets import ROOT, place
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.reproduction.worktree import (
     LOCK,
@@ -105,19 +105,18 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
     """Returns the parameter tree of a training for a worktree: from step 1 or ``start``, into ``data``."""
-    tree = pinned(parameters)
-    data, model, starter = tree["data"], tree["model"], tree["starter"]
+    data, model, starter = parameters["data"], parameters["model"], parameters["starter"]
     changed = {
         "output": ROOT,
         "resume": "never",
         "adapter": "latest",
-        "train": tree["train"] | ({} if start is None else {"start": str(start)}),
+        "train": parameters["train"] | ({} if start is None else {"start": str(start)}),
         "data": data | ({"path": None} if data["path"] == starter["dataset"] else {}),
         "model": model | ({"path": None} if model["path"] == starter["model"] else {}),
         "starter": starter | {"dataset": None, "model": None},
-        "tracking": tree["tracking"] | {"tensorboard": None, "wandb": None, "checkpoints": None},
+        "tracking": parameters["tracking"] | {"tensorboard": None, "wandb": None, "checkpoints": None},
     }
-    return with_world(tree | changed)
+    return with_world({**parameters, **changed})
 
 
 def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iterator[Row]:
