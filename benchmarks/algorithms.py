@@ -162,10 +162,10 @@ def table(clones: dict[int, Path], names: Sequence[str]) -> str:
         cells = [f"{name} ({', '.join(map(str, done))})"]
         for column in ("total", "part/shapes/all"):
             found = compared(scores, done, "default", name, column)
-            cells += [f"{found.trained_mean:.3f}"]
+            cells += [f"{found.trained:.3f}"]
             cells += [f"{found.difference:+.3f} [{found.ci_low:+.3f}, {found.ci_high:+.3f}]"]
         guards = [compared(scores, done, BASE, name, column) for column in GUARDS]
-        cells += [", ".join(f"{guard.difference / guard.baseline_mean:+.1%}" for guard in guards)]
+        cells += [", ".join(f"{guard.difference / guard.baseline:+.1%}" for guard in guards)]
         cells += [f"{sum(fact['velocity_norm'] for fact in facts) / len(facts):.3f}"]
         cells += [f"{sum(fact['cpu'] for fact in facts) / len(facts):.0f}", str(facts[0]["steps"])]
         lines.append(f"| {' | '.join(cells)} |")

@@ -238,7 +238,7 @@ def _compared(scores: dict[tuple[int, str], pd.DataFrame], seeds: Sequence[int],
     for column in SHOWN:
         one, two = pairs[f"{column}_baseline"], pairs[f"{column}_trained"]
         found = paired_difference(one, two, clusters)
-        cells += [f"{found.baseline_mean:.3f}", f"{found.trained_mean:.3f}"]
+        cells += [f"{found.baseline:.3f}", f"{found.trained:.3f}"]
         cells += [f"{found.difference:+.3f} [{found.ci_low:+.3f}, {found.ci_high:+.3f}]"]
     return cells
 

@@ -147,11 +147,11 @@ def controls(clones: dict[int, Path], choices: list[str]) -> str:
     for choice in choices:
         for seed, clone in clones.items():
             found = json.loads((clone / "results" / choice / "evaluation.json").read_text())["headline"]
-            best, missed = found["control"], found["unscored"]
+            best = found["control"]
             if best is None:  # evaluation.controls is empty.
                 continue
             means = f"{best['baseline']:.3f} | {best['trained']:.3f} | {_interval(best)}"
-            unscored = f"{missed['baseline']} / {missed['trained']} of {missed['of']}"
+            unscored = f"{found['unscored_baseline']} / {found['unscored_trained']} of {found['samples']}"
             lines.append(f"| {trained(clones, choice)} | {seed} | {best['sampler']} | {means} | {unscored} |")
     return "\n".join(lines)
 
@@ -184,7 +184,7 @@ def difference(clones: dict[int, Path], before: str, after: str) -> str:
         one, two = (read_scores(clone / "results" / name / "trained") for name in (before, after))
         for entry in compare(one, two, bootstrap_samples=5000, seed=seed):
             if (entry["split"], entry["sampler"]) == ("held_out", "eval") and entry["name"].endswith("/all"):
-                means = f"{entry['baseline_mean']:.3f} | {entry['trained_mean']:.3f}"
+                means = f"{entry['baseline']:.3f} | {entry['trained']:.3f}"
                 lines.append(f"| {seed} | {means} | {_interval(entry)} |")
     return "\n".join(lines)
 
@@ -193,11 +193,11 @@ def _cells(chosen: dict[str, dict[str, Any]]) -> list[str]:
     total = chosen["total"]
     right = next((entry for name, entry in chosen.items() if name.endswith(("/all", "/accuracy"))), None)
     return [
-        f"{total['baseline_mean']:.3f}",
-        f"{total['trained_mean']:.3f}",
+        f"{total['baseline']:.3f}",
+        f"{total['trained']:.3f}",
         _interval(total),
-        f"{right['baseline_mean']:.2f}" if right else "",
-        f"{right['trained_mean']:.2f}" if right else "",
+        f"{right['baseline']:.2f}" if right else "",
+        f"{right['trained']:.2f}" if right else "",
     ]
 
 

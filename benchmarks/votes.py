@@ -89,8 +89,8 @@ def _row(config: Parameters, records: RecordTable, seed: int, folder: Path, argu
         f"{head.accuracy:.0%} (from {head.low:.0%})",
         f"{agreed(head):.0%}",
         f"{votes_before:.2f} to {votes_after:.2f}",
-        f"{found.baseline_mean:.3f}",
-        f"{found.trained_mean:.3f}",
+        f"{found.baseline:.3f}",
+        f"{found.trained:.3f}",
         f"{found.difference:+.3f}",
         f"{found.ci_low:+.3f} to {found.ci_high:+.3f}",
     ]

@@ -50,7 +50,7 @@ def test_entries_by_hand() -> None:
     total, _, fine, guard = entries
     assert (total["split"], total["sampler"]) == ("eval", "eval")
     assert (total["prompts"], total["images"], total["unscored"]) == (2, 4, 0)
-    assert (total["baseline_mean"], total["trained_mean"], total["difference"]) == (1.5, 1.75, 0.25)
+    assert (total["baseline"], total["trained"], total["difference"]) == (1.5, 1.75, 0.25)
     assert total["win_rate"] == (1 + 0.5 + 1 + 0) / 4
     assert fine["difference"] == 2.5
     assert fine["ci_high"] == pytest.approx(10 * total["ci_high"])
@@ -66,7 +66,7 @@ def test_a_reward_that_ranks_the_samples_of_a_prompt_is_marked_and_not_in_the_to
     entries = {entry["name"]: entry for entry in measured(before, after)}
     assert [name for name, entry in entries.items() if "ranking" in entry] == ["rank"]
     total, own = entries["total"], entries["a"]
-    assert (total["baseline_mean"], total["difference"], total["win_rate"]) == (1.5, 0.25, own["win_rate"])
+    assert (total["baseline"], total["difference"], total["win_rate"]) == (1.5, 0.25, own["win_rate"])
 
 
 def test_records_held_out_together_are_one_unit() -> None:
@@ -145,7 +145,7 @@ def test_controls_are_the_bases_alone_and_compared_with_the_trained_samples() ->
     after = scores([1, 2, 4, 4], split="held_out")
     assert {entry["sampler"] for entry in measured(base, after)} == {"eval"}
     entries = compare_controls(base, after, **SETTINGS)
-    totals = {e["sampler"]: (e["split"], e["baseline_mean"], e["difference"]) for e in entries if e["name"] == "total"}
+    totals = {e["sampler"]: (e["split"], e["baseline"], e["difference"]) for e in entries if e["name"] == "total"}
     assert totals == {"low": ("held_out", 0, 2.75), "high": ("held_out", 2.5, 0.25)}
     assert compare_controls(after, after, **SETTINGS) == []
 

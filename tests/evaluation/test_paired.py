@@ -24,8 +24,8 @@ def test_means_interval_and_win_rate_by_hand() -> None:
     found = paired_difference([1, 2, 3, 4], [2, 2, 2, 6], ["a", "a", "b", "c"])
     assert (found.units, found.images, found.unscored) == (3, 4, 0)
     # Mean differences of the prompts: 0.5, -1, 2 with standard deviation 1.5; t of 2 degrees of freedom is 4.302653.
-    assert found.baseline_mean == pytest.approx((1.5 + 3 + 4) / 3)
-    assert found.trained_mean == pytest.approx((2 + 2 + 6) / 3)
+    assert found.baseline == pytest.approx((1.5 + 3 + 4) / 3)
+    assert found.trained == pytest.approx((2 + 2 + 6) / 3)
     assert found.difference == pytest.approx(0.5)
     assert found.ci_low == pytest.approx(0.5 - 4.302653 * 1.5 / math.sqrt(3))
     assert found.ci_high == pytest.approx(0.5 + 4.302653 * 1.5 / math.sqrt(3))
@@ -47,7 +47,7 @@ def test_means_interval_and_win_rate_by_hand() -> None:
 def test_a_prompt_counts_once_and_an_unscored_pair_not_at_all(before, after, prompts, counts, means, interval) -> None:
     found = paired_difference(before, after, list(prompts))
     assert (found.units, found.images, found.unscored) == counts
-    measured = (found.baseline_mean, found.trained_mean, found.difference, found.win_rate)
+    measured = (found.baseline, found.trained, found.difference, found.win_rate)
     assert measured == pytest.approx(means, nan_ok=True)
     if interval is not None:
         assert (found.ci_low, found.ci_high) == pytest.approx(interval, nan_ok=True)
@@ -77,8 +77,8 @@ def test_a_ratio_is_the_sum_of_numerators_over_the_sum_of_denominators() -> None
     after = ([2, 1, 8], [2, 5, 10])
     found = paired_ratio_bootstrap(before, after, ["a", "a", "b"], samples=200, seed=0)
     assert (found.units, found.images, found.unscored) == (2, 3, 0)
-    assert found.baseline_mean == 4 / 16
-    assert found.trained_mean == 11 / 17
+    assert found.baseline == 4 / 16
+    assert found.trained == 11 / 17
     assert found.difference == 11 / 17 - 4 / 16
     assert found.win_rate == pytest.approx(2 / 3)  # 1/2 < 2/2, 1/4 > 1/5, 2/10 < 8/10
     # Resamples of two prompts: a twice, both, b twice.
@@ -107,7 +107,7 @@ def test_a_ratios_interval_covers_95_percent_of_the_resamples() -> None:
 
 def test_a_pair_without_a_defined_ratio_is_left_out_of_the_win_rate() -> None:
     found = paired_ratio_bootstrap(([0, 1], [0, 2]), ([0, 2], [0, 2]), ["a", "b"], samples=200, seed=0)
-    assert (found.images, found.baseline_mean, found.trained_mean, found.win_rate) == (2, 0.5, 1.0, 1.0)
+    assert (found.images, found.baseline, found.trained, found.win_rate) == (2, 0.5, 1.0, 1.0)
     assert math.isnan(found.ci_low)  # A resample of prompt a alone has no defined ratio.
     nothing = paired_ratio_bootstrap(([NAN], [NAN]), ([1], [2]), ["a"], samples=200, seed=0)
     assert (nothing.images, nothing.unscored) == (0, 1)

@@ -241,7 +241,7 @@ def test_texts_are_kept_and_their_ratios_compared_as_sums_over_sums(tmp_path: Pa
     assert list(entries) == ["total", "overlap", "overlap/ciou"]
     ratio = entries["overlap/ciou"]
     assert (ratio["optimised"], ratio["win_rate"]) == (False, 1)
-    for table, mean in zip(tables, ("baseline_mean", "trained_mean"), strict=True):
+    for table, mean in zip(tables, ("baseline", "trained"), strict=True):
         above, below = (table[f"{side}/overlap/ciou"].sum() for side in ("numerator", "denominator"))
         assert ratio[mean] == pytest.approx(above / below)
         assert ratio[mean] != pytest.approx(table["reward/overlap"].mean())

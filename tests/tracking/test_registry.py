@@ -60,11 +60,10 @@ def test_a_version_has_the_adapter_its_card_and_where_it_comes_from(
     project: Project, base: Path, tmp_path: Path
 ) -> None:
     tracker = project.start()
-    tracker.tags({"result": "Better by 0.4."})
     tracker.end("FINISHED")
     run_id = str(tracker.run_id)
     folder = adapters(tmp_path / "adapters", base, mlflow_run_id=run_id, **{"dvc.data/01_raw": "ab12"})
-    made = REGISTRY.register(folder, tags={"gate": "passed"})
+    made = REGISTRY.register(folder, ["Better by 0.4."], {"gate": "passed"})
     assert made.version == 1
     facts = read_facts(folder)
     assert made.tags == {

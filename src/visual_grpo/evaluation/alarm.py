@@ -158,7 +158,7 @@ class HackingMonitor:
         for name in self.guards:
             measured, judged = compare(before[f"reward/{name}"], now(rewards[name])), self.judges.get(name)
             # A judge may not fall at all, whatever the base model's mean; a share of 0 is undefined.
-            scale = abs(measured.baseline_mean) or (math.nan if judged is None else 1.0)
+            scale = abs(measured.baseline) or (math.nan if judged is None else 1.0)
             limit = -self.rule.max_guard_fall if judged is None else 0.0
             watched.append(replace(_watched(name, measured, limit, scale), judge_of=judged))
         measured = compare(before[TOTAL].isna(), now(total).isnan())

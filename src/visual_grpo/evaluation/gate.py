@@ -209,8 +209,8 @@ def _conditions(
             against=against,
             what=what,
             units=measured.units,
-            reference=measured.baseline_mean,
-            candidate=measured.trained_mean,
+            reference=measured.baseline,
+            candidate=measured.trained,
             difference=measured.difference,
             bound=measured.ci_high if side == "upper" else measured.ci_low,
             side=side,
@@ -225,8 +225,8 @@ def _conditions(
     yield condition("unscored", "unscored share", missing, "<=", rule.max_unscored_rise, "upper")
     for guard in guards:
         measured, missing = _difference(pairs, f"reward/{guard}", level), _unscored(pairs, f"reward/{guard}", level)
-        yield condition(f"guard/{guard}", guard, measured, ">=", -rule.max_guard_fall * abs(measured.baseline_mean))
-        if missing.baseline_mean or missing.trained_mean:
+        yield condition(f"guard/{guard}", guard, measured, ">=", -rule.max_guard_fall * abs(measured.baseline))
+        if missing.baseline or missing.trained:
             yield condition(
                 f"unscored/{guard}", f"share without {guard}", missing, "<=", rule.max_unscored_rise, "upper"
             )

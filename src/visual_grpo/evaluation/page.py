@@ -68,7 +68,7 @@ def render(
     entries, headline, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
     training, task = evaluation.get("training", {}), headline["task"]
     parameters = evaluation.get("parameters") or training.get("parameters")
-    measures = {headline["score"]: headline["score"]} | ({task["score"]: task["name"]} if task else {})
+    measures = {headline["name"]: headline["name"]} | ({task["score"]: task["name"]} if task else {})
     measures |= {judge["name"]: f"judge {judge['name']}" for judge in headline["judges"]}
     script, style = (_source(name) for name in ("pairs.js", "style.css"))
     environment = Environment(

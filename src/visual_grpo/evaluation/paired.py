@@ -50,8 +50,8 @@ class PairedDifference:
     """Number of scored pairs."""
     unscored: int
     """Number of pairs left out because at least one sample could not be scored."""
-    baseline_mean: float
-    trained_mean: float
+    baseline: float
+    trained: float
     difference: float
     ci_low: float
     """Interval of ``difference``, 95% unless asked otherwise; NaN with fewer than two units."""
@@ -84,8 +84,8 @@ def paired_difference(
         units=len(names),
         images=len(before),
         unscored=int((~scored).sum()),
-        baseline_mean=_mean(means[0]),
-        trained_mean=_mean(means[1]),
+        baseline=_mean(means[0]),
+        trained=_mean(means[1]),
         difference=_mean(means[2]),
         ci_low=float(low),
         ci_high=float(high),
@@ -118,9 +118,9 @@ def paired_ratio_bootstrap(
 ) -> PairedDifference:
     """Compares ratios of sums: sum of numerators over sum of denominators, such as the cumulative IoU of masks.
 
-    ``baseline``, ``trained``: numerators [n] and denominators [n] >= 0, NaN = unscored. ``baseline_mean`` and
-    ``trained_mean`` are the two ratios, and the interval is that of their difference over resampled units. The win rate
-    compares the two ratios of each pair; pairs with a ratio of 0 / 0 are left out of it.
+    ``baseline``, ``trained``: numerators [n] and denominators [n] >= 0, NaN = unscored; of the result, they are the two
+    ratios, and the interval is that of their difference over resampled units. The win rate compares the two ratios of
+    each pair; pairs with a ratio of 0 / 0 are left out of it.
     """
     columns = np.asarray([*baseline, *trained], dtype=np.float64)
     if columns.shape != (4, len(clusters)):
@@ -137,8 +137,8 @@ def paired_ratio_bootstrap(
         units=len(names),
         images=columns.shape[1],
         unscored=int((~scored).sum()),
-        baseline_mean=float(ratios[0]),
-        trained_mean=float(ratios[1]),
+        baseline=float(ratios[0]),
+        trained=float(ratios[1]),
         difference=float(ratios[1] - ratios[0]),
         ci_low=low,
         ci_high=high,

@@ -25,13 +25,7 @@ NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are optimistic."
 FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
 _MOST_DECIMALS, _NO_SIZE = 6, 5e-7
-_NUMBERS = {
-    "baseline": "baseline_mean",
-    "trained": "trained_mean",
-    "difference": "difference",
-    "ci_low": "ci_low",
-    "ci_high": "ci_high",
-}
+_NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
 
 Entry = Mapping[str, Any]
 """Result of `compare.compare` for one score, split and sampler."""
@@ -60,19 +54,14 @@ def summarise(
     is_contradicted = _is_gain(entry) and any(judge["outcome"] == CONTRADICTED for judge in judges)
     measure = next((row for row in beside if "measure" in row), None)
     headline = {
-        "score": "total",
         "names": list(names),
         "notes": list(notes),
-        "split": split,
-        "sampler": sampler,
-        **_numbers(entry),
+        **entry,
         "confidence": CONFIDENCE,
-        **{key: entry[key] for key in ("prompts", "units", "images")},
-        "unscored": _unscored(entry),
         "control": _best_control(controls),
         "task": None if measure is None else _task(measure),
         "doubts": doubts(entry, beside),
-        "fallen": [{"name": guard["name"]} | _numbers(guard) for guard in fallen_guards(beside)],
+        "fallen": fallen_guards(beside),
         "judges": judges,
         "verdict": CONTRADICTED if is_contradicted else verdict(entry, beside),
     }
@@ -103,11 +92,10 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
             f" {entry['unscored_baseline']}), and the means are of the rest"
         )
     return reasons + [
-        f"its pictures are emptier, {guard['name']} fell from {guard['baseline_mean']:.3g} to"
-        f" {guard['trained_mean']:.3g}"
+        f"its pictures are emptier, {guard['name']} fell from {guard['baseline']:.3g} to {guard['trained']:.3g}"
         for guard in fallen_guards(beside)
         # A few pictures have most of the edges, so that the interval alone is wide.
-        if guard["difference"] < -MOST_FALL * guard["baseline_mean"]
+        if guard["difference"] < -MOST_FALL * guard["baseline"]
     ]
 
 
@@ -125,19 +113,19 @@ def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
 
 def result(headline: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the numbers of a headline, nested, to compare runs; undefined ones are left out."""
-    blocks = {headline["score"]: headline, "task": headline["task"], "control": headline["control"]}
+    blocks = {headline["name"]: headline, "task": headline["task"], "control": headline["control"]}
     blocks |= {f"judge/{judge['name']}": judge for judge in headline["judges"]}
     numbers = {
         name: {key: block[key] for key in _NUMBERS if block[key] is not None} for name, block in blocks.items() if block
     }
-    unscored = {side: headline["unscored"][side] for side in ("baseline", "trained")}
+    unscored = {side: headline[f"unscored_{side}"] for side in ("baseline", "trained")}
     return numbers | {"unscored": unscored, "prompts": headline["prompts"], "images": headline["images"]}
 
 
 def lines(headline: Mapping[str, Any]) -> list[str]:
     """States the headline in words: its sentence, then the task's measure, the control, judges, guards that fell and
     what was unscored, if any."""
-    names, unscored = headline["names"], headline["unscored"]
+    names, unscored = headline["names"], [headline["unscored_baseline"], headline["unscored_trained"]]
     sentences = [headline["sentence"], *headline["notes"]]
     if headline["task"]:
         task = headline["task"]
@@ -149,9 +137,9 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
     sentences += [
         f"Not optimised, and lower: {_means(guard, names)}. Look at the pictures." for guard in headline["fallen"]
     ]
-    if unscored["baseline"] or unscored["trained"]:
-        counts = f"base {unscored['baseline']}, trained {unscored['trained']} of {unscored['of']} each"
-        sentences.append(f"Could not be scored: {counts}{'; the shares differ' * unscored['differs']}.")
+    if any(unscored):
+        counts = f"base {unscored[0]}, trained {unscored[1]} of {headline['samples']} each"
+        sentences.append(f"Could not be scored: {counts}{'; the shares differ' * headline['unscored_differs']}.")
     if headline["units"] < FEW_PROMPTS and not headline["doubts"]:
         sentences.append(FEW_NOTE)
     return sentences + [EVAL_NOTE] * (headline["split"] == "eval")
@@ -175,7 +163,7 @@ def change(block: Mapping[str, Any]) -> str:
 
 def decimals(block: Mapping[str, Any]) -> int:
     """Returns the decimals to show: 3, or more if a number other than 0 would be shown as 0."""
-    sizes = [abs(block[key]) for key in {*_NUMBERS, *_NUMBERS.values()} if block.get(key)]
+    sizes = [abs(block[key]) for key in _NUMBERS if block.get(key)]
     return max([3] + [min(-math.floor(math.log10(size)), _MOST_DECIMALS) for size in sizes if size > _NO_SIZE])
 
 
@@ -193,46 +181,28 @@ def _is_gain(entry: Entry) -> bool:
     return entry["ci_low"] is not None and entry["ci_low"] > 0
 
 
-def _numbers(entry: Entry) -> dict[str, float | None]:
-    return {name: entry[key] for name, key in _NUMBERS.items()}
-
-
 def _task(entry: Entry) -> dict[str, Any]:
-    named = {"name": entry["measure"], "score": entry["name"]}
-    return named | _numbers(entry) | {"unscored": _unscored(entry), "verdict": verdict(entry)}
-
-
-def _unscored(entry: Entry) -> dict[str, Any]:
-    return {
-        "baseline": entry["unscored_baseline"],
-        "trained": entry["unscored_trained"],
-        "of": entry["samples"],
-        "differs": entry["unscored_differs"],
-    }
+    return {**entry, "name": entry["measure"], "score": entry["name"], "verdict": verdict(entry)}
 
 
 def _judge(entry: Entry, judged: Entry, controls: Sequence[Entry]) -> dict[str, Any]:
-    """Returns a judge's numbers and ``outcome``.
+    """Returns a judge's entry with its best control and ``outcome``.
 
     It is `CONTRADICTED` if the interval lies below 0. It is `CARRIES_OVER` if what is ``judged`` gains, and the judge's
     intervals lie above 0, of the gain and of that over the control that is best by this judge; else ``not shown``.
     """
     control, found = _best_control(controls, entry["name"]), verdict(entry)
     carries_over = found == "better" and _is_gain(judged) and (control is None or _is_gain(control))
-    return {
-        **{key: entry[key] for key in ("name", "judge_of", "confidence")},
-        **_numbers(entry),
-        "control": control,
-        "outcome": CONTRADICTED if found == "worse" else CARRIES_OVER if carries_over else "not shown",
-    }
+    outcome = CONTRADICTED if found == "worse" else CARRIES_OVER if carries_over else "not shown"
+    return {**entry, "control": control, "outcome": outcome}
 
 
 def _best_control(controls: Sequence[Entry], score: str = "total") -> dict[str, Any] | None:
     entries = [entry for entry in controls if entry["name"] == score]
     if not entries:
         return None
-    best = max(entries, key=lambda e: -math.inf if e["baseline_mean"] is None else e["baseline_mean"])
-    return {"sampler": best["sampler"], "of": len(entries)} | _numbers(best)
+    best = max(entries, key=lambda e: -math.inf if e["baseline"] is None else e["baseline"])
+    return {**best, "of": len(entries)}
 
 
 def _means(block: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -274,7 +244,7 @@ def _sentence(headline: Mapping[str, Any]) -> str:
     digits = decimals(headline)
     interval = "no interval" if headline["ci_low"] is None else f"{headline['confidence']:.0%} interval"
     means = (
-        f"mean {headline['score']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} of"
+        f"mean {headline['name']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} of"
         f" {base}, {change(headline)} ({interval})"
     )
     if headline["verdict"] == CONTRADICTED:

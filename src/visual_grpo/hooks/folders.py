@@ -36,7 +36,7 @@ class InputHooks:
 
 
 class OutputHooks:
-    """Refuses a second command in one output folder; looks at the checkpoint before the first node."""
+    """Refuses a second command in one output folder, and notes the end of a training."""
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
@@ -44,10 +44,6 @@ class OutputHooks:
         config: Parameters = catalog.load("parameters")
         for file in sorted(set(_locks(Path(config.output), Path(config.tracking.checkpoints), pipeline, catalog))):
             files.hold(file)
-        if "adapters" in pipeline.all_outputs():
-            from visual_grpo.training.resuming import resumed_run
-
-            resumed_run(config)
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:

@@ -19,7 +19,7 @@ from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
+from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, HELD_OUT, START_RUN, read_facts
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation.alarm import picture_of
@@ -160,18 +160,16 @@ def complete_adapters(
     changes: bytes,
 ) -> None:
     """Writes the adapters with their facts, seen and held-out prompts, uncommitted changes of the code, model card."""
-    run.write_adapters(folder)
+    # The line that loads each adapter without this package.
+    loading = {module: run.spec.family.modules[module].adapter.plain for module in run.spec.modules}
+    finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
+    facts = run.write_adapters(folder, {RUN_NAME: run_name, "finished": finished, "loading": loading})
     if changes:
         (folder / CHANGES).write_bytes(changes)
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     earlier = frozenset() if start is None else read_seen(start)
     write_seen((record.prompt for record in records.split("train", "eval")), folder, earlier)
-    finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
-    # The line that loads each adapter without this package.
-    loading = {module: run.spec.family.modules[module].adapter.plain for module in run.spec.modules}
-    facts = read_facts(folder) | {RUN_NAME: run_name, "finished": finished, "loading": loading}
-    (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
     (folder / CARD).write_text(model_card(facts, list(loading)), encoding="utf-8")
 
 

@@ -116,7 +116,7 @@ def show_scores(headline: dict[str, Any], entries: list[dict[str, Any]]) -> None
     rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == view]
     shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == task.get("score")]
     console.table(
-        f"{extent(headline)}, {headline['unscored']['of']} pairs, {headline['sampler']} sampler (* optimised)",
+        f"{extent(headline)}, {headline['samples']} pairs, {headline['sampler']} sampler (* optimised)",
         ["score", "base", "trained", "difference [95%]", "unscored"],
         [_cells(entry, headline) for entry in shown],
     )
@@ -131,5 +131,5 @@ def _cells(entry: dict[str, Any], headline: dict[str, Any]) -> list[str]:
     counts = f"{unscored[0]} / {unscored[1]}" if any(unscored) else ""
     if entry["difference"] is None:
         return [name, "", "", "", counts]
-    means = (f"{entry[side]:z.{decimals(entry)}f}" for side in ("baseline_mean", "trained_mean"))
+    means = (f"{entry[side]:z.{decimals(entry)}f}" for side in ("baseline", "trained"))
     return [name, *means, change(entry), counts]

@@ -11,7 +11,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
-from visual_grpo.operations.reproduction.repeat import Training, repeat
+from visual_grpo.operations.reproduction.repeat import repeat
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
 
 
@@ -41,8 +41,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]
         start = find_start(named, facts["start"], latest, facts.get(START_RUN))
-    training = Training(project=Path.cwd(), adapters=adapters, facts=facts, start=start)
-    report = repeat(training, parameters.reproduce)
+    report = repeat(adapters, parameters.reproduce, Path.cwd(), start)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]
     console.table("What matched", ["", "run", "here", ""], rows)
     console.note(f"{report['sentence']} ({report['seconds']} s)")

@@ -68,7 +68,7 @@ class Registry:
         """Makes the adapters of a training a version; the same weights again give the version that they have.
 
         Raises UserError if the adapters or their base model are damaged or gone. Of the version, ``result`` is the
-        evaluation in words (by default that of the MLflow run), and ``tags`` are further tags.
+        evaluation in words, and ``tags`` are further tags.
         """
         from mlflow.entities import LoggedModelOutput
 
@@ -79,14 +79,13 @@ class Registry:
         if (version := self._with_digest(digest)) is not None:
             return version
         run = training_run(facts)
-        run_id, evaluated = (None, "") if run is None else (run.info.run_id, run.data.tags.get("result", ""))
-        lines = list(result or filter(None, [evaluated]))
+        run_id = None if run is None else run.info.run_id
         origin = {DIGEST: digest, "training.run": run_id, **(tags or {})}
         origin |= {tag: facts.get(name) for tag, name in FROM_FACTS.items()}
         origin |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
         about = {tag: str(text) for tag, text in origin.items() if text is not None}
         with mlflow_api.mlflow_client() as client, tempfile.TemporaryDirectory() as folder:
-            card = model_card(facts, modules_of(adapters), lines)
+            card = model_card(facts, modules_of(adapters), result)
             package(adapters, Path(folder), card=card, about=about, base_copy_mb=self.base_copy_mb)
             self._make()
             experiment = mlflow_api.experiment_id(client) if run is None else run.info.experiment_id
@@ -101,7 +100,7 @@ class Registry:
                 run_id=run_id,
                 model_id=model.model_id,
                 tags=about,
-                description="\n\n".join(lines)[:5000],
+                description="\n\n".join(result)[:5000],
                 await_creation_for=0,
             )
         return Registered.of(made)

@@ -163,9 +163,9 @@ def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
     """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics; docs/metrics.md explains them."""
-    task, control, unscored = headline["task"], headline["control"], headline["unscored"]
+    task, control = headline["task"], headline["control"]
     metrics = {name: headline[key] for name, key in _OF_RESULT.items()}
-    metrics |= {"unscored": unscored["trained"], "unscored_base": unscored["baseline"]}
+    metrics |= {"unscored": headline["unscored_trained"], "unscored_base": headline["unscored_baseline"]}
     if control:
         metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
     if task:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -142,11 +143,11 @@ class TrainingRun:
             if stopped or self._is_ended_by_alarm():
                 return
 
-    def write_adapters(self, folder: Path) -> None:
+    def write_adapters(self, folder: Path, about: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
         """Writes the adapters of the best and the last step into ``best`` and ``last``, a folder per trained module.
 
         Those that ``evaluation.adapter`` names are also in ``folder`` itself, where evaluate reads them, with the
-        facts of the run in ``training.json`` and its metrics in ``training.csv``.
+        facts of the run and ``about``, which it returns, in ``training.json`` and its metrics in ``training.csv``.
         """
         with self.average.in_place():
             last = self.model.adapters.state()
@@ -172,9 +173,11 @@ class TrainingRun:
             **self.provenance,
             "sums": weight_sums(folder),
             "parameters": self.config.public(),
+            **about,
         }
         (folder / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
         pd.DataFrame(self.progress.history).to_csv(folder / HISTORY, index=False)
+        return facts
 
     def _chosen(self) -> str:
         """Returns which adapters are the run's: best or last."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.operations.reproduction.repeat import Training, parameters_to_repeat, repeat
+from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
 from visual_grpo.tracking import lineage
@@ -44,9 +45,9 @@ def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str
     project = tmp_path / "project"
     state = repository(project)
     known = {"parameters": TREE, "git.commit": state, "git.state": "clean"} | facts
-    training = Training(project=project, adapters=tmp_path, facts={k: v for k, v in known.items() if v})
+    (tmp_path / "training.json").write_text(json.dumps({k: v for k, v in known.items() if v}))
     with pytest.raises(UserError) as refused:
-        repeat(training, ReproduceConfig())
+        repeat(tmp_path, ReproduceConfig(), project)
     assert told in str(refused.value)
 
 
@@ -234,8 +235,8 @@ def test_the_two_trainings_are_compared(
         "others" if differing == "adapter ar/adapter.safetensors" else "weights"
     )
     (adapters / "training.csv").write_text("step,reward/total\n1,0.5\n")
-    training = Training(project=project, adapters=adapters, facts=facts)
-    found = repeat(training, ReproduceConfig())
+    (adapters / "training.json").write_text(json.dumps(facts))
+    found = repeat(adapters, ReproduceConfig(), project)
     assert (found["matches"], found["difference"]) == (differing is None, differing), found["rows"]
     assert ("bit for bit" in found["sentence"]) is (differing is None)
     with pytest.raises(UserError, match=f"Not reproduced: {differing} was") if differing else nullcontext():

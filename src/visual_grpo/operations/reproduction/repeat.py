@@ -38,16 +38,6 @@ _FIXED = {"git.commit": "commit", "git.state": "uncommitted changes", "parameter
 """Facts that all parts of a resumed training must share, as ``resumed.NAME`` tells."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """The training that is repeated; ``start`` are the adapters that it started from, None = fresh ones."""
-
-    project: Path
-    adapters: Path
-    facts: Mapping[str, Any]
-    start: Path | None = None
-
-
 @dataclass(frozen=True)
 class Row:
     """One thing, as the run had it and as it is here."""
@@ -62,24 +52,27 @@ class Row:
         return cls(what, _shown(run), _shown(here), "equal" if run == here else "differs")
 
 
-def repeat(training: Training, settings: ReproduceConfig) -> dict[str, Any]:
-    """Trains again; returns what matched (``rows``), whether all did (``matches``), and the first ``difference``.
+def repeat(adapters: Path, settings: ReproduceConfig, project: Path, start: Path | None = None) -> dict[str, Any]:
+    """Trains the adapters in a folder again, from those in ``start`` (None = fresh ones).
 
-    Raises UserError if something of the training cannot be had again, or it fails.
+    Returns what matched (``rows``), whether all did (``matches``), and the first ``difference``. Raises UserError if
+    something of the training cannot be had again, or it fails.
     """
-    check_repeatable(training.adapters, training.facts)
-    began, commit, patch = time.monotonic(), str(training.facts["git.commit"]), training.adapters / CHANGES
+    facts = read_facts(adapters)
+    check_repeatable(adapters, facts)
+    began, commit, patch = time.monotonic(), str(facts["git.commit"]), adapters / CHANGES
     changes = patch.read_bytes() if patch.is_file() else b""
     files = counted(changes.count(b"diff --git "), "file")
-    with checked_out(training.project, commit, changes) as worktree:
+    with checked_out(project, commit, changes) as worktree:
         console.note(f"The code of commit {commit[:12]} is in {worktree.code}")
         rows = [Row.compare("commit", commit, commit), Row.compare("uncommitted changes", files, files)]
-        rows += _repeat_in(worktree, training, settings.tolerance)
+        tree = parameters_to_repeat(facts["parameters"], start)
+        rows += _repeat_in(worktree, project, adapters, facts, tree, settings.tolerance)
         difference = next((row for row in rows if row.result == "differs"), None)
         worktree.kept = settings.keep or difference is not None
     return {
-        "adapters": str(training.adapters),
-        "mlflow_run_id": training.facts.get("mlflow_run_id"),
+        "adapters": str(adapters),
+        "mlflow_run_id": facts.get("mlflow_run_id"),
         "matches": difference is None,
         "difference": None if difference is None else difference.what,
         "sentence": _sentence(rows, difference, settings.tolerance),
@@ -119,13 +112,14 @@ def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = Non
     return with_world({**parameters, **changed})
 
 
-def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iterator[Row]:
+def _repeat_in(
+    worktree: Worktree, project: Path, run: Path, facts: Mapping[str, Any], tree: dict[str, Any], tolerance: float
+) -> Iterator[Row]:
     """Yields the rows; it is trained only where the data and the base model are the run's."""
-    facts, tree = training.facts, parameters_to_repeat(training.facts["parameters"], training.start)
     tree["evaluation"] |= facts.get(BASELINE, {})
-    python = python_of(worktree, training.project, facts.get("version.python"))
+    python = python_of(worktree, project, facts.get("version.python"))
     yield Row(LOCK, "of the commit", f"{'this' if python == Path(sys.executable) else 'a new'} environment", "equal")
-    lacking = bring_inputs(training.project, worktree.code, facts, tree)
+    lacking = bring_inputs(project, worktree.code, facts, tree)
     conf, output = write_configuration(worktree, tree), worktree.code / tree["output"]
     for pipeline, fact, dataset in lacking:
         _run(worktree, python, conf, pipeline)
@@ -140,10 +134,10 @@ def _repeat_in(worktree: Worktree, training: Training, tolerance: float) -> Iter
     yield from (environment_row(facts, repeated), *identity_rows(facts, repeated))
     # A GPU does not give the same bits twice.
     if any(str(known.get(provenance.NUMERICS)).rpartition(", ")[2].startswith("cuda") for known in (facts, repeated)):
-        yield from tolerance_rows(training.adapters, adapters, tolerance)
+        yield from tolerance_rows(run, adapters, tolerance)
     else:
-        yield from adapter_rows(facts.get("sums", {}), training.adapters, adapters)
-        yield metric_row(training.adapters, adapters)
+        yield from adapter_rows(facts.get("sums", {}), run, adapters)
+        yield metric_row(run, adapters)
 
 
 def _run(worktree: Worktree, python: Path, conf: Path, pipelines: str) -> None:
