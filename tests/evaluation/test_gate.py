@@ -50,8 +50,8 @@ def test_the_total_s_bound_by_hand() -> None:
     found = condition(decide(scores(BETTER), {"base": scores(REFERENCE)}, rule()), "total")
     # The 95% quantile of Student's t with 5 degrees of freedom is 2.015048.
     assert found.bound == pytest.approx(0.316667 - 2.015048 * 0.0752773 / math.sqrt(6), abs=1e-6)
-    assert (found.units, found.reference, found.candidate) == pytest.approx((6, 1.0, 1.316667))
-    assert found.difference == pytest.approx(0.316667, abs=1e-6)
+    assert (found.measured.units, found.measured.baseline, found.measured.trained) == pytest.approx((6, 1.0, 1.316667))
+    assert found.measured.difference == pytest.approx(0.316667, abs=1e-6)
     yearly = decide(scores(BETTER), {"base": scores(REFERENCE)}, rule(gates_per_year=52))
     assert yearly.alpha == STRICT
     assert condition(yearly, "total").bound == pytest.approx(lower(GAINS, STRICT))
@@ -78,7 +78,7 @@ def test_one_prompt_cannot_be_judged_and_no_prompt_either() -> None:
 def test_images_of_a_prompt_and_prompts_held_out_together_are_one_unit() -> None:
     before, after = scores([0.0] * 8, images=2), scores([1, 3, 2, 2, 5, 5, 4, 0], images=2)
     apart = condition(decide(after, {"base": before}, rule()), "total")
-    assert (apart.units, apart.bound) == pytest.approx((4, lower([2, 2, 5, 2], 0.05)))
+    assert (apart.measured.units, apart.bound) == pytest.approx((4, lower([2, 2, 5, 2], 0.05)))
     units = {"p0": "x", "p1": "x", "p2": "y", "p3": "z"}
     tables = [table.assign(unit=table["id"].map(units)) for table in (after, before)]
     decision = decide(tables[0], {"base": tables[1]}, rule())
@@ -158,7 +158,7 @@ def test_a_reward_with_a_weight_is_no_guard() -> None:
 
 def test_an_unscored_share_that_fell_holds_as_does_none_at_all() -> None:
     fell = decide(scores([2.0, 2.1, 2.0, 2.2]), {"base": scores([NAN, 1.0, 1.1, 1.0])}, rule(max_unscored_rise=0.5))
-    assert condition(fell, "unscored").difference == -0.25
+    assert condition(fell, "unscored").measured.difference == -0.25
     assert condition(fell, "unscored").holds
     single = decide(scores([2.0]), {"base": scores([1.0])}, rule(max_unscored_rise=0.0))
     assert (condition(single, "unscored").bound, condition(single, "unscored").holds) == (0, True)

@@ -14,6 +14,7 @@ import math
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -35,29 +36,29 @@ _NAMED = 3
 _RELATIONS = {">": (operator.gt, "above"), ">=": (operator.ge, "at least"), "<=": (operator.le, "at most")}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Condition:
     """One thing that a candidate must show against one reference; NaN where it is undefined."""
 
+    against: str
+    """The reference."""
     name: str
     """``total``, ``unscored``, ``guard/NAME``, ``unscored/NAME`` of a guard that some samples lack, ``judge/NAME``, or
     ``subgroup/KEY=VALUE``."""
-    against: str
-    """The reference."""
     what: str
     """The measured quantity, in words."""
-    units: int
-    """Independent prompts (or groups held out together) with a scored pair."""
-    reference: float
-    candidate: float
-    difference: float
-    bound: float
-    """One-sided bound of the difference at the gate's level; of a judge, the end of its interval in the verdict."""
-    side: str
-    """``lower`` or ``upper``: which bound."""
+    measured: PairedDifference
+    """Of the candidate, as ``trained``, and the reference, as ``baseline``."""
     relation: str
     """``>``, ``>=`` or ``<=``: how ``bound`` must relate to ``limit``."""
     limit: float
+    side: str = "lower"
+    """``lower`` or ``upper``: which end of the interval is ``bound``."""
+
+    @property
+    def bound(self) -> float:
+        """One-sided bound of the difference at the gate's level; of a judge, the end of its interval in the verdict."""
+        return self.measured.ci_high if self.side == "upper" else self.measured.ci_low
 
     @property
     def holds(self) -> bool:
@@ -68,11 +69,12 @@ class Condition:
     def sentence(self) -> str:
         """``total against champion: +0.031, lower bound +0.012, required above 0.000: holds``."""
         about, verdict = f"{self.what} against {self.against}", "holds" if self.holds else "does not hold"
+        units, difference = counted(self.measured.units, "independent prompt"), self.measured.difference
         if math.isnan(self.bound):
-            return f"{about}: {counted(self.units, 'independent prompt')} with scores, and a bound needs 2: {verdict}"
+            return f"{about}: {units} with scores, and a bound needs 2: {verdict}"
         # Enough digits to tell the bound from the limit.
-        digits = decimals({"difference": self.difference, "ci_low": self.bound, "ci_high": self.bound - self.limit})
-        numbers = f"{self.difference:+z.{digits}f}, {self.side} bound {self.bound:+z.{digits}f}"
+        digits = decimals({"difference": difference, "ci_low": self.bound, "ci_high": self.bound - self.limit})
+        numbers = f"{difference:+z.{digits}f}, {self.side} bound {self.bound:+z.{digits}f}"
         return f"{about}: {numbers}, required {_RELATIONS[self.relation][1]} {self.limit:z.{digits}f}: {verdict}"
 
 
@@ -129,7 +131,7 @@ class GateDecision:
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything as JSON; None = undefined, since JSON has no NaN."""
-        conditions = [asdict(c) | {"holds": c.holds, "sentence": c.sentence} for c in self.conditions]
+        conditions = [asdict(c) | {"bound": c.bound, "holds": c.holds, "sentence": c.sentence} for c in self.conditions]
         summary = {"promoted": self.promoted, "sentence": self.sentence, "notes": self.notes}
         values: dict[str, Any] = _without_nan(summary | asdict(self) | {"conditions": conditions})
         return values
@@ -200,24 +202,7 @@ def _conditions(
     against: str, pairs: pd.DataFrame, guards: Iterable[str], judges: Collection[str], rule: GateRule, groups: Groups
 ) -> Iterator[Condition]:
     """Judges ``pairs`` of `join`, with the reference as baseline."""
-
-    def condition(
-        name: str, what: str, measured: PairedDifference, relation: str, limit: float, side: str = "lower"
-    ) -> Condition:
-        return Condition(
-            name=name,
-            against=against,
-            what=what,
-            units=measured.units,
-            reference=measured.baseline,
-            candidate=measured.trained,
-            difference=measured.difference,
-            bound=measured.ci_high if side == "upper" else measured.ci_low,
-            side=side,
-            relation=relation,
-            limit=limit,
-        )
-
+    condition = partial(Condition, against)
     level = 1 - 2 * rule.alpha  # Each end of the interval is a one-sided bound of level alpha.
     measured = _difference(pairs, "total", level)
     yield condition("total", "total", measured, ">", rule.margin)
