@@ -10,7 +10,7 @@ Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -86,10 +86,13 @@ class InterimAnalysis:
     """One evaluation of a training (an interim look, in group-sequential terms)."""
 
     watched: tuple[Watched, ...]
-    rises: Mapping[str, float]
-    """Change of the total, and of each reward that a judge is for, on the prompts that both could score."""
-    risen: Collection[str]
-    """Those of ``rises`` that chance does not explain."""
+    rises: Mapping[str, PairedDifference]
+    """Of the total, and of each reward that a judge is for, on the prompts that both could score."""
+
+    @property
+    def risen(self) -> set[str]:
+        """Returns those of ``rises`` that chance does not explain."""
+        return {name for name, measured in self.rises.items() if measured.ci_low > 0}
 
     @property
     def alarm(self) -> str | None:
@@ -99,13 +102,16 @@ class InterimAnalysis:
         if not worse:
             return None
         risen = [name for name in dict.fromkeys(map(_judged, worse)) if name in self.risen]
-        rises = (f"{'the reward' if name == TOTAL else name} rose by {self.rises[name]:.3g}, and " for name in risen)
+        rises = (
+            f"{'the reward' if name == TOTAL else name} rose by {self.rises[name].difference:.3g}, and "
+            for name in risen
+        )
         return f"{''.join(rises)}{', '.join(one.sentence for one in worse)}"
 
     @property
     def suspicion(self) -> float:
         """Largest distance of a watched score beyond its limit, possibly by chance; 0 = none."""
-        suspect = (one for one in self.watched if self.rises[_judged(one)] > 0 or one.name == UNSCORED)
+        suspect = (one for one in self.watched if self.rises[_judged(one)].difference > 0 or one.name == UNSCORED)
         return max((one.beyond for one in suspect), default=0.0)
 
     def metrics(self) -> dict[str, float]:
@@ -169,11 +175,7 @@ class HackingMonitor:
         rises = {TOTAL: compare(before[TOTAL], now(total), confidence=_RISE)}
         for name in set(self.judges.values()) - {TOTAL}:
             rises[name] = compare(before[f"reward/{name}"], now(rewards[name]), confidence=_RISE)
-        return InterimAnalysis(
-            watched=tuple(watched),
-            rises={name: measured.difference for name, measured in rises.items()},
-            risen={name for name, measured in rises.items() if measured.ci_low > 0},
-        )
+        return InterimAnalysis(watched=tuple(watched), rises=rises)
 
     def files(self, records: Sequence[PromptRecord]) -> list[Path | None]:
         """Returns the base model's picture of each record."""

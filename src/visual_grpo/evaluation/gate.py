@@ -83,10 +83,8 @@ class GateDecision:
     """The decision to promote the candidate or not, with its reasons."""
 
     conditions: tuple[Condition, ...]
-    error: float
-    gates_per_year: int
     alpha: float
-    """Level of each bound: ``error / gates_per_year``."""
+    """Level of each bound (`GateRule`)."""
     prompts: int
     """Number of prompts that were drawn."""
     units: int
@@ -173,8 +171,6 @@ def decide(
         gains[name] = rule.margin + detectable_gain(float(of_units.std()), len(of_units), rule.alpha)
     return GateDecision(
         conditions=tuple(conditions),
-        error=rule.error,
-        gates_per_year=rule.gates_per_year,
         alpha=rule.alpha,
         prompts=candidate["id"].nunique(),
         units=min(units),
