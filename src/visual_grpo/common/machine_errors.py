@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
 
-from visual_grpo.common.errors import chain
+from visual_grpo.common.errors import UserError, chain
 
 LESS_MEMORY = (
     "Less memory: smaller policy.rollout_batch, policy.denoise_batch, policy.decode_batch (rollout),"
@@ -29,26 +28,28 @@ _NOT_LOADED = re.compile(r"Failed while loading data from dataset .*?filepath=(?
 _NOT_A_TABLE = ("Parquet magic bytes not found", "Couldn't deserialize thrift", "Parquet file size is")
 
 
-def machine_fault(error: BaseException) -> str | None:
-    """Returns a message if memory, disk, permissions, limits or a damaged file caused ``error``; else None.
+def machine_fault(error: BaseException) -> UserError | None:
+    """Returns what to tell if memory, disk, permissions, limits or a damaged file caused ``error``; else None.
 
-    Libraries wrap these errors in their own types, so their texts count too.
+    Libraries wrap these errors in their own types, so their texts count too. Where the CPU's or a GPU's memory ran out,
+    the remedy is a plan.
     """
     for cause in chain(error):
         if _says_no_memory(cause):
-            return "\n".join([f"Out of memory: {_first_line(cause)}", *_notes(error), LESS_MEMORY])
+            notes = (note for one in chain(error) for note in getattr(one, "__notes__", ()))
+            return UserError("\n".join([f"Out of memory: {_first_line(cause)}", *notes, LESS_MEMORY]), remedy="plan")
         if isinstance(cause, OSError) and cause.errno in _FORBIDDEN:
-            return f"No permission: {cause}"
+            return UserError(f"No permission: {cause}")
         for what, texts in _KINDS.items():
             if any(text in str(cause) for text in texts):
-                return (
+                return UserError(
                     f"{what}: {_first_line(cause)}\nWhat was written completely is intact. Then give the same command,"
                     " a training with resume=auto: it goes on from its last checkpoint."
                 )
     return _damaged_file(error)
 
 
-def _damaged_file(error: BaseException) -> str | None:
+def _damaged_file(error: BaseException) -> UserError | None:
     """Names the table or data set that could not be loaded, and the pipelines that write it."""
     what = why = None
     for cause in chain(error):
@@ -58,15 +59,10 @@ def _damaged_file(error: BaseException) -> str | None:
             what, why = "A table is damaged", cause
     if why is None:
         return None
-    return (
+    return UserError(
         f"{what}: {_first_line(why)}\nMake it again with the pipeline that wrote it: starter for the base model,"
         " data_preparation for the records, baseline and evaluate for samples and their scores."
     )
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Returns whether ``error`` or one of its causes says that the CPU's or a GPU's memory ran out."""
-    return any(_says_no_memory(cause) for cause in chain(error))
 
 
 def _says_no_memory(error: BaseException) -> bool:
@@ -78,8 +74,3 @@ def _says_no_memory(error: BaseException) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def _notes(error: BaseException) -> Iterator[str]:
-    for cause in chain(error):
-        yield from getattr(cause, "__notes__", ())

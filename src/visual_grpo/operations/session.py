@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from visual_grpo.common import console, files
 from visual_grpo.common.errors import UserError, nearest_hint, sanitize, user_error
-from visual_grpo.common.machine_errors import is_out_of_memory, machine_fault
+from visual_grpo.common.machine_errors import machine_fault
 from visual_grpo.common.processes import signal_of, tell_reason, terminate_as_interrupt
 from visual_grpo.operations.command import Command, render
 from visual_grpo.tracking.tracker import Tracker
@@ -91,12 +91,9 @@ def expected_error(error: BaseException) -> BaseException | None:
     for want of it is not damaged, as the `UserError` then says.
     """
     fault = machine_fault(error)
-    if fault and is_out_of_memory(error):
-        return UserError(fault, remedy="plan")
-    if found := user_error(error):
+    found = fault if fault is not None and fault.remedy else user_error(error) or fault
+    if found is not None:
         return found
-    if fault:
-        return UserError(fault)
     if isinstance(error, ConfigTypeError):
         return UserError(f"--params or conf/ has a list where a section is expected, or the reverse: {error}")
     return error if isinstance(error, EXPECTED) else None
