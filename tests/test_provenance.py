@@ -22,7 +22,7 @@ from visual_grpo.provenance import (
     code_notes,
     decisive,
     differences,
-    parameters_to_judge,
+    parameters_of_training,
     require_pair,
     source_digest,
 )
@@ -132,7 +132,7 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
         grpo={"loss": "dapo"}, seed=3, evaluation={"max_prompts": 7}, model={"device": "cuda", "dtype": "bfloat16"}
     )
     present = tree(evaluation={"max_prompts": 9}, policy={"denoise_batch": 5}, adapter="a run")
-    judged = parameters_to_judge(present, own, {"sampling": {"eval": {"steps": 3}}})
+    judged = parameters_of_training(present, own, {"sampling": {"eval": {"steps": 3}}})
     assert (judged["grpo"]["loss"], judged["seed"]) == ("dapo", 3)
     assert judged["model"] == {**own["model"], "device": "auto"}
     assert judged["evaluation"]["max_prompts"] == 9
@@ -140,7 +140,7 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
     assert judged["adapter"] == "a run"
     assert judged["sampling"]["eval"] == {**own["sampling"]["eval"], "steps": 3}
     removed = parameters(data={"path": "mine"}, reward="target", rewards={"edge_density": None}).public()
-    assert list(validate(parameters_to_judge(present, removed, {})).rewards) == ["ssim", "colour_entropy"]
+    assert list(validate(parameters_of_training(present, removed, {})).rewards) == ["ssim", "colour_entropy"]
 
 
 def test_every_file_is_a_source_but_those_that_only_call_show_and_log(

@@ -91,7 +91,7 @@ def register_pipelines():
     own = pipeline([node(prepare, ["params:data", "params:output"], "records", name="prepare"),
                     node(score, ["records", "parameters", "params:rewards"], "baseline", name="score")])
     scored = dict.fromkeys(("images", "untrained", "trained"), ["tracked", "training", "rewards"])
-    tags = scored | {"evaluate": [*scored["trained"], "judges.adapter"], "own": scored["trained"]}
+    tags = scored | {"evaluate": [*scored["trained"], "parameters_of.adapter"], "own": scored["trained"]}
     made = {**{name: [n] for name, n in nodes.items()}, "own": own.nodes, "__default__": [nodes["make"]]}
     return {name: pipeline(own, tags=tags.get(name, ["tracked"])) for name, own in made.items()}
 """

@@ -92,7 +92,7 @@ CHANGED_BY_RESUME = (*UNREAD["train"], "evaluation.every", "grpo.non_finite", "a
 """Parameters that a resumed training may change, beside ``grpo.steps`` where its schedule allows it."""
 PLACES = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
 """Parameters that name a place, whose content has a digest."""
-OF_JUDGING = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_FLOW)
+OF_THE_COMMAND = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_FLOW)
 """Sections that judging an adapter takes from the present command, not from its training; so `_MACHINE`."""
 _MACHINE = {
     "model": ("device", "threads", "attention", "compile"),
@@ -192,7 +192,7 @@ def _begins(parts: Sequence[str], pattern: Sequence[str]) -> bool:
     return len(pattern) <= len(parts) and all(fnmatchcase(part, wanted) for part, wanted in pairs)
 
 
-def parameters_to_judge(
+def parameters_of_training(
     current: Mapping[str, Any], training: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the parameters of an adapter's training, with the command's own for what concerns judging.
@@ -202,7 +202,7 @@ def parameters_to_judge(
         training: those of the training.
         overrides: this command's ``--params``, which always count.
     """
-    tree = {**training, **{name: current[name] for name in OF_JUDGING}}
+    tree = {**training, **{name: current[name] for name in OF_THE_COMMAND}}
     for section, keys in _MACHINE.items():
         tree[section] = {**tree[section], **{key: current[section][key] for key in keys}}
     return merged(tree, overrides)

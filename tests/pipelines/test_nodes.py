@@ -94,7 +94,7 @@ def test_the_catalog_says_which_pipeline_makes_a_dataset(entries: dict[str, Any]
 
 def test_tags_are_those_that_the_hooks_read(everything: Pipeline) -> None:
     tags = {tag for node in everything.nodes for tag in node.tags}
-    judged = {tag.removeprefix("judges.") for tag in tags if tag.startswith("judges.")}
-    others = {tag for tag in tags if not tag.startswith("judges.")}
+    judged = {tag.removeprefix("parameters_of.") for tag in tags if tag.startswith("parameters_of.")}
+    others = {tag for tag in tags if not tag.startswith("parameters_of.")}
     assert others == {"tracked", "apart", "distributed", "model", "training", "rewards"}
     assert all(isinstance(attrgetter(name)(parameters()), str) for name in judged)

@@ -41,7 +41,7 @@ class CompareConfig(OnRequest):
     second: AdapterName = Field("latest", description="the model that is judged")
 
     @property
-    def judged(self) -> str:
+    def adapter(self) -> str:
         """The adapter whose training decides the parameters."""
         return self.first if self.second == "none" else self.second
 

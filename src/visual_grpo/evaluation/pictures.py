@@ -37,10 +37,10 @@ MISSING = "□"
 log = logging.getLogger(__name__)
 
 
-def of_sample(record: PromptRecord, sample: Sample, judge: RewardSet) -> Image.Image:
+def of_sample(record: PromptRecord, sample: Sample, scorer: RewardSet) -> Image.Image:
     """Returns a sample as a picture: an image itself; a text as a reward paints it, else the source image with
     the text below."""
-    painted = judge.picture(record, sample)
+    painted = scorer.picture(record, sample)
     if painted is not None:
         return to_pil(painted)
     above = [[scaled(read_image(path))] for path in record.source_images[:1]]

@@ -28,7 +28,7 @@ from visual_grpo.tracking.tracker import check_packages
 
 RUN_SPEC = "params:run_spec"
 """The parameters, resolved for the model (`models.run_spec`)."""
-JUDGES = "judges."
+PARAMETERS_OF = "parameters_of."
 """Before the name of a parameter in a tag of `visual_grpo.pipelines`."""
 
 
@@ -96,13 +96,13 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
 def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:
     """Returns the parameters that an adapter was trained with, where one is judged or named and none is trained."""
     if "adapters" not in pipeline.all_outputs():
-        folder = _judged_adapters(present, tags_of(pipeline))
+        folder = _deciding_adapters(present, tags_of(pipeline))
         if folder is None:
             return present
-        from visual_grpo.provenance import parameters_to_judge  # It imports torch.
+        from visual_grpo.provenance import parameters_of_training  # It imports torch.
 
         trained = read_facts(folder)["parameters"]
-        return validate(with_world(parameters_to_judge(present.model_dump(mode="json"), trained, runtime)))
+        return validate(with_world(parameters_of_training(present.model_dump(mode="json"), trained, runtime)))
     if present.adapter != LATEST:
         raise UserError(
             f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. Evaluate"
@@ -191,12 +191,12 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
     return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}
 
 
-def _judged_adapters(present: Parameters, tags: set[str]) -> Path | None:
+def _deciding_adapters(present: Parameters, tags: set[str]) -> Path | None:
     """Returns the adapters whose training decides the parameters; None if the present ones count."""
     latest = present.place("adapters")
     for tag in sorted(tags):
-        if tag.startswith(JUDGES):
-            named: str = attrgetter(tag.removeprefix(JUDGES))(present)
+        if tag.startswith(PARAMETERS_OF):
+            named: str = attrgetter(tag.removeprefix(PARAMETERS_OF))(present)
             if named != NONE and (named != LATEST or latest.is_dir()):
                 return find_adapters(named, latest)
     return None

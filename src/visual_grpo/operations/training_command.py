@@ -48,11 +48,11 @@ class TrainingCommand:
     def __init__(
         self,
         run: TrainingRun,
-        judge: RewardSet,
+        scorer: RewardSet,
         tracker: Tracker,
         logs: Sequence[ExtraLog],
     ) -> None:
-        self.run, self.judge, self.tracker = run, judge, tracker
+        self.run, self.scorer, self.tracker = run, scorer, tracker
         self.logs: list[Tracker | ExtraLog] = [tracker, *logs]
 
     def execute(self) -> Progress:
@@ -95,10 +95,10 @@ class TrainingCommand:
 
     def _show_samples(self, step: int) -> None:
         """Shows samples of eval prompts, and keeps those of held-out prompts for the report's film."""
-        grid_of_samples = _grid(*self.run.shown_samples(), self.judge, SHOWN_EACH)
+        grid_of_samples = _grid(*self.run.shown_samples(), self.scorer, SHOWN_EACH)
         self._show(grid_of_samples, f"samples-{step:06d}.png", "samples", step)
         drawn = zip(self.run.film_prompts, self.run.film_samples(), strict=True)
-        film = [[scaled(of_sample(record, sample, self.judge))] for record, sample in drawn]
+        film = [[scaled(of_sample(record, sample, self.scorer))] for record, sample in drawn]
         if film:
             table(film).save(self.run.checkpoints.folder / f"film-{step:06d}.png")
 
@@ -115,7 +115,7 @@ class TrainingCommand:
         files = self.run.monitor.files(shown.records)
         pairs = [(row, file) for row, file in enumerate(files) if file is not None][:_MOST_PICTURES]
         before = [read_image(file) for _, file in pairs]
-        after = [of_sample(shown.records[row], shown.samples[row], self.judge) for row, _ in pairs]
+        after = [of_sample(shown.records[row], shown.samples[row], self.scorer) for row, _ in pairs]
         named = [f"{caption(shown.records[row].prompt, shown.records[row].id)}\nbase model" for row, _ in pairs]
         now = [f"now, reward {float(shown.total[row]):z.2f}" for row, _ in pairs]
         return grid([*before, *after], [*named, *now], columns=len(pairs))
@@ -196,11 +196,11 @@ def _where_it_stopped(run: TrainingRun) -> str:
 
 
 def _grid(
-    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Tensor, judge: RewardSet, columns: int
+    records: Sequence[PromptRecord], samples: Sequence[Sample], rewards: Tensor, scorer: RewardSet, columns: int
 ) -> Image:
     captions = [
         f"{caption(record.prompt, record.id)}\n" + ("unscored" if math.isnan(reward) else f"reward {reward:z.2f}")
         for record, reward in zip(records, rewards.tolist(), strict=True)
     ]
-    pictures = [of_sample(record, sample, judge) for record, sample in zip(records, samples, strict=True)]
+    pictures = [of_sample(record, sample, scorer) for record, sample in zip(records, samples, strict=True)]
     return grid(pictures, captions, columns=columns)

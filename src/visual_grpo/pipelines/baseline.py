@@ -21,7 +21,7 @@ from visual_grpo.training.evaluation_samples import generate_samples
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [Node(draw_baseline, ["params:run_spec", "base_model", "records"], "baseline", name="draw_baseline")],
-        tags=["tracked", "distributed", "training", "rewards", "judges.named_adapter"],
+        tags=["tracked", "distributed", "training", "rewards", "parameters_of.named_adapter"],
     )
 
 

@@ -30,7 +30,7 @@ from visual_grpo.starter.parameters import default_parameters
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [Node(compare_adapters, ["parameters", "records"], "comparison", name="compare_adapters")],
-        tags=["apart", "model", "judges.compare.judged"],
+        tags=["apart", "model", "parameters_of.compare.adapter"],
     )
 
 

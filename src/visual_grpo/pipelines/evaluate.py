@@ -49,7 +49,7 @@ def create_pipeline() -> Pipeline:
             ),
             Node(show, ["evaluation", "evaluation_report"], None, name="show_evaluation"),
         ],
-        tags=["tracked", "distributed", "training", "rewards", "judges.adapter"],
+        tags=["tracked", "distributed", "training", "rewards", "parameters_of.adapter"],
     )
 
 

@@ -27,7 +27,7 @@ from visual_grpo.training import components
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [Node(draw_prompts, ["params:run_spec"], "generated", name="draw_prompts")],
-        tags=["apart", "model", "judges.adapter"],
+        tags=["apart", "model", "parameters_of.adapter"],
     )
 
 
@@ -72,12 +72,12 @@ def _prompts(settings: GenerateConfig, data: DataConfig) -> Iterator[Sequence[Pr
         yield records
 
 
-def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], judge: RewardSet, each: int) -> None:
+def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], scorer: RewardSet, each: int) -> None:
     digits = len(str(len(drawn)))
     rows, pictures = [], []
     for number, (request, sample) in enumerate(drawn, start=1):
         file = f"{number:0{digits}d}.png"
-        pictures.append(of_sample(request.record, sample, judge))
+        pictures.append(of_sample(request.record, sample, scorer))
         pictures[-1].save(folder / file)
         answer = {"answer": sample.text} if isinstance(sample, TextSample) else {}
         rows.append({"file_name": file, "text": request.record.prompt, "seed": request.seed, **answer})

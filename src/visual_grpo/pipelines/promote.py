@@ -13,10 +13,7 @@ from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.operations.candidates import (
-    gate_settings,
-    judge_differences,
-)
+from visual_grpo.operations.candidates import gate_settings, judge_differences
 from visual_grpo.operations.promotion import (
     check_number_of_gates,
     earlier_stages,
@@ -35,7 +32,7 @@ def create_pipeline() -> Pipeline:
             Node(judge, ["parameters", "records"], ["promotion", "judgement"], name="judge_candidate"),
             Node(promote, ["parameters", "promotion", "judgement"], "promotion_result", name="promote_candidate"),
         ],
-        tags=["model", "judges.promotion.candidate"],
+        tags=["model", "parameters_of.promotion.candidate"],
     )
 
 

@@ -131,7 +131,7 @@ class ServedModel:
     def __init__(self, config: Parameters, model: Model) -> None:
         self._config, self._model = config, model
         self._segments = config.data.task == "segmentation"
-        self._judge = _negative_points(config.rewards) if self._segments else None
+        self._negative_points = _negative_points(config.rewards) if self._segments else None
         self._one_at_a_time = threading.Lock()
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -191,8 +191,8 @@ class ServedModel:
         if not self._segments:
             return {"image": _png(to_pil(sample))}
         mask = None
-        if self._judge is not None:
-            [mask] = self._judge.masks(to_tensor(read_image(record.source_images[0])), [sample])
+        if self._negative_points is not None:
+            [mask] = self._negative_points.masks(to_tensor(read_image(record.source_images[0])), [sample])
         if mask is None:
             return {"answer": sample.text, "mask": None}
         white = Image.fromarray(mask.cpu().numpy().astype("uint8") * 255)
