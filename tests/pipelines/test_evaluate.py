@@ -8,9 +8,10 @@ import torch
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import BRIGHTNESS, GAIN, SMALL, Project
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.evaluation.verdict import lines, show, summarise
+from visual_grpo.evaluation import verdict
+from visual_grpo.evaluation.verdict import lines, summarise
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.pipelines.evaluate import show_scores
+from visual_grpo.pipelines.evaluate import show
 from visual_grpo.tracking.sync import result_metrics
 
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
@@ -117,8 +118,8 @@ def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(pain
 def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     entries = [an_entry(images=170, unscored_trained=34, unscored_differs=True), an_entry("guard", optimised=False)]
     headline = summarise(entries)
-    show_scores(headline, entries)
-    show(headline)
+    show({"headline": headline, "rewards": entries}, Path())
+    verdict.show(headline)
     shown = capsys.readouterr().out
     assert "│ 0 / 34" in shown
     assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown

@@ -82,7 +82,7 @@ def render(
         "change": change,
         "decimals": decimals,
         "extent": extent,
-        "words": lambda name: name.replace("_", "-"),
+        "hyphenated": lambda name: name.replace("_", "-"),
         "short": lambda value: f"{value[:12]}…" if re.fullmatch(r"[0-9a-f]{20,}", value) else value,
         "number": format,
     }

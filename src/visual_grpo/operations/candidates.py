@@ -18,6 +18,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import EvaluationConfig, Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
+from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
 from visual_grpo.models.run_spec import RunSpec, resolve
@@ -60,7 +61,7 @@ def model_in(name: str, folder: Path) -> ComparedModel:
 
 
 def unseen(
-    records: RecordTable, models: Sequence[ComparedModel], task: str, split: str = "held_out"
+    records: RecordTable, models: Sequence[ComparedModel], task: str, split: str = HELD_OUT
 ) -> list[PromptRecord]:
     """Returns the records of ``split`` whose prompts no model has seen in its training; ``task`` is the pipeline."""
     rows = new = list(records.split(split))
@@ -79,25 +80,27 @@ def unseen(
     return new
 
 
-def shared_scorer(spec: RunSpec, records: Sequence[PromptRecord]) -> RewardSet:
-    """Builds the scorer of all models, with the weights of the modules that are trained."""
-    scorer = components.build_scorer(spec)
+def shared_scorer(parameters: Parameters, facts: Mapping[str, Any], records: Sequence[PromptRecord]) -> RewardSet:
+    """Builds the scorer of all models, with the weights of the modules of the training with these ``facts``."""
+    scorer = components.build_scorer(sampled_alike(parameters, facts))
     scorer.check_machine()
     scorer.check_records(records)
     return scorer
 
 
 def draw_model(
-    spec: RunSpec,
+    parameters: Parameters,
     model: ComparedModel,
-    facts: Mapping[str, Any],
+    other: ComparedModel,
     records: Sequence[PromptRecord],
     scorer: RewardSet,
     folder: Path,
     *,
-    split: str = "held_out",
+    split: str = HELD_OUT,
 ) -> pd.DataFrame:
-    """Generates and scores the model's samples of the records; ``facts`` are of a training on its base model."""
+    """Generates and scores the model's samples of the records; a base model is that of the ``other``'s training."""
+    facts = model.facts or other.facts
+    spec = sampled_alike(parameters, facts)
     settings, sampler = spec.config.evaluation, spec.config.sampling.eval
     asked = requests(records, settings.images_per_prompt, settings.seed, split)
     with console.progress(folder.name.replace("_", " "), len(asked)) as bar:

@@ -14,8 +14,7 @@ from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.data.splits import SEALED
-from visual_grpo.evaluation import report
+from visual_grpo.data.splits import HELD_OUT, SEALED
 from visual_grpo.evaluation.gate import decide, subgroups_of
 from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.operations.candidates import (
@@ -25,16 +24,14 @@ from visual_grpo.operations.candidates import (
     find_model,
     model_in,
     reward_differences,
-    sampled_alike,
     shared_scorer,
     unseen,
 )
 from visual_grpo.operations.command import Command
-from visual_grpo.starter.parameters import default_parameters
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
 
-HELD_OUT, CHAMPION, BASE_MODEL = "held_out", "champion", "base model"
+CHAMPION, BASE_MODEL = "champion", "base model"
 
 
 def find_candidate(named: str, latest: Path) -> ComparedModel:
@@ -122,15 +119,16 @@ def judge_stages(
         for split in (HELD_OUT, SEALED)
         if split == HELD_OUT or len(records.split(split))
     }
-    scorer = shared_scorer(sampled_alike(parameters, candidate.facts), list(itertools.chain(*judged.values())))
+    scorer = shared_scorer(parameters, candidate.facts, list(itertools.chain(*judged.values())))
     stages: dict[str, Any] = {}
     for split, chosen in judged.items():
         groups = subgroups_of(chosen, settings.subgroups)
-        scores = {}
-        for name, model in models.items():
-            facts, samples = model.facts or candidate.facts, _samples_folder(folder, split, name)
-            spec = sampled_alike(parameters, facts)
-            scores[name] = draw_model(spec, model, facts, chosen, scorer, samples, split=split)
+        scores = {
+            name: draw_model(
+                parameters, model, candidate, chosen, scorer, samples_folder(folder, split, name), split=split
+            )
+            for name, model in models.items()
+        }
         decision = decide(scores.pop("candidate"), scores, settings, groups)
         stages[split] = decision.as_json()
         if not decision.promoted:
@@ -138,24 +136,6 @@ def judge_stages(
     return stages
 
 
-def write_report(
-    parameters: Parameters, candidate: ComparedModel, stages: Mapping[str, Any], folder: Path, reference: str
-) -> None:
-    """Writes the report of the candidate against the champion, or against the base model where there is none."""
-    before, after = (_samples_folder(folder, HELD_OUT, name) for name in (reference, "candidate"))
-    evaluation = report.evaluate(
-        before,
-        after,
-        parameters.evaluation,
-        candidate.facts,
-        names=(f"the {reference}", candidate.name),
-        gate=stages,
-        adapter=f"{candidate.name} against the {reference}",
-        parameters=parameters.public(),  # The training's, with those of this promotion.
-    )
-    history = report.read_history(candidate.adapters)
-    report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
-
-
-def _samples_folder(folder: Path, split: str, model: str) -> Path:
+def samples_folder(folder: Path, split: str, model: str) -> Path:
+    """Returns where `judge_stages` keeps a model's samples."""
     return folder / split / model.replace(" ", "_")

@@ -16,14 +16,7 @@ from visual_grpo.config.adapter_folder import modules_of
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
-from visual_grpo.operations.candidates import (
-    ComparedModel,
-    draw_model,
-    find_model,
-    sampled_alike,
-    shared_scorer,
-    unseen,
-)
+from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
 from visual_grpo.starter.parameters import default_parameters
 
 
@@ -48,10 +41,9 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
     folder = new_folder(parameters.place("comparison"))
     before, after = folder / "first", folder / "second"
-    scorer = shared_scorer(sampled_alike(parameters, second.facts or first.facts), shared)
-    for drawn, side, other in ((before, first, second), (after, second, first)):
-        facts = side.facts or other.facts
-        draw_model(sampled_alike(parameters, facts), side, facts, shared, scorer, drawn)
+    scorer = shared_scorer(parameters, second.facts or first.facts, shared)
+    draw_model(parameters, first, second, shared, scorer, before)
+    draw_model(parameters, second, first, shared, scorer, after)
     codes = provenance.code(parameters, hub=False)
     notes = [f"The rewards are those of the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:

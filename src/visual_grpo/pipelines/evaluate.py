@@ -106,12 +106,8 @@ def write_report(output: str, evaluation: dict[str, Any], baseline: Path, traine
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
-    """Prints a short table, once the report is there; the verdict comes at the command's end."""
-    show_scores(evaluation["headline"], evaluation["rewards"])
-
-
-def show_scores(headline: dict[str, Any], entries: list[dict[str, Any]]) -> None:
-    """Prints a table of the headline's split and sampler."""
+    """Prints a table of the headline's split and sampler, once the report is there; the verdict comes at the end."""
+    headline, entries = evaluation["headline"], evaluation["rewards"]
     view, task = (headline["split"], headline["sampler"]), headline["task"] or {}
     rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == view]
     shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == task.get("score")]

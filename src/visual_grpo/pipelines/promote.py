@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.operations.candidates import gate_settings, judge_differences
+from visual_grpo.data.splits import HELD_OUT
+from visual_grpo.evaluation import report
+from visual_grpo.operations.candidates import ComparedModel, gate_settings, judge_differences
 from visual_grpo.operations.promotion import (
     check_number_of_gates,
     earlier_stages,
@@ -21,8 +24,9 @@ from visual_grpo.operations.promotion import (
     find_references,
     judge_stages,
     refusal,
-    write_report,
+    samples_folder,
 )
+from visual_grpo.starter.parameters import default_parameters
 from visual_grpo.tracking.registry import Registry
 
 
@@ -68,9 +72,28 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
     excluding = digest, gate_settings(settings, parameters.evaluation)
     check_number_of_gates(settings.gates_per_year, registry, excluding)
     stages = judge_stages(parameters, records, candidate, references, folder)
-    write_report(parameters, candidate, stages, folder, next(iter(references)))
+    _write_report(parameters, candidate, stages, folder, next(iter(references)))
     last = list(stages.values())[-1]  # It is reached only if the others hold.
     return folder, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
+
+
+def _write_report(
+    parameters: Parameters, candidate: ComparedModel, stages: Mapping[str, Any], folder: Path, reference: str
+) -> None:
+    """Writes the report of the candidate against the champion, or against the base model where there is none."""
+    before, after = (samples_folder(folder, HELD_OUT, name) for name in (reference, "candidate"))
+    evaluation = report.evaluate(
+        before,
+        after,
+        parameters.evaluation,
+        candidate.facts,
+        names=(f"the {reference}", candidate.name),
+        gate=stages,
+        adapter=f"{candidate.name} against the {reference}",
+        parameters=parameters.public(),  # The training's, with those of this promotion.
+    )
+    history = report.read_history(candidate.adapters)
+    report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
 
 
 def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) -> dict[str, Any]:
