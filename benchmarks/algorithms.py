@@ -80,10 +80,11 @@ class Training:
         fresh.mkdir(parents=True)
         evaluation, adapter = self.config.evaluation, self.model.adapters["dit"]
         held_out = self.records.split("held_out")
-        requests = plan_images({"held_out": held_out}, seed=0, images_per_prompt=4, max_prompts=None)
+        settings = evaluation.model_copy(update={"seed": 0, "images_per_prompt": 4, "max_prompts": None})
+        asked = plan_images({"held_out": held_out}, settings, {"eval": self.config.sampling.eval})
         with self.average.in_place() if averaged else adapter.disabled() if base else nullcontext():
-            samplers, size = {"eval": self.config.sampling.eval}, evaluation.batch_size
-            generate_and_score(self.model, self.scorer, requests, samplers, fresh, batch_size=size, depends_on={})
+            size = evaluation.batch_size
+            generate_and_score(self.model, self.scorer, asked, fresh, batch_size=size, depends_on={})
             norm = 1.0 if base else self.velocity_norm()
         pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
         facts = {

@@ -146,14 +146,11 @@ class Loop:
         fresh.mkdir(parents=True)
         self.model.adapters.save(fresh / "adapters")
         pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
-        requests = plan_images(
-            {"held_out": records.split("held_out")},
-            seed=config.seed,
-            images_per_prompt=IMAGES_PER_PROMPT,
-            max_prompts=None,
-        )
-        sampler, size = {"eval": config.sampling.eval}, config.evaluation.batch_size
-        generate_and_score(self.model, self.scorer, requests, sampler, fresh, batch_size=size, depends_on={})
+        changes = {"seed": config.seed, "images_per_prompt": IMAGES_PER_PROMPT, "max_prompts": None}
+        settings = config.evaluation.model_copy(update=changes)
+        asked = plan_images({"held_out": records.split("held_out")}, settings, {"eval": config.sampling.eval})
+        size = config.evaluation.batch_size
+        generate_and_score(self.model, self.scorer, asked, fresh, batch_size=size, depends_on={})
         facts = {
             "steps": self.trainer.step,
             "updates": self.trainer.step * self.trainer.config.updates_per_rollout,

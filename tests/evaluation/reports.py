@@ -11,6 +11,7 @@ import pandas as pd
 from tests.evaluation.defaults import FILE
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.types import PromptRecord
+from visual_grpo.config import EvaluationConfig
 from visual_grpo.evaluation.compare import compare, compare_controls
 from visual_grpo.evaluation.report import write_report
 from visual_grpo.evaluation.samples import generate_and_score, plan_images
@@ -24,14 +25,12 @@ SPLITS = {"held_out": records("held_out", 4), "eval": records("eval", 2)}
 
 def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS) -> pd.DataFrame:
     """Two samples of each prompt with two samplers, and of the base painter with a control."""
-    plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
     scorer = RewardSet({"brightness": (brightness, 1.0)})
     samplers = {"rollout": ROLLOUT, "eval": EVAL_SAMPLER}
     controls = {} if gain else {"eval steps=20": EVAL_SAMPLER.model_copy(update={"steps": 20})}
+    plan = plan_images(splits, EvaluationConfig(every=0, prompts=1, images_per_prompt=2), samplers, controls)
     depends_on = {"evaluation.controls": list(controls)}
-    return generate_and_score(
-        Painter(gain), scorer, plan, samplers, folder, batch_size=8, depends_on=depends_on, controls=controls
-    )
+    return generate_and_score(Painter(gain), scorer, plan, folder, batch_size=8, depends_on=depends_on)
 
 
 def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS, **facts: Any) -> Path:

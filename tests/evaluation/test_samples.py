@@ -11,6 +11,7 @@ from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness,
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
+from visual_grpo.config import EvaluationConfig
 from visual_grpo.evaluation.compare import compare, join
 from visual_grpo.evaluation.samples import (
     Request,
@@ -20,6 +21,7 @@ from visual_grpo.evaluation.samples import (
     image_seed,
     plan_images,
     read_scores,
+    requests,
 )
 from visual_grpo.rewards.combine import RewardSet
 
@@ -35,27 +37,25 @@ def scorer() -> RewardSet:
 
 
 def asked_for(found: list[PromptRecord], samples: int) -> list[Request]:
-    return plan_images({"held_out": found}, seed=0, images_per_prompt=samples, max_prompts=None)
+    return requests(found, samples, 0, "held_out")
 
 
 def made(
     folder: Path, asked: list[Request], policy: Any = None, judge: RewardSet | None = None, batch_size: int = 2
 ) -> pd.DataFrame:
     """Scores at the eval sampler, read from their file."""
-    samplers = {"eval": EVAL_SAMPLER}
-    generate_and_score(
-        policy or Painter(), judge or scorer(), asked, samplers, folder, batch_size=batch_size, depends_on={}
-    )
+    draws = {"eval": (EVAL_SAMPLER, asked)}
+    generate_and_score(policy or Painter(), judge or scorer(), draws, folder, batch_size=batch_size, depends_on={})
     return read_scores(folder)
 
 
 def paint(folder: Path, batch_size: int = 4, advance: Callable[..., object] | None = None) -> pd.DataFrame:
     """Of two splits at two samplers."""
     splits = {"held_out": records("held_out", 3), "eval": records("eval", 2)}
-    plan = plan_images(splits, seed=0, images_per_prompt=2, max_prompts=None)
+    plan = plan_images(splits, EvaluationConfig(every=0, prompts=1, images_per_prompt=2), SAMPLERS)
     depends_on = {"seed": 0}
     return generate_and_score(
-        Painter(), scorer(), plan, SAMPLERS, folder, batch_size=batch_size, depends_on=depends_on, advance=advance
+        Painter(), scorer(), plan, folder, batch_size=batch_size, depends_on=depends_on, advance=advance
     )
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import described, is_image
 from visual_grpo.common.types import PromptRecord, Sample, Scores, TextSample, begin_scoring
-from visual_grpo.config import SamplerConfig
+from visual_grpo.config import EvaluationConfig, SamplerConfig
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.rewards.combine import RewardSet
 
@@ -45,6 +45,8 @@ class Request:
     split: str = ""
 
 
+Asked = Mapping[str, tuple[SamplerConfig, Sequence[Request]]]
+"""Name of a sampler -> its settings and what it is to generate."""
 Generated = tuple[Sequence[Request], Sequence[Sample]]
 """Requests with the sample of each."""
 
@@ -65,19 +67,22 @@ def requests(records: Iterable[PromptRecord], samples: int, seed: int, split: st
 
 
 def plan_images(
-    splits: Mapping[str, Iterable[PromptRecord]], *, seed: int, images_per_prompt: int, max_prompts: int | None
-) -> list[Request]:
-    """Requests ``images_per_prompt`` samples of each distinct prompt of each split."""
-    return [
+    splits: Mapping[str, Iterable[PromptRecord]],
+    settings: EvaluationConfig,
+    samplers: Mapping[str, SamplerConfig],
+    controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
+) -> Asked:
+    """Requests samples of each distinct prompt of each split, at shared seeds; of ``controls`` held-out ones only."""
+    asked = [
         request
         for split, records in splits.items()
-        for request in requests(distinct_prompts(records, max_prompts), images_per_prompt, seed, split)
+        for request in requests(
+            distinct_prompts(records, settings.max_prompts), settings.images_per_prompt, settings.seed, split
+        )
     ]
-
-
-def held_out(asked: Iterable[Request]) -> list[Request]:
-    """Selects the requests of held-out prompts, the only ones that a control generates."""
-    return [request for request in asked if request.split == "held_out"]
+    held_out = [request for request in asked if request.split == "held_out"]
+    plan = {name: (sampler, asked) for name, sampler in samplers.items()}
+    return plan | {name: (sampler, held_out) for name, sampler in controls.items()}
 
 
 def distinct_prompts(records: Iterable[PromptRecord], limit: int | None) -> list[PromptRecord]:
@@ -120,13 +125,11 @@ def generate_batches(
 def generate_and_score(
     policy: SampleGenerator,
     scorer: RewardSet,
-    asked: Sequence[Request],
-    samplers: Mapping[str, SamplerConfig],
+    asked: Asked,
     folder: Path,
     *,
     batch_size: int,
     depends_on: Mapping[str, Any],
-    controls: Mapping[str, SamplerConfig] = MappingProxyType({}),
     advance: Callable[..., object] | None = None,
 ) -> pd.DataFrame:
     """Writes ``<sampler>/<id>_<index>.png`` and ``scores.parquet`` into ``folder``; returns the scores.
@@ -135,19 +138,18 @@ def generate_and_score(
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
     ``folder`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which Parquet preserves, has
-    ``depends_on`` (what decides the samples) and the rewards' weights, judges and measures. Samplers share the seeds.
-    ``controls`` are further samplers of the held-out requests only. ``advance`` is called after every batch with
-    the number of samples and their mean reward so far (``console.progress(...).advance``).
+    ``depends_on`` (what decides the samples) and the rewards' weights, judges and measures. ``advance`` is called after
+    every batch with the number of samples and their mean reward so far (``console.progress(...).advance``).
     """
-    if not asked:
+    if not any(requested for _, requested in asked.values()):
         raise UserError(
             "no eval and no held-out prompts to generate samples for: raise data.eval_share or data.held_out_share"
         )
     frames: list[pd.DataFrame] = []
     summed, scored = 0.0, 0
-    for sampler, settings in {**samplers, **controls}.items():
+    for sampler, (settings, requested) in asked.items():
         (folder / sampler).mkdir(parents=True, exist_ok=True)
-        batches = generate_batches(policy, held_out(asked) if sampler in controls else asked, settings, batch_size)
+        batches = generate_batches(policy, requested, settings, batch_size)
         for batch, samples, scores in _scored(scorer, _whole_groups(batches) if scorer.needs_whole_groups else batches):
             if not frames:
                 _check_any_scored(scores)

@@ -107,8 +107,7 @@ def draw_model(
         return generate_and_score(
             components.build_model(spec, model.folder),
             scorer,
-            asked,
-            {EVAL_SAMPLER: sampler},
+            {EVAL_SAMPLER: (sampler, asked)},
             folder,
             batch_size=settings.batch_size,
             depends_on={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},

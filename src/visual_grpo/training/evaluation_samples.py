@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from visual_grpo.common import console
-from visual_grpo.config import SamplerConfig
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.samples import SPLITS, Request, generate_and_score, generate_batches, held_out, plan_images
+from visual_grpo.evaluation.samples import SPLITS, Asked, generate_and_score, generate_batches, plan_images
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.models.model import DistributedModel
 from visual_grpo.models.run_spec import RunSpec
@@ -30,39 +29,29 @@ def generate_samples(
     Samples depend on parameters, model, records and adapters only, so that baseline and trained ones pair. Records are
     checked against the rewards before the model is loaded. ``depends_on`` is their `samples_record`.
     """
-    scorer, settings = components.build_scorer(spec), spec.config.evaluation
-    splits = {split: records.split(split) for split in SPLITS}
+    scorer, splits = components.build_scorer(spec), {split: records.split(split) for split in SPLITS}
     for split in splits.values():
         scorer.check_records(split)
-    requests = plan_images(
-        splits, seed=settings.seed, images_per_prompt=settings.images_per_prompt, max_prompts=settings.max_prompts
-    )
-    controls = spec.controls if adapters is None else {}
-    asked = [requests] * len(spec.samplers) + [held_out(requests)] * len(controls)
-    batches = list(zip([*spec.samplers.values(), *controls.values()], asked, strict=True))
+    asked = plan_images(splits, spec.config.evaluation, spec.samplers, spec.controls if adapters is None else {})
     with (
-        launch.running_ranks(spec, generate_on_rank, adapters=adapters, batches=batches),
-        console.progress(title, sum(map(len, asked))) as bar,
+        launch.running_ranks(spec, generate_on_rank, adapters=adapters, asked=asked),
+        console.progress(title, sum(len(requests) for _, requests in asked.values())) as bar,
     ):
         generate_and_score(
             _load(spec, adapters),
             scorer,
-            requests,
-            spec.samplers,
+            asked,
             folder,
             batch_size=_batch_size(spec),
-            controls=controls,
             depends_on=depends_on,
             advance=bar.advance,
         )
 
 
-def generate_on_rank(
-    spec: RunSpec, adapters: Path | None, batches: Sequence[tuple[SamplerConfig, Sequence[Request]]]
-) -> None:
+def generate_on_rank(spec: RunSpec, adapters: Path | None, asked: Asked) -> None:
     """Generates this rank's part of a baseline or an evaluation, which rank 0 scores and saves."""
     loaded = _load(spec, adapters)
-    for sampler, requests in batches:
+    for sampler, requests in asked.values():
         for _ in generate_batches(loaded, requests, sampler, _batch_size(spec)):
             pass
 
