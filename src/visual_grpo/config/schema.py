@@ -123,29 +123,27 @@ class Parameters(Strict):
 
     @model_validator(mode="after")
     def _judges_beside_what_is_optimised(self) -> Self:
-        for problem in () if self.reward == AUTO else self._judge_problems():
-            raise ValueError(problem)
-        return self
-
-    def _judge_problems(self) -> Iterator[str]:
         by_module = [module.rewards for module in self.modules.values()]
         weights = {name: [r.weight, *(m.get(name, 0.0) for m in by_module)] for name, r in self.rewards.items()}
         optimised = [name for name, own in weights.items() if max(own) > 0 <= min(own)]
-        for name, reward in self.rewards.items():
+        for name, reward in self.rewards.items() if self.reward != AUTO else ():
             if reward.judge and any(weights[name]):
-                yield f"rewards.{name} is a judge, and a module has a weight for it: a judge is never optimised"
+                raise ValueError(
+                    f"rewards.{name} is a judge, and a module has a weight for it: a judge is never optimised"
+                )
             if reward.judge_of is not None and reward.judge_of not in optimised:
-                yield (
+                raise ValueError(
                     f"rewards.{name}.judge_of names {reward.judge_of!r}; expected a reward that is optimised, with no"
                     f" weight below 0: {', '.join(optimised)}, or null for the total."
                     f"{nearest_hint(reward.judge_of, optimised)}"
                 )
             for other in reward.only_where:
                 if not reward.judge and other in self.rewards and self.rewards[other].judge:
-                    yield (
+                    raise ValueError(
                         f"rewards.{name}.only_where names {other!r}, a judge, which rollouts are not scored by. Name a"
                         " reward that is not a judge"
                     )
+        return self
 
     @model_validator(mode="after")
     def _corrected_to_the_replay(self) -> Self:

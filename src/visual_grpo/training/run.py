@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -116,9 +116,8 @@ class TrainingRun:
                 "The dataset has no training records; lower data.held_out_share, data.sealed_share or data.eval_share."
             )
         if not self.checkpoints.resume(callbacks.note):
-            self._warn_of_another_guidance(callbacks)
-            self._warn_of_a_long_warm_up(callbacks)
-            self._warn_of_cut_prompts(callbacks)
+            for warning in self._warnings():
+                callbacks.note(f"Warning: {warning}")
             self._check_signal(callbacks)
             self.checkpoints.begin()
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
@@ -192,28 +191,24 @@ class TrainingRun:
             )
         return "best"
 
-    def _warn_of_another_guidance(self, callbacks: Callbacks) -> None:
+    def _warnings(self) -> Iterator[str]:
+        """Yields what is likely to be a mistake: two guidance scales, a long warm-up, prompts that the model cuts."""
         rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
         if rollout is not None and judged is not None and rollout != judged:
-            callbacks.note(
-                f"Warning: training samples are drawn with guidance {rollout:g}, the eval sampler has {judged:g}. What"
-                " is learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
+            yield (
+                f"training samples are drawn with guidance {rollout:g}, the eval sampler has {judged:g}. What is"
+                " learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
                 " sampling.eval.guidance_scale agree."
             )
-
-    def _warn_of_a_long_warm_up(self, callbacks: Callbacks) -> None:
         for module in self.spec.modules:
             grpo = self.config.grpo_of(module)
             updates = grpo.steps * grpo.updates_per_rollout
             if grpo.warmup_steps > updates:
-                callbacks.note(
-                    f"Warning: grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only"
+                yield (
+                    f"grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only"
                     f" {updates}: its learning rate ends at {updates / grpo.warmup_steps:.0%} of grpo.learning_rate."
                 )
-
-    def _warn_of_cut_prompts(self, callbacks: Callbacks) -> None:
-        count = self.model.text_tokens
-        if count is None:
+        if (count := self.model.text_tokens) is None:
             return
         prompts = dict.fromkeys(
             record.prompt for records in (self.train_prompts, self.eval_prompts) for record in records
@@ -222,8 +217,8 @@ class TrainingRun:
         cut = [(prompt, tokens, limit) for prompt in longest for tokens, limit in [count(prompt)] if tokens > limit]
         if cut:
             prompt, tokens, limit = cut[0]
-            callbacks.note(
-                f"Warning: {len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more"
+            yield (
+                f"{len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more"
                 " tokens than the model reads; to it, prompts that differ only in the rest are one. Of"
                 f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them, or raise"
                 " model.options.max_sequence_length where the family has it."
