@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import metadata
@@ -324,10 +323,3 @@ def _version(library: str) -> str:
     except metadata.PackageNotFoundError:
         return "none"
 
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-def base_model_is_known(revision: str | None, base_model: Mapping[str, Any]) -> bool:
-    """Returns False for a model on the hub whose revision names no commit: its files may be others by now."""
-    return base_model["content"] is not None or _COMMIT.fullmatch(revision or "") is not None

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from visual_grpo.common.errors import UserError, nearest, nearest_hint
@@ -193,6 +193,11 @@ class Parameters(Strict):
         reward = AUTO if self.reward == AUTO else LISTED
         return self.model_dump(mode="json", exclude={"retrain"}) | {"reward": reward}
 
+    def with_reward(self, preset: str) -> Parameters:
+        """Returns the parameters with the rewards of ``preset``, which the records have chosen."""
+        tree = self.model_dump()
+        return validate({**tree, "reward": preset, "rewards": tree["rewards"] | dict.fromkeys(self._removed)})
+
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""
         return {
@@ -201,14 +206,21 @@ class Parameters(Strict):
             for name, reward in self.rewards.items()
         }
 
-    @model_validator(mode="before")
+    _removed: tuple[str, ...] = PrivateAttr(())
+    """Rewards that are null: those of a preset that the records choose are left out, too."""
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _completed(cls, tree: object) -> object:
+    def _completed(cls, tree: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Fills in the rewards of the preset.
 
         An environment cannot leave out a reward or a module of conf/base or of a preset, but it can set it to null.
         """
-        return with_rewards(tree) if isinstance(tree, Mapping) else tree
+        if not isinstance(tree, Mapping):
+            return handler(tree)
+        made = handler(with_rewards(tree))
+        made._removed = tuple(name for name, entry in (tree.get("rewards") or {}).items() if entry is None)
+        return made
 
 
 BESIDE_FLOW = ("run", *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
     now = provenance.record(spec.config, base_model, records.digest)
     present = spec.config.place("baseline")
     heal(present)
-    known = provenance.base_model_is_known(spec.config.model.revision, base_model)
-    why = _redraw_reason(present, now, spec.config.evaluation.redraw, known)
+    # The files of a model on the hub whose revision is no commit may be others now.
+    known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
+    why = _redraw_reason(present, now, spec.config.evaluation.redraw, bool(known))
     if why is None:
         console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
         return present

@@ -97,6 +97,8 @@ def test_a_preset_is_chosen_only_if_it_can_judge_every_record(records, preset):
 def test_a_run_of_prepared_records_looks_at_them():
     records = [PromptRecord(id="a", prompt='"OPEN"')]
     assert settle(Path("gone"), TRAIN, lambda: records).reward == "text"
+    removed = settle(Path("gone"), TRAIN, lambda: records, rewards={"edge_density": None})
+    assert list(removed.rewards) == ["ocr", "colour_entropy"], "null counts, whoever chooses the preset"
     lacking = (
         r"fits the 1 record in gone: without a target_image are 1 \('plain'\), without quoted text in\nthe prompt 1"
     )

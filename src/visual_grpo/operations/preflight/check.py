@@ -14,7 +14,6 @@ from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, optimised_rewards
-from visual_grpo.config.schema import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
@@ -133,8 +132,7 @@ def check_before_run(
         problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
-                preset = findings.require_preset(config.data.path)
-                config = validate({**config.model_dump(), "reward": preset})
+                config = config.with_reward(findings.require_preset(config.data.path))
     if "training" in tags:
         with problems.collect():
             spec = check(config, scores=scores)
