@@ -74,7 +74,7 @@ UNREAD = {
 UNREAD_BY_SAMPLES = (
     *(*UNREAD["baseline"], "adapter", "evaluation.batch_size", "modules"),
     # A total is computed again from the scores.
-    *("rewards.*.weight", "rewards.*.max_failed_share"),
+    *("reward", "rewards.*.weight", "rewards.*.max_failed_share"),
     # Digests stand for records and model.
     *(f"data.{name}" for name in DataConfig.model_fields if name not in ("height", "width")),
     *(f"model.{name}" for name in ModelConfig.model_fields if name not in ("dtype", "base_weights", "options")),
@@ -322,4 +322,3 @@ def _version(library: str) -> str:
         return metadata.version(library)
     except metadata.PackageNotFoundError:
         return "none"
-
