@@ -96,12 +96,15 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
 def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:
     """Returns the parameters that an adapter was trained with, where one is judged or named and none is trained."""
     if "adapters" not in pipeline.all_outputs():
-        folder = _deciding_adapters(present, tags_of(pipeline))
-        if folder is None:
+        latest = present.place("adapters")
+        tags = sorted(tag for tag in tags_of(pipeline) if tag.startswith(PARAMETERS_OF))
+        names: list[str] = [attrgetter(tag.removeprefix(PARAMETERS_OF))(present) for tag in tags]
+        named = next((name for name in names if name != NONE and (name != LATEST or latest.is_dir())), None)
+        if named is None:
             return present
         from visual_grpo.provenance import parameters_of_training  # It imports torch.
 
-        trained = read_facts(folder)["parameters"]
+        trained = read_facts(find_adapters(named, latest))["parameters"]
         return validate(with_world(parameters_of_training(present.model_dump(mode="json"), trained, runtime)))
     if present.adapter != LATEST:
         raise UserError(
@@ -189,14 +192,3 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
     sections = {f"params:{name}": getattr(config, name) for name in Parameters.model_fields}
     # Kedro's datasets hold no None: `reward` is read from the whole tree.
     return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}
-
-
-def _deciding_adapters(present: Parameters, tags: set[str]) -> Path | None:
-    """Returns the adapters whose training decides the parameters; None if the present ones count."""
-    latest = present.place("adapters")
-    for tag in sorted(tags):
-        if tag.startswith(PARAMETERS_OF):
-            named: str = attrgetter(tag.removeprefix(PARAMETERS_OF))(present)
-            if named != NONE and (named != LATEST or latest.is_dir()):
-                return find_adapters(named, latest)
-    return None

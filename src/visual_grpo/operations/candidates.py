@@ -127,9 +127,8 @@ def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> lis
     return _differences(_rewards_of(champion.facts, champion), _rewards_of(candidate.facts, candidate))
 
 
-def judge_differences(candidate: ComparedModel, present: Parameters) -> list[str]:
+def judge_differences(candidate: ComparedModel, now: provenance.Provenance) -> list[str]:
     """Lists how the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
-    now = {"parameters": present.public(), **provenance.code(present)}
     return _differences(_rewards_of(candidate.facts, candidate), _rewards_of(now, candidate))
 
 

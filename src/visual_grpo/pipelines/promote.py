@@ -8,6 +8,7 @@ from typing import Any
 
 from kedro.pipeline import Node, Pipeline
 
+from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
@@ -49,7 +50,8 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
     registry = Registry.of(settings, parameters.output)
     candidate, champion = find_candidate(settings.candidate, latest), registry.champion()
     digest = adapter_digest(candidate.adapters)
-    if changed := judge_differences(candidate, parameters):
+    present = {"parameters": parameters.public(), **provenance.code(parameters)}
+    if changed := judge_differences(candidate, present):
         raise UserError(
             f"promote: the rewards that would judge {candidate.name} are not those that it was trained with"
             f" ({'; '.join(changed)}). Put the code back as it was and leave such parameters out, or train again."
