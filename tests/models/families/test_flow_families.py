@@ -38,6 +38,11 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "z_image": (z_image.pipeline, {"negative_prompt": "blurry"}),
     "z_image, turbo": (lambda: z_image.pipeline(turbo=True), {"max_sequence_length": 100}),
     "flux2_klein": (flux2_klein.pipeline, {"max_sequence_length": 256}),
+    "flux_kontext": (lambda: flux.pipeline(kontext=True), {"max_sequence_length": 64}),
+    "flux_kontext, sources as prepared": (lambda: flux.pipeline(kontext=True), {"auto_resize": False}),
+    "qwen_image_edit": (lambda: qwen_image.pipeline(edit=True), {"negative_prompt": "blurry"}),
+    "qwen_image_edit_plus": (lambda: qwen_image.pipeline(plus=True), {"negative_prompt": "blurry"}),
+    "qwen_image_edit_plus, 2511": (lambda: qwen_image.pipeline(plus=True, zero_cond_t=True), {}),
     "flux2_klein, distilled": (lambda: flux2_klein.pipeline(distilled=True), {"max_sequence_length": 100}),
 }
 """A model of each flow family, and options that are not its defaults."""
