@@ -85,9 +85,7 @@ def small_sources(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
         real = module.calculate_dimensions
-        monkeypatch.setattr(
-            module, "calculate_dimensions", lambda area, ratio, real=real: real(area / 128, ratio)
-        )
+        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio, real=real: real(area / 128, ratio))
     monkeypatch.setattr(pipeline_flux_kontext, "PREFERRED_KONTEXT_RESOLUTIONS", [(64, 96), (80, 80), (128, 64)])
 
 

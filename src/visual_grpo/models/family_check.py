@@ -21,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.images import stretch
 from visual_grpo.common.types import Policy, PromptRecord
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig, Task
 from visual_grpo.models.execution import set_execution
@@ -117,7 +118,7 @@ def check_family(
 
 def records_of(task: Task, family: Family, size: tuple[int, int], folder: Path) -> tuple[PromptRecord, ...]:
     """Returns `RECORDS`; for edits with sources in ``folder``, two of different sizes where the family takes two."""
-    if task == "t2i":
+    if task != "i2i":
         return RECORDS
     count = min(2, family.sources[-1]) if family.sources is not None else 1
     generator = np.random.default_rng(0)
@@ -125,8 +126,8 @@ def records_of(task: Task, family: Family, size: tuple[int, int], folder: Path) 
     def drawn(record: PromptRecord, number: int) -> Path:
         """Blocks of random colours; the second source stands where the first lies."""
         blocks = generator.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-        file = folder / f"{record.id}-{number}.png"
-        Image.fromarray(blocks).resize(size[:: 1 if number else -1], Image.Resampling.BICUBIC).save(file)
+        file, (height, width) = folder / f"{record.id}-{number}.png", reversed(size) if number else size
+        stretch(Image.fromarray(blocks), height, width).save(file)
         return file
 
     return tuple(
@@ -135,16 +136,18 @@ def records_of(task: Task, family: Family, size: tuple[int, int], folder: Path) 
 
 
 def check_before_training(
-    family: Family, pipeline: Any, built: Model, settings: ModelSettings, guidance_scale: float, dtype: str
+    family: Family, pipeline: Any, built: Model, settings: ModelSettings, task: Task, guidance_scale: float, dtype: str
 ) -> None:
-    """Draws one prompt in two steps by the pipeline and by the family; raises UserError where they differ.
+    """Draws one prompt or edit in two steps by the pipeline and by the family; raises UserError where they differ.
 
     Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of another kind.
     """
-    if not _is_comparable(family) or "t2i" not in family.tasks:
+    if not _is_comparable(family):
         return
-    run = run_plain(family, pipeline, settings, RECORDS[:1], 2, guidance_scale)
-    findings = (levels_finding(built.model, run), latents_finding(built.model, run, dtype))
+    with TemporaryDirectory() as folder:
+        records = records_of(task, family, settings.size, Path(folder))[:1]
+        run = run_plain(family, pipeline, settings, records, 2, guidance_scale)
+        findings = (levels_finding(built.model, run), latents_finding(built.model, run, dtype))
     failed = [finding for finding in findings if not finding.passed]
     if failed:
         told = "\n".join(
@@ -176,13 +179,14 @@ def levels_finding(model: FlowModel[C], run: PlainRun) -> Finding:
 def latents_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
     """Compares the latents of the deterministic sampler from the same noise."""
     form, count, guided = _form(model, run), len(run.records), run.guidance_scale > 1
+    sources = " Of sources: their sizes, order, scale and positions." if run.records[0].source_images else ""
     guidance = " If only latents with guidance differ: its formula, the negative prompt, Family.plain_guidance."
     return Finding(
         name=f"latents, guidance {run.guidance_scale:g}, {counted(count, 'prompt')}" + _beside(run.records),
         difference=math.inf if form is None else far(form(ode_latents(model, run)).flatten(), run.last.flatten()),
         limit=_LIMITS[dtype],
         hint="latent_shape; conditions (prompt template, length, layer of the text encoder, padding); velocity (sign,"
-        " scale of the timestep, order of packed latents, dtype)." + guidance * guided,
+        " scale of the timestep, order of packed latents, dtype)." + sources + guidance * guided,
     )
 
 

@@ -17,6 +17,7 @@ from visual_grpo.models.flow.references import encoded
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 
+
 class FluxKontextOptions(FluxOptions):
     auto_resize: bool = Field(
         True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
 from PIL.Image import Image
 from torch import Tensor

@@ -86,9 +86,9 @@ def taken(allowed: range) -> str:
 def by_size(
     references: Sequence[References], entries: Tensor, field: Callable[[Tensor, References], Velocity]
 ) -> Velocity:
-    """Returns the velocity field of b rows ([b] int64 ``entries``); rows whose sources have the same sizes run together.
+    """Returns the velocity field of the rows of ``entries`` ([b] int64).
 
-    ``field(entries, references)`` returns that of such rows.
+    ``field(entries, references)`` returns that of rows whose sources have the same sizes, which run together.
     """
     rows_of: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for row, entry in enumerate(entries.tolist()):
