@@ -100,11 +100,11 @@ def by_size(
         fields.append(field(entries[rows], References(tokens=tokens, grids=grids)))
     if len(fields) == 1:
         return fields[0]
-    back = torch.cat(members).argsort()
+    device = references[0].tokens.device
+    back, places = torch.cat(members).argsort().to(device), [rows.to(device) for rows in members]
 
     def velocity(state: Tensor, timestep: float) -> Tensor:
-        parts = [part(state[rows], timestep) for part, rows in zip(fields, members, strict=True)]
-        return torch.cat(parts)[back]
+        return torch.cat([part(state[rows], timestep) for part, rows in zip(fields, places, strict=True)])[back]
 
     return velocity
 
