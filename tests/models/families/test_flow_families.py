@@ -194,6 +194,16 @@ def test_a_number_of_sources_that_the_family_does_not_take_is_refused(name: str,
         assert family.sources is None or (count in family.sources) == (count == taken)
 
 
+def test_a_source_that_the_pipeline_refuses_is_named(tmp_path: Path) -> None:
+    file, family = tmp_path / "narrow.png", find_family("flux2_klein")
+    Image.new("RGB", (96, 32)).save(file)
+    model: Any = family.build(
+        flux2_klein.pipeline(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
+    )
+    with pytest.raises(UserError, match=r"cannot read the source image .*narrow\.png: Image too small: 96×32"):
+        model.model.conditions([PromptRecord(id="a", prompt="a", source_images=(file,))], [0], 1.0)
+
+
 def test_rows_run_together_where_their_sources_have_the_same_sizes(tmp_path: Path) -> None:
     """A row's velocity is the same beside rows whose sources have other sizes."""
     family = find_family("flux2_klein")

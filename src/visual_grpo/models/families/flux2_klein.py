@@ -18,7 +18,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad, pixel_shuffle, pixel_unshuffle
 
-from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
@@ -111,12 +110,9 @@ class Flux2Klein:
         return self.pipeline.encode_prompt(prompt, max_sequence_length=self.options.max_sequence_length)[0]
 
     def _source(self, image: Image) -> Tensor:
-        """[1, C, rows, columns]. Raises UserError for an image that the pipeline refuses."""
+        """[1, C, rows, columns]. Raises ValueError for an image that the pipeline refuses."""
         processor, patch = self.pipeline.image_processor, 2 * self.pipeline.vae_scale_factor
-        try:
-            processor.check_image_input(image)
-        except ValueError as error:
-            raise UserError(f"FLUX.2 klein cannot read a source image: {error}") from error
+        processor.check_image_input(image)
         image = processor._resize_if_exceeds_area(image, _MOST_PIXELS)
         width, height = (side // patch * patch for side in image.size)
         latents = encoded(self.pipeline.vae, processor.preprocess(image, height, width, resize_mode="crop"))

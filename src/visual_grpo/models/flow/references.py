@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,12 +60,18 @@ def read_sources(
 ) -> list[References]:
     """Encodes the sources of N records, each image once; ``encode`` gives [1, D, rows, columns].
 
-    Raises UserError for records whose numbers of sources differ, or are not ``allowed``.
+    Raises UserError for records whose numbers of sources differ, or are not ``allowed``, and for an image for which
+    ``encode`` raises ValueError.
     """
     if not require_sources(records, allowed):
         return [_NONE] * len(records)
-    paths = dict.fromkeys(path for record in records for path in record.source_images)
-    latents = {path: encode(read_image(path)) for path in paths}
+    latents: dict[Path, Tensor] = {}
+    for path in (path for record in records for path in record.source_images):
+        if path not in latents:
+            try:
+                latents[path] = encode(read_image(path))
+            except ValueError as error:
+                raise UserError(f"the model cannot read the source image {path}: {error}") from error
     return [References.of([latents[path] for path in record.source_images]) for record in records]
 
 
