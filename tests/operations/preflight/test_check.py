@@ -161,7 +161,8 @@ def test_sources_that_the_family_does_not_take_are_told_before_any_work(tmp_path
     photo(tmp_path / "records/a.png", 0)
     jsonl(tmp_path / "records/records.jsonl", rows)
     model = {"path": "a/b", "family": family}
-    given = {"data": {"task": "i2i"}, "model": model, "modules": {"dit": None}, "evaluation": {"controls": []}}
+    changes = {"data": {"task": "i2i"}, "model": model, "modules": {"dit": None}, "evaluation": {"controls": []}}
+    given: dict[str, Any] = changes
     with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
         settle(tmp_path / "records", **given)
 
