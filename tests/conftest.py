@@ -77,6 +77,18 @@ def source_images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.fixture
+def small_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Editing pipelines scale their sources to thousands of pixels instead of a million."""
+    from diffusers.pipelines.flux import pipeline_flux_kontext
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+        real = module.calculate_dimensions
+        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio, real=real: real(area / 128, ratio))
+    monkeypatch.setattr(pipeline_flux_kontext, "PREFERRED_KONTEXT_RESOLUTIONS", [(64, 96), (80, 80), (128, 64)])
+
+
 def stir(policy: Policy[Any], scale: float = 0.05) -> None:
     """Gives the adapter an effect."""
     import torch

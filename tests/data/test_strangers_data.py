@@ -277,7 +277,7 @@ class TestFiles:
 
     def test_pictures_that_no_record_uses_are_noted(self, tmp_path):
         picture(tmp_path / "data/images/0.png")
-        jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "image_path": "0.png"}])
+        jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "photo_path": "0.png"}])
         (note,) = prepare(tmp_path).report["warnings"]
         assert note.startswith("no record has a picture, and there are 1 picture: if a column names them")
 

@@ -13,13 +13,14 @@ import pytest
 from tests.models.families.flux import tiny as flux
 from tests.models.families.test_flow_families import CASES, SIZE
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import ModelConfig, PolicyConfig
+from visual_grpo.config import ModelConfig, PolicyConfig, Task
 from visual_grpo.models import families
 from visual_grpo.models.family import Family
 from visual_grpo.models.family_check import check_before_training, check_family
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.run_spec import options_of
 
+pytestmark = pytest.mark.usefixtures("small_sources")
 LEVELS, LATENTS, GUIDED, BATCH = "noise levels", "latents, guidance 1", "latents, guidance 4", "3 prompts"
 PIXELS, REPLAY, ADAPTER = "pixels, of 255", "replay against sampler", "adapter in the plain pipeline"
 
@@ -52,7 +53,10 @@ FAULTS = {
         "z_image", "state.to(self.transformer.dtype)", "state.bfloat16().float()", LATENTS
     ),
     "tokens not unpacked": Fault(
-        "flux", "return unpacked(velocity.float(), h)", "return velocity.float().reshape(state.shape)", LATENTS
+        "flux",
+        "return unpacked(velocity[:, : tokens.shape[1]].float(), h)",
+        "return velocity.float().reshape(state.shape)",
+        LATENTS,
     ),
     "positions swapped": Fault("flux", "len(entries), h // 2, w // 2", "len(entries), w // 2, h // 2", LATENTS),
     "guidance off by one": Fault(
@@ -68,13 +72,31 @@ FAULTS = {
     ),
     "padding without a mask": Fault("qwen_image", "_mask=text.mask", "_mask=None", BATCH, early=False),
     "latents not rescaled": Fault(
-        "flux2_klein", "(variance + vae.config.batch_norm_eps).sqrt()", "variance", PIXELS, early=False
+        "flux2_klein", "latents = latents * std + mean", "latents = latents * 1", PIXELS, early=False
+    ),
+    "a source in the scale of another VAE": Fault(
+        "flux_kontext", "(encoded(vae, pixels) - vae.config.shift_factor)", "encoded(vae, pixels)", LATENTS
+    ),
+    "a source of another size": Fault(
+        "flux_kontext", "if self.options.auto_resize:", "if not self.options.auto_resize:", LATENTS
+    ),
+    "sources at each other's positions": Fault(
+        "flux2_klein",
+        "times = range(10, 10 * len(references.grids) + 1, 10)",
+        "times = [10] * len(references.grids)",
+        LATENTS,
+    ),
+    "sources in another order": Fault(
+        "flux2_klein", "references.beside(tokens)", "references.beside(tokens.flip(1)).flip(1)", LATENTS
+    ),
+    "sources that the text encoder does not see": Fault(
+        "qwen_image_edit_plus", "CONDITION_IMAGE_SIZE)", "VAE_IMAGE_SIZE)", LATENTS
     ),
     "an adapter for another call": Fault(
         "flux",
         "FAMILY = Family(",
         "from dataclasses import replace\nfrom visual_grpo.models.lora import DiffusersAdapter\n"
-        "_MODULES = {'dit': replace(_MODULES['dit'], adapter=DiffusersAdapter)}\nFAMILY = Family(",
+        "MODULES = {'dit': replace(MODULES['dit'], adapter=DiffusersAdapter)}\nFAMILY = Family(",
         ADAPTER,
         early=False,
     ),
@@ -92,6 +114,10 @@ def faulty(tmp_path: Path, fault: Fault) -> Family:
     return module.FAMILY
 
 
+def task_of(family: Family) -> Task:
+    return "i2i" if "i2i" in family.tasks else "t2i"
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
@@ -100,15 +126,15 @@ def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
     built = family.build(pipeline, settings)
     told = rf"The family {fault.family} draws other latents than its pipeline .*\n.*: .*, at most"
     with pytest.raises(UserError, match=told) if fault.early else nullcontext():
-        check_before_training(family, pipeline, built, settings, 4.0, "float32")
+        check_before_training(family, pipeline, built, settings, task_of(family), 4.0, "float32")
 
 
 def test_velocities_of_another_shape_are_refused(tmp_path: Path) -> None:
-    fault = Fault("flux", "unpacked(velocity.float(), h)", "unpacked(velocity.float(), w)", "")
-    family = faulty(tmp_path, fault)
+    family = faulty(tmp_path, Fault("flux", ".float(), h)", ".float(), w)", ""))
     pipeline, settings = flux.pipeline(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
+    built = family.build(pipeline, settings)
     with pytest.raises(UserError, match=r"velocity gives \[1, 16, 12, 8\] for latents \[1, 16, 8, 12\]"):
-        check_before_training(family, pipeline, family.build(pipeline, settings), settings, 4.0, "float32")
+        check_before_training(family, pipeline, built, settings, "t2i", 4.0, "float32")
 
 
 @pytest.mark.slow

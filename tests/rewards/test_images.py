@@ -97,6 +97,9 @@ def test_source_ssim_is_of_the_nearest_source_and_unscored_without_one(tmp_path:
     assert values[:3].tolist() == pytest.approx([1, 1, 1], abs=1e-5)
     assert values[3] < 0.5
     assert values[4].isnan()
+    small = tiny.record("small", folder=tmp_path, source=noise(2)[:, :16])
+    reference = replace(first, id="with a reference", source_images=first.source_images + small.source_images)
+    assert SourceSsim()([reference], [noise(0)]).item() == pytest.approx(1, abs=1e-5)
 
 
 def luminance_and_structure(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

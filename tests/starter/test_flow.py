@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from PIL import Image
 from torch import Tensor
 
 from visual_grpo.starter.flow import normalise_latents, pretrain_dit
+from visual_grpo.starter.flow_edits import pretrain_kontext
 from visual_grpo.starter.flow_models import (
     SMALL_SD3,
     build_sd3_transformer,
@@ -22,7 +24,7 @@ from visual_grpo.starter.flow_models import (
 from visual_grpo.starter.glm_image.modules import build_vae
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
 from visual_grpo.starter.pretraining import Advance, Job
-from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
+from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all, instructions
 from visual_grpo.starter.text_encoders import PROMPT_TOKENS
 
 SIDE = 64
@@ -42,6 +44,35 @@ def test_normalised_latents_are_the_vaes_own_and_decode_as_before() -> None:
     torch.testing.assert_close(vae.decode(latents).sample, before, atol=1e-4, rtol=1e-4)
     assert vae.config.scaling_factor == 1
     assert vae.config.shift_factor == 0
+
+
+def test_a_small_kontext_is_saved_that_reads_its_source(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("visual_grpo.starter.flow_edits._EDITS", 20)
+    job = Job(folder=tmp_path / "base", height=SIDE, width=SIDE, seed=0, task="i2i", steps={"vae": 2, "dit": 3})
+    pretrain_kontext(job, lambda module, done: None)
+    pipeline = DiffusionPipeline.from_pretrained(job.folder)
+    pipeline.set_progress_bar_config(disable=True)
+    options = {"height": SIDE, "width": SIDE, "max_area": SIDE**2, "num_inference_steps": 2, "guidance_scale": 1.0}
+    images = [
+        pipeline(
+            source,
+            instruction,
+            generator=torch.Generator().manual_seed(0),
+            max_sequence_length=PROMPT_TOKENS,
+            _auto_resize=False,
+            output_type="pt",
+            **options,
+        ).images
+        for source, instruction in (
+            (Image.new("RGB", (SIDE, SIDE), "red"), "make it blue"),
+            (Image.new("RGB", (SIDE, SIDE), "blue"), "make it blue"),
+            (Image.new("RGB", (SIDE, SIDE), "red"), "remove the circle"),
+        )
+    ]
+    assert all(image.isfinite().all() for image in images)
+    assert not torch.equal(images[0], images[1])
+    assert not torch.equal(images[0], images[2])
+    assert max(len(pipeline.tokenizer_2(text).input_ids) for text in instructions()) <= PROMPT_TOKENS
 
 
 def trained(seed: int) -> Tensor:

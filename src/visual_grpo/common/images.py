@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -118,6 +119,17 @@ def _to_srgb(image: Image.Image) -> Image.Image:
 def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     """Scales an image (Lanczos) so that it just covers height x width pixels, then crops the centre."""
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+
+
+_CELL = 32
+"""Sides of an image that keeps its shape are multiples of it, as those of every prepared image are."""
+
+
+def scale_to_area(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Scales an image (Lanczos) to about as many pixels as height x width, in about its own shape."""
+    scale = math.sqrt(height * width / (image.height * image.width)) / _CELL
+    sides = [max(1, round(side * scale)) * _CELL for side in (image.height, image.width)]
+    return stretch(image, *sides)
 
 
 def stretch(image: Image.Image, height: int, width: int) -> Image.Image:

@@ -68,7 +68,7 @@ def _named_after(path: object, model: object) -> str:
 
 
 AUTO, LISTED = "auto", "listed"
-PresetName = Literal["text", "target", "edit", "negative_points", "listed"]
+PresetName = Literal["text", "target", "edit", "instruction", "negative_points", "listed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +88,15 @@ PRESETS: Mapping[PresetName, Preset] = {
     "target": Preset(rewards={"ssim": {"weight": 1.0}, **GUARDS}),
     # A copy of the source is often similar to the target: `source_ssim` shows when that is what is learned.
     "edit": Preset(rewards={"ssim": {"weight": 1.0}, "source_ssim": {"weight": 0.0}, **GUARDS}),
+    # What an edit changes is the judge's to say, what it keeps the structure's: each alone is won by losing the other.
+    "instruction": Preset(
+        rewards={
+            "vlm_judge": {"weight": 1.0, "options": {"rubric": "instruction"}},
+            "dino_structure": {"weight": 0.5},
+            "source_ssim": {"weight": 0.0},
+            **GUARDS,
+        }
+    ),
     "negative_points": Preset(rewards={"negative_points": {"weight": 1.0}}),
     # Nothing beside the section `rewards`, not even a guard.
     "listed": Preset(rewards={}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -18,14 +19,18 @@ from visual_grpo.data.record import EmbeddedImage, Place, Record, Rejected, find
 
 PICTURES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "text", "caption", "instruction", "edit_prompt", "edit", "txt"),
-    "source": ("source_image", "source", "source_img", "input_image", "original_image"),
+    "source": (
+        *("source_image", "source_images", "sources", "source", "source_img", "input_image", "input_images"),
+        *("original_image", "edit_image", "control_path", "control_image"),
+    ),
     "target": (
-        *("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image", "img"),
-        *("png", "jpg", "jpeg", "webp"),
+        *("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image", "image_path"),
+        *("img", "png", "jpg", "jpeg", "webp"),
     ),
 }
 """Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders,
-webdataset. The first is the key of ``records.jsonl``."""
+webdataset, and the lists of other trainers. The first is the key of ``records.jsonl``. A source may be a list of
+images, or several columns whose names end with a number: ``control_path_0``, ``control_path_1``."""
 QUERIES: Mapping[str, tuple[str, ...]] = {
     "prompt": ("prompt", "query", "problem", "text", "caption"),
     "source": ("source_image", "image", "file_name"),
@@ -33,6 +38,8 @@ QUERIES: Mapping[str, tuple[str, ...]] = {
 }
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 IGNORED = "ignored"
+_NUMBERED = re.compile(r"(.*?)_?(\d*)", re.DOTALL)
+"""A column's name, and the number at its end."""
 
 
 class _Row:
@@ -78,11 +85,11 @@ def record_from_row(
         if missing := [name for name in data.columns.named() if name not in row]:
             raise _no_column(missing[0], row)
         fields = {field: columns.take(field, names[field]) for field in ("prompt", "target")}
-        if len(data.columns.source) > 1:
-            taken = [columns.take("source", [name]) for name in data.columns.source]
+        if len(several := data.columns.source or _numbered_sources(row, data, canonical)) > 1:
+            taken = [columns.take("source", [name]) for name in several]
             fields["source"] = [image for image in taken if image is not None]
         else:
-            fields["source"] = columns.take("source", names["source"])
+            fields["source"] = columns.take("source", several or names["source"])
         prompts: dict[str, Any] = {}
         if data.task == "segmentation":
             fields["target"], prompts = _take_prompts_of_mask(columns, fields["target"], record_id, folder)
@@ -123,6 +130,7 @@ def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[st
         names = {field: list(columns) for field, columns in QUERIES.items()}
     elif canonical and "prompt" in row and (data.task != "i2i" or "source_image" in row):
         names = {field: [columns[0]] for field, columns in PICTURES.items()}
+        names["source"] += [name for name in ("source_images", "sources") if _is_image(values.get(name))]
     else:
         names = {
             # A column "source" may also say where a picture comes from.
@@ -142,6 +150,19 @@ def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[st
         chosen["source"] = data.columns.source
     free = {field: [name for name in columns if name not in data.columns.named()] for field, columns in names.items()}
     return free | chosen
+
+
+def _numbered_sources(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> list[str]:
+    """Returns columns of pictures with one known name for a source and numbers, in their order, such as
+    ``control_path_0`` and ``control_path_1``; the one without a number is the first."""
+    known = {} if data.task == "segmentation" else dict.fromkeys(PICTURES["source"][: 1 if canonical else None])
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name, value in row.items():
+        base, number = _NUMBERED.fullmatch(name.lower()).groups()  # type: ignore[union-attr]
+        if base in known and (value is None or _is_image(value)):
+            found.setdefault(base, []).append((int(number or -1), name))
+    series: list[list[tuple[int, str]]] = [columns for columns in found.values() if max(columns)[0] >= 0]
+    return [name for _, name in sorted(series[0])] if series else []
 
 
 def _no_column(name: str, row: Mapping[str, Any]) -> Rejected:

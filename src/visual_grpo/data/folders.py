@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 
 from visual_grpo.common.errors import UserError, counted
@@ -18,6 +18,10 @@ _HEADER = 2
 """Lines of a table's beginning: its header and a row."""
 _REGULARISATION = frozenset({"reg", "regularization", "regularisation"})
 """Names of folders, in lower case, whose pictures other trainers take to keep what the model knows of a class."""
+
+_SOURCE_FOLDER = re.compile(r"(sources?|controls?|references?|inputs?)(_?(images?|path))?_?\d*")
+"""Names of folders, in lower case, with the images to edit; the images beside them are targets."""
+_NUMBER = re.compile(r"_\d+$")
 
 
 def find_prompts(path: Path, limits: Limits) -> Path | None:
@@ -91,17 +95,23 @@ def find_captions(path: Path, limits: Limits) -> Path | None:
 def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each image; an image without a caption is rejected.
 
+    The sources of an edit lie in folders of their own (`_Sources`), under the name of its target.
+
     Raises:
-        UserError: the task needs source images, which this layout does not have.
+        UserError: the task needs source images, and there is no folder of them.
     """
-    if data.task == "i2i":
-        folders = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir())) or "none"
-        raise UserError(
-            f"{path} has images with captions, but an edit (data.task=i2i) also needs the image to edit, and nothing"
-            f" says which one that is (folders found: {folders}). Write records.jsonl with prompt, source_image and"
-            " target_image on each line."
-        )
     images = list(filter(is_image_name, limits.walk(path)))
+    sources = _Sources(images) if data.task == "i2i" else None
+    if sources is not None:
+        if not sources.folders:
+            folders = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir())) or "none"
+            raise UserError(
+                f"{path} has images with captions, but an edit (data.task=i2i) also needs the image to edit, and"
+                f" nothing says which one that is (folders found: {folders}). Put it into a folder called source,"
+                " under the name of its target (several: source_1, source_2), or write records.jsonl with prompt,"
+                " source_image and target_image on each line."
+            )
+        images = [image for image in images if sources.folder_of(image) is None]
     if others := [image for image in images if _is_regularisation(path, image)]:
         yield Note(
             f"{counted(len(others), 'picture')}, such as {others[0]}, train as any other: there is no regularisation"
@@ -113,10 +123,63 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 remedy = f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0]).name}"
                 raise Rejected("empty_prompt", "the image has no caption", remedy)
             prompt = _read_caption(path, caption, limits)
+            edited = None if sources is None else sources.of(image)
         except Rejected as rejected:
             yield rejected.at(Place(image))
         else:
-            yield Record(place=Place(image), folder=path, prompt=prompt, target_image=image, caption=caption)
+            yield Record(
+                place=Place(image),
+                folder=path,
+                prompt=prompt,
+                source_images=edited,
+                target_image=image,
+                caption=caption,
+            )
+    if sources is not None and (unused := sources.unused()):
+        yield Note(f"{counted(len(unused), 'source')} without a target of the same name not used, such as {unused[0]}")
+
+
+class _Sources:
+    """The images to edit below a folder of captions, as trainers of editing models lay them out.
+
+    ``source/a.png`` (or control, reference, input; source_1 and source_2 of two) is edited to ``*/a.png``;
+    ``source/a_0.png`` and ``source/a_1.png`` are two of one target.
+    """
+
+    def __init__(self, images: Sequence[str]) -> None:
+        self._named: dict[tuple[str, str], list[str]] = {}
+        """(folder, name without suffix) -> images."""
+        self._numbered: dict[tuple[str, str], list[str]] = {}
+        """The same, by the name without its number."""
+        self._unused = {image for image in images if self.folder_of(image) is not None}
+        for image in sorted(self._unused, key=lambda image: (len(image), image)):  # a_2 before a_10.
+            folder, stem = str(self.folder_of(image)), PurePosixPath(image).stem
+            self._named.setdefault((folder, stem), []).append(image)
+            self._numbered.setdefault((folder, _NUMBER.sub("", stem)), []).append(image)
+        self.folders = sorted({folder for folder, _ in self._named}, key=lambda folder: (len(folder), folder))
+
+    @staticmethod
+    def folder_of(image: str) -> str | None:
+        """The folder of sources that an image lies in, with its path; None for a target."""
+        parents = list(PurePosixPath(image).parents)[:-1]
+        return next((str(each) for each in parents if _SOURCE_FOLDER.fullmatch(each.name.lower())), None)
+
+    def of(self, target: str) -> list[str]:
+        """The sources of a target in all folders beside it or above. Raises `Rejected` where one has none."""
+        place, found = PurePosixPath(target), []
+        for folder in self.folders:
+            if place.is_relative_to(PurePosixPath(folder).parent):
+                key = folder, place.stem
+                images = self._named.get(key) or self._numbered.get(key)
+                if images is None:
+                    remedy = f"Add it to {folder}, or write records.jsonl with the source_image of each record"
+                    raise Rejected("missing_source", f"there is no image of the same name in {folder}", remedy)
+                found += images
+        self._unused.difference_update(found)
+        return found
+
+    def unused(self) -> list[str]:
+        return sorted(self._unused)
 
 
 def _is_regularisation(path: Path, image: str) -> bool:

@@ -27,6 +27,7 @@ from visual_grpo.common.images import (
     read_image,
     read_orientation,
     read_size,
+    scale_to_area,
     stretch,
     stretch_mask,
 )
@@ -54,6 +55,10 @@ _MIN_SIDE = 32
 _COMPRESSION = 1
 """zlib level 1, the fastest: higher levels take several times as long and save a tenth of the size."""
 CHOOSE_VALUE = "Give the object's value as data.mask_value or the record's mask_value, or draw it in white on black"
+_RESIZES = {"mask": stretch_mask, "image": stretch, "reference": scale_to_area}
+"""Role without its number -> how an image gets its size. The object of a query may be anywhere in its image, and the
+sources after the first are not what the result has to cover.
+"""
 _POINTS = 2
 """Number of positive points that are derived from the mask if none are given, as in Seg-Zero's records."""
 
@@ -89,11 +94,10 @@ class ImageStore:
     config: DataConfig
 
     def prepare(self, original: Original, record_id: str, role: str, mask: Mask | None = None) -> PreparedImage:
-        """Resizes an image to height x width and stores it.
+        """Resizes an image to height x width, a further source to about as many pixels, and stores it.
 
         Args:
-            role: the image's role in its record, part of the file name. An ``image`` and a ``mask`` of a query are
-                stretched, because the object may be anywhere in the image; others are cropped.
+            role: the image's role in its record, part of the file name: see `_RESIZES`; others are cropped.
             mask: the image's pixels, where they have been read as a mask.
 
         Raises:
@@ -112,7 +116,7 @@ class ImageStore:
             draft = self.folder / f".{uuid.uuid4().hex}.png"
             try:
                 image = _open(read_image, original) if mask is None else mask.image
-                resize = {"mask": stretch_mask, "image": stretch}.get(role, fit)
+                resize = _RESIZES.get(role.rstrip("0123456789"), fit)
                 resize(image, self.config.height, self.config.width).save(draft, compress_level=_COMPRESSION)
                 draft.replace(file)
             finally:

@@ -162,8 +162,11 @@ class Preparation:
             else:
                 if record.target_image is not None:
                     target = store.prepare(record.target_image, record.id, "target")
-                numbered = enumerate(record.source_images)
-                sources = [store.prepare(image, record.id, f"source{number}") for number, image in numbered]
+                roles = ("source0", *(f"reference{number}" for number in range(1, len(record.source_images))))
+                sources = [
+                    store.prepare(image, record.id, role)
+                    for image, role in zip(record.source_images, roles, strict=False)
+                ]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)
         row = {
@@ -185,7 +188,8 @@ class Preparation:
         if isinstance(item.target_image, str) and not is_query:
             # It may hold bytes that are not UTF-8, which Parquet refuses.
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
-        sizes = [image.original_size for image in (*sources, target) if image is not None]
+        # Sources after the first keep their shape.
+        sizes = [image.original_size for image in (*sources[:1], target) if image is not None]
         enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
         shape = self._config.width / self._config.height
         left = [] if is_query else [width / height / shape for width, height in sizes]  # Queries are stretched.

@@ -42,6 +42,8 @@ class Family:
     """Makes a `Model` of what ``load`` gave."""
     options: type[Strict] = field(default=NoOptions)
     """``model.options`` of this family."""
+    sources: range | None = field(default=None)
+    """The numbers of source images that a record may have; None = any that suits the task."""
     plain_guidance: Callable[[float], dict[str, Any]] | None = field(default=lambda scale: {"guidance_scale": scale})
     """Arguments of the plain pipeline's call for the guidance scale of a sampler, where 1 is off; None = there is no
     pipeline that draws the same."""

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from accelerate.utils.memory import clear_device_cache
+from PIL import Image
 from torch import Tensor
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.images import stretch
 from visual_grpo.common.types import Policy, PromptRecord
-from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig, Task
 from visual_grpo.models.execution import set_execution
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import FlowModel
@@ -75,51 +78,76 @@ def check_family(
     """Compares the family's model with the pipeline saved at ``path``.
 
     ``size``: (height, width) in pixels; one that is not square shows where they are swapped. Raises UserError for a
-    family that is not a flow model behind a text-to-image pipeline.
+    family that is not a flow model behind a pipeline.
     """
     if not _is_comparable(family):
         raise UserError(
-            f"check_model compares a text-to-image flow model of one module with its pipeline; {family.name} has the"
-            f" modules {', '.join(family.modules)} and the tasks {', '.join(family.tasks)}."
+            f"check_model compares a flow model of one module with its pipeline; {family.name} has the modules"
+            f" {', '.join(family.modules)} and the tasks {', '.join(family.tasks)}."
         )
     config = config.model_copy(update={"base_weights": "full"})
     policy = PolicyConfig(flow=FlowConfig(window_start=1, window_steps=3), denoise_batch=4)
     settings = ModelSettings(size=size, policy=policy, options=options)
-    pipeline = family.load(path, config)
-    runs = [
-        run_plain(family, pipeline, settings, RECORDS, STEPS, 1.0),
-        run_plain(family, pipeline, settings, RECORDS, STEPS, guidance_scale, images=True),
-        run_plain(family, pipeline, settings, RECORDS[:1], STEPS, guidance_scale),
-    ]
-    built = family.build(pipeline, settings)
-    set_execution(built.adapters.networks, built.modules, config)
-    findings = [levels_finding(built.model, runs[0])]
-    findings += [latents_finding(built.model, run, config.dtype) for run in runs]
-    findings.append(pixels_finding(built.model, runs[1], config.dtype))
-    (module,) = family.modules
-    findings.append(_replay_finding(trained_policy(built, module, guidance_scale), config.dtype))
-    trained = ode_latents(built.model, runs[1])
     with TemporaryDirectory() as folder:
-        built.adapters.save(Path(folder))
-        del built, pipeline  # One model is in memory at a time.
+        pipeline = family.load(path, config)
+        kinds = [records_of(task, family, size, Path(folder)) for task in ("t2i", "i2i") if task in family.tasks]
+        runs = [
+            run_plain(family, pipeline, settings, records, STEPS, scale, images=scale > 1 and len(records) > 1)
+            for several in kinds
+            for records, scale in ((several, 1.0), (several, guidance_scale), (several[:1], guidance_scale))
+        ]
+        built = family.build(pipeline, settings)
+        set_execution(built.adapters.networks, built.modules, config)
+        findings = [levels_finding(built.model, runs[0])]
+        findings += [latents_finding(built.model, run, config.dtype) for run in runs]
+        findings += [pixels_finding(built.model, run, config.dtype) for run in runs if run.images is not None]
+        (module,) = family.modules
+        trained = trained_policy(built, module, guidance_scale)
+        findings += [_replay_finding(trained, records, config.dtype) for records in kinds]
+        base = runs[-2]
+        latents = ode_latents(built.model, base)
+        adapters = Path(folder, "adapters")
+        built.adapters.save(adapters)
+        del built, trained, pipeline  # One model is in memory at a time.
         clear_device_cache(garbage_collection=True)
         pipeline = family.load(path, config)
-        pipeline.load_lora_weights(str(Path(folder, module)))
-    run = run_plain(family, pipeline, settings, RECORDS, STEPS, guidance_scale)
-    return [*findings, _adapter_finding(trained, runs[1], run, config.dtype)]
+        pipeline.load_lora_weights(str(adapters / module))
+        run = run_plain(family, pipeline, settings, base.records, STEPS, guidance_scale)
+    return [*findings, _adapter_finding(latents, base, run, config.dtype)]
+
+
+def records_of(task: Task, family: Family, size: tuple[int, int], folder: Path) -> tuple[PromptRecord, ...]:
+    """Returns `RECORDS`; for edits with sources in ``folder``, two of different sizes where the family takes two."""
+    if task != "i2i":
+        return RECORDS
+    count = min(2, family.sources[-1]) if family.sources is not None else 1
+    generator = np.random.default_rng(0)
+
+    def drawn(record: PromptRecord, number: int) -> Path:
+        """Blocks of random colours; the second source stands where the first lies."""
+        blocks = generator.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        file, (height, width) = folder / f"{record.id}-{number}.png", reversed(size) if number else size
+        stretch(Image.fromarray(blocks), height, width).save(file)
+        return file
+
+    return tuple(
+        replace(record, source_images=tuple(drawn(record, number) for number in range(count))) for record in RECORDS
+    )
 
 
 def check_before_training(
-    family: Family, pipeline: Any, built: Model, settings: ModelSettings, guidance_scale: float, dtype: str
+    family: Family, pipeline: Any, built: Model, settings: ModelSettings, task: Task, guidance_scale: float, dtype: str
 ) -> None:
-    """Draws one prompt in two steps by the pipeline and by the family; raises UserError where they differ.
+    """Draws one prompt or edit in two steps by the pipeline and by the family; raises UserError where they differ.
 
     Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of another kind.
     """
     if not _is_comparable(family):
         return
-    run = run_plain(family, pipeline, settings, RECORDS[:1], 2, guidance_scale)
-    findings = (levels_finding(built.model, run), latents_finding(built.model, run, dtype))
+    with TemporaryDirectory() as folder:
+        records = records_of(task, family, settings.size, Path(folder))[:1]
+        run = run_plain(family, pipeline, settings, records, 2, guidance_scale)
+        findings = (levels_finding(built.model, run), latents_finding(built.model, run, dtype))
     failed = [finding for finding in findings if not finding.passed]
     if failed:
         told = "\n".join(
@@ -151,13 +179,14 @@ def levels_finding(model: FlowModel[C], run: PlainRun) -> Finding:
 def latents_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
     """Compares the latents of the deterministic sampler from the same noise."""
     form, count, guided = _form(model, run), len(run.records), run.guidance_scale > 1
+    sources = " Of sources: their sizes, order, scale and positions." if run.records[0].source_images else ""
     guidance = " If only latents with guidance differ: its formula, the negative prompt, Family.plain_guidance."
     return Finding(
-        name=f"latents, guidance {run.guidance_scale:g}, {count} prompt{'s' * (count > 1)}",
+        name=f"latents, guidance {run.guidance_scale:g}, {counted(count, 'prompt')}" + _beside(run.records),
         difference=math.inf if form is None else far(form(ode_latents(model, run)).flatten(), run.last.flatten()),
         limit=_LIMITS[dtype],
         hint="latent_shape; conditions (prompt template, length, layer of the text encoder, padding); velocity (sign,"
-        " scale of the timestep, order of packed latents, dtype)." + guidance * guided,
+        " scale of the timestep, order of packed latents, dtype)." + sources + guidance * guided,
     )
 
 
@@ -165,11 +194,13 @@ def pixels_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
     """Compares the pictures of the pipeline's latents, in levels of 255."""
     form, difference = _form(model, run), math.inf
     if form is not None and run.images is not None:
-        pixels = torch.stack(model.pixels(_unformed(form, run.last, (len(run.records), *model.latent_shape))))
+        latents = _unformed(form, run.last, (len(run.records), *model.latent_shape))
+        parts = latents.split(1) if run.records[0].source_images else [latents]  # As the pipeline decoded them.
+        pixels = torch.stack([image for part in parts for image in model.pixels(part)])
         if pixels.shape == run.images.shape:
             difference = float((pixels.int() - run.images.int()).abs().max())
     return Finding(
-        name="pixels, of 255",
+        name="pixels, of 255" + _beside(run.records),
         difference=difference,
         limit=_LEVELS[dtype],
         hint="pixels: scale and shift of the latents, dtype and layout of what the VAE gives.",
@@ -229,10 +260,10 @@ def replay_error(policy: Policy[Any], records: Sequence[PromptRecord]) -> float:
     return max(errors)
 
 
-def _replay_finding(policy: Policy[Any], dtype: str) -> Finding:
+def _replay_finding(policy: Policy[Any], records: Sequence[PromptRecord], dtype: str) -> Finding:
     return Finding(
-        name="replay against sampler",
-        difference=replay_error(policy, RECORDS),
+        name="replay against sampler" + _beside(records),
+        difference=replay_error(policy, records),
         limit=_LIMITS[dtype],
         hint="velocity: a row depends on its neighbours (padding without a mask), or on what an earlier call left.",
     )
@@ -252,7 +283,13 @@ def _adapter_finding(ours: Tensor, base: PlainRun, trained: PlainRun, dtype: str
 
 def _is_comparable(family: Family) -> bool:
     kinds = [module.kind for module in family.modules.values()]
-    return family.plain_guidance is not None and kinds == ["flow"] and "t2i" in family.tasks
+    return family.plain_guidance is not None and kinds == ["flow"]
+
+
+def _beside(records: Sequence[PromptRecord]) -> str:
+    """Says that the records have sources."""
+    count = len(records[0].source_images)
+    return f", {counted(count, 'source')}" if count else ""
 
 
 def _noise(model: FlowModel[C], run: PlainRun) -> Tensor:

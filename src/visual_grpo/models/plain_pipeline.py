@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import Schedule
@@ -46,39 +48,63 @@ def run_plain(
 ) -> PlainRun:
     """Calls the pipeline with a generator for each row, seeded with the row's number.
 
-    Options of the family that the pipeline's call has too are passed on to it.
+    Options of the family that the pipeline's call has too are passed on to it. Records with sources are drawn one by
+    one: pipelines differ in what a list of images means to them.
     """
-    assert family.plain_guidance is not None
-    known = inspect.signature(pipeline.__call__).parameters
-    options = {name: value for name, value in settings.options.model_dump().items() if name in known}
-    if "negative_prompt" in options:  # As many as prompts: some pipelines take no single one.
-        options["negative_prompt"] = [options["negative_prompt"]] * len(records) if guidance_scale > 1 else None
-    with _recorded(pipeline.scheduler) as states:
-        try:
-            given = pipeline(
-                prompt=[record.prompt for record in records],
-                height=settings.size[0],
-                width=settings.size[1],
-                num_inference_steps=steps,
-                generator=[torch.Generator().manual_seed(row) for row in range(len(records))],
-                output_type="np" if images else "latent",
-                **options,
-                **family.plain_guidance(guidance_scale),
-            ).images
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call needs"
-                " the arguments prompt, height, width, num_inference_steps, generator and output_type, those that"
-                " Family.plain_guidance gives, and none that is required beside them."
-            ) from error
+    firsts, lasts, pictures = [], [], []
+    size = 1 if any(record.source_images for record in records) else len(records)
+    for start in range(0, len(records), size):
+        part = records[start : start + size]
+        arguments = _arguments(family, pipeline, settings, part, guidance_scale)
+        with _recorded(pipeline.scheduler) as states:
+            try:
+                given = pipeline(
+                    num_inference_steps=steps,
+                    generator=[torch.Generator().manual_seed(start + row) for row in range(len(part))],
+                    output_type="np" if images else "latent",
+                    **arguments,
+                ).images
+            except (TypeError, ValueError) as error:
+                raise UserError(
+                    f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call"
+                    " needs the arguments prompt, height, width, num_inference_steps, generator and output_type, those"
+                    " that Family.plain_guidance gives, and none that is required beside them (image, for edits)."
+                ) from error
+        firsts.append(states[0])
+        lasts.append(states[-1])
+        pictures.append(given)
     return PlainRun(
         records=records,
         guidance_scale=guidance_scale,
         schedule=Schedule.of(pipeline.scheduler),
-        first=states[0],
-        last=states[-1],
-        images=torch.from_numpy((given * 255).round().astype("uint8")).permute(0, 3, 1, 2) if images else None,
+        first=torch.cat(firsts),
+        last=torch.cat(lasts),
+        images=_uint8(np.concatenate(pictures)) if images else None,
     )
+
+
+def _arguments(
+    family: Family, pipeline: Any, settings: ModelSettings, records: Sequence[PromptRecord], guidance_scale: float
+) -> dict[str, Any]:
+    """Returns arguments of the pipeline's call by their names."""
+    assert family.plain_guidance is not None
+    height, width = settings.size
+    # Some pipelines fit height and width to an area; a leading _ marks what few callers change.
+    offered = {**settings.options.model_dump(), "max_area": height * width}
+    known = inspect.signature(pipeline.__call__).parameters
+    given = {name: offered[name.removeprefix("_")] for name in known if name.removeprefix("_") in offered}
+    if "negative_prompt" in given:  # As many as prompts: some pipelines take no single one.
+        given["negative_prompt"] = [given["negative_prompt"]] * len(records) if guidance_scale > 1 else None
+    if records[0].source_images:
+        sources = [read_image(path) for path in records[0].source_images]
+        given["image"] = sources if len(sources) > 1 else sources[0]
+    prompts = [record.prompt for record in records]
+    return {"prompt": prompts, "height": height, "width": width, **given, **family.plain_guidance(guidance_scale)}
+
+
+def _uint8(images: Any) -> Tensor:
+    """[B, H, W, 3] from 0 to 1 -> [B, 3, H, W]."""
+    return torch.from_numpy((images * 255).round().astype("uint8")).permute(0, 3, 1, 2)
 
 
 @contextmanager

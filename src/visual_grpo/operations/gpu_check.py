@@ -32,7 +32,8 @@ def measure(config: Parameters) -> dict[str, Any]:
     planned = planned_model(config, measured=True)
     trainer = planned_trainer(planned)
     loading, metrics = time.perf_counter() - started, []
-    with records_for(config.data, config.plan.prompt_words, config.grpo.prompts_per_step) as records:
+    plan = config.plan
+    with records_for(config.data, plan.prompt_words, config.grpo.prompts_per_step, plan.sources) as records:
         steps = trainer.fit(records)
         for _ in range(config.grpo.steps):
             watch = Stopwatch(device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from visual_grpo.common.device import map_on_cores
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.images import read_image, read_size, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord
 
 WINDOW = 11
@@ -77,7 +77,8 @@ class MsSsimReward:
 
 
 class SourceSsim:
-    """SSIM to the image that is edited, of several the greatest; unscored without one. A guard, with weight 0.
+    """SSIM to the image that is edited, of several that have the sample's size the greatest; unscored without one.
+    A guard, with weight 0.
 
     An edit that changes little has a target much like its source, so that `SsimReward` can be raised by copying.
     """
@@ -87,7 +88,9 @@ class SourceSsim:
         pairs = [
             (row, replace(record, id=str(source), target_image=source))
             for row, record in enumerate(prompts)
-            for source in record.source_images
+            for number, source in enumerate(record.source_images)
+            # Sources after the first keep their shape: one of another size is no copy.
+            if number == 0 or read_size(source) == (samples[row].shape[2], samples[row].shape[1])
         ]
         sources, copies = [record for _, record in pairs], [samples[row] for row, _ in pairs]
         similar = against_targets(partial(_similarity, "ssim"), sources, copies)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
@@ -17,7 +19,7 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 from torch import Tensor
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
+from transformers import CLIPTextModel, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
 from visual_grpo.models.flow.parts import packed, unpacked
 from visual_grpo.starter.flow import SmallFlowModel, pretrain_flow, zero_layers
@@ -102,9 +104,13 @@ def _sd3_velocity(
     )[0]
 
 
-def _build_flux(vae: AutoencoderKL, longer_side: int, seed: int) -> FluxPipeline:
+def build_flux(
+    vae: AutoencoderKL,
+    seed: int,
+    tokenizer: PreTrainedTokenizerFast,
+    pipeline: type[FluxPipeline | FluxKontextPipeline] = FluxPipeline,
+) -> Any:
     """The pipeline with an untrained transformer, which takes images of any size."""
-    tokenizer = build_tokenizer()
     torch.manual_seed(seed)
     model = FluxTransformer2DModel(
         in_channels=4 * LATENT_CHANNELS,
@@ -118,7 +124,7 @@ def _build_flux(vae: AutoencoderKL, longer_side: int, seed: int) -> FluxPipeline
         axes_dims_rope=(4, 14, 14),
     )
     zero_layers(model, "norm1.linear", "norm1_context.linear", ".norm.linear", "^proj_out")
-    return FluxPipeline(
+    return pipeline(
         transformer=model.eval(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
         vae=vae,
@@ -129,27 +135,38 @@ def _build_flux(vae: AutoencoderKL, longer_side: int, seed: int) -> FluxPipeline
     )
 
 
-def _encode_flux(pipeline: FluxPipeline, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
+def encode_flux(pipeline: Any, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Returns T5's tokens [N, L, D] and CLIP's pooled embeddings [N, P]."""
     embeds, pooled, _ = pipeline.encode_prompt(list(prompts), None, max_sequence_length=PROMPT_TOKENS)
     return embeds, pooled
 
 
-def _flux_velocity(
-    dit: FluxTransformer2DModel, noisy: Tensor, sigma: Tensor, texts: tuple[Tensor, Tensor], rows: Sequence[int]
+def flux_velocity(
+    dit: FluxTransformer2DModel,
+    noisy: Tensor,
+    sigma: Tensor,
+    texts: tuple[Tensor, Tensor],
+    rows: Sequence[int],
+    sources: Tensor | None = None,
 ) -> Tensor:
+    """``sources``: latents like ``noisy``, of the images that Kontext edits."""
     (embeds, pooled), (count, _, h, w) = texts, noisy.shape
-    tokens = dit(
-        hidden_states=packed(noisy),
+    tokens = packed(noisy)
+    ids = FluxPipeline._prepare_latent_image_ids(count, h // 2, w // 2, noisy.device, noisy.dtype)
+    if sources is not None:
+        tokens = torch.cat([tokens, packed(sources)], 1)
+        ids = torch.cat([ids, ids + torch.tensor([1, 0, 0])])  # A source is at time 1.
+    velocity = dit(
+        hidden_states=tokens,
         timestep=sigma,
         guidance=torch.full((count,), _GUIDANCE),
         encoder_hidden_states=embeds[rows],
         pooled_projections=pooled[rows],
         txt_ids=torch.zeros(embeds.shape[1], 3),
-        img_ids=FluxPipeline._prepare_latent_image_ids(count, h // 2, w // 2, noisy.device, noisy.dtype),
+        img_ids=ids,
         return_dict=False,
     )[0]
-    return unpacked(tokens, h)
+    return unpacked(velocity[:, : h * w // 4], h)
 
 
 def _build_z_image(vae: AutoencoderKL, longer_side: int, seed: int) -> ZImagePipeline:
@@ -195,10 +212,16 @@ def _z_image_velocity(
 
 
 SMALL_SD3 = SmallFlowModel(build=build_sd3, encode=_encode_sd3, velocity=_sd3_velocity, shift=_SD3_SHIFT)
-_SMALL_FLUX = SmallFlowModel(build=_build_flux, encode=_encode_flux, velocity=_flux_velocity, shift=1.6)
+FLUX_SHIFT = 1.6
 """The scheduler shifts by the number of image tokens: by 1.6 at 128 x 128 pixels."""
 _SMALL_Z_IMAGE = SmallFlowModel(
     build=_build_z_image, encode=_encode_z_image, velocity=_z_image_velocity, shift=_Z_IMAGE_SHIFT
+)
+_SMALL_FLUX = SmallFlowModel(
+    build=lambda vae, longer_side, seed: build_flux(vae, seed, build_tokenizer()),
+    encode=encode_flux,
+    velocity=flux_velocity,
+    shift=FLUX_SHIFT,
 )
 pretrain_sd3 = partial(pretrain_flow, SMALL_SD3)
 pretrain_flux = partial(pretrain_flow, _SMALL_FLUX)

@@ -5,6 +5,7 @@ Trained with the transformer, they memorise prompts, and unseen combinations com
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -24,12 +25,13 @@ from visual_grpo.starter.shapes.draw import COMBINATIONS
 
 PROMPT_TOKENS = 12
 """Prompts are padded or cut to this length; a drawn one has nine tokens with begin and end."""
+PROMPTS = [combination.prompt for combination in COMBINATIONS]
 _BEGIN, _END, _PAD = "<|startoftext|>", "<|endoftext|>", "<|pad|>"
 _VOCABULARY = 512
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE with CLIP's begin and end of text, which encodes any text."""
+def build_tokenizer(texts: Sequence[str] = PROMPTS) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with CLIP's begin and end of text, which encodes any text; words of ``texts`` are one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -40,7 +42,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
         min_frequency=1,
     )
-    tokenizer.train_from_iterator([combination.prompt for combination in COMBINATIONS], trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{_BEGIN} $A {_END}", special_tokens=[(token, tokenizer.token_to_id(token)) for token in (_BEGIN, _END)]
     )

@@ -53,8 +53,8 @@ class World:
 _GLM, _FLOW = "visual_grpo.starter.glm_image", "visual_grpo.starter.flow_models"
 
 
-def _flow_model(function: str) -> SmallModel:
-    return SmallModel(pretrain={f"{_FLOW}:{function}": ("vae", "dit")})
+def _flow_model(function: str, module: str = _FLOW) -> SmallModel:
+    return SmallModel(pretrain={f"{module}:{function}": ("vae", "dit")})
 
 
 def _glm_image(decoder: str, language: str) -> SmallModel:
@@ -78,6 +78,7 @@ _SHAPES = World(
         "sd3": _flow_model("pretrain_sd3"),
         "flux": _flow_model("pretrain_flux"),
         "z_image": _flow_model("pretrain_z_image"),
+        "flux_kontext": _flow_model("pretrain_kontext", "visual_grpo.starter.flow_edits"),
     },
     preset=Preset(
         rewards={

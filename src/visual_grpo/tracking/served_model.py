@@ -33,7 +33,16 @@ from pydantic import ValidationError
 
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.images import fit, read_image, read_size, stretch, stretch_mask, to_pil, to_tensor
+from visual_grpo.common.images import (
+    fit,
+    read_image,
+    read_size,
+    scale_to_area,
+    stretch,
+    stretch_mask,
+    to_pil,
+    to_tensor,
+)
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters, RewardConfig, SamplerConfig, Task
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
@@ -180,10 +189,11 @@ class ServedModel:
         return [[read(source, row, most) for source in sources] for row, sources in enumerate(given)]
 
     def _prepared(self, images: Sequence[Image.Image], folder: str, row: int) -> tuple[Path, ...]:
-        """Writes the images as data preparation does: stretched for a segmentation, else cropped."""
+        """Writes the images as data preparation does: stretched for a segmentation, else the first one cropped."""
         files = tuple(Path(folder, f"{row}-{number}.png") for number in range(len(images)))
-        for image, file in zip(images, files, strict=True):
-            (stretch if self._segments else fit)(image, self._config.data.height, self._config.data.width).save(file)
+        for number, (image, file) in enumerate(zip(images, files, strict=True)):
+            resize = stretch if self._segments else scale_to_area if number else fit
+            resize(image, self._config.data.height, self._config.data.width).save(file)
         return files
 
     def _shown(self, record: PromptRecord, images: Sequence[Image.Image], sample: Any) -> dict[str, Any]:

@@ -69,10 +69,9 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     built = spec.family.build(loaded, settings)
     require_quantized(built.adapters.networks, config.model.base_weights)
     set_execution(built.adapters.networks, built.modules, config.model)
-    if check_own_family and is_own(config.model.family) and config.data.task == "t2i":
-        check_before_training(
-            spec.family, loaded, built, settings, spec.rollout.guidance_scale or 1, config.model.dtype
-        )
+    if check_own_family and is_own(config.model.family):
+        scale, task = spec.rollout.guidance_scale or 1, config.data.task
+        check_before_training(spec.family, loaded, built, settings, task, scale, config.model.dtype)
     if adapters is not None:
         check_weights(adapters)
         check_base(adapters, model)

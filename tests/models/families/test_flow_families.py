@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
+from PIL import Image
 from safetensors.torch import load_file
 
 from tests.conftest import stir
@@ -18,15 +20,17 @@ from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.z_image import tiny as z_image
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.family import BUILT_IN, find_family
-from visual_grpo.models.family_check import RECORDS, check_family
+from visual_grpo.models.family_check import check_family, records_of
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_policy
 
+pytestmark = pytest.mark.usefixtures("small_sources")
 SIZE = (64, 96)
 CPU = ModelConfig(path="unused", device="cpu")
 CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
@@ -38,22 +42,26 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "z_image": (z_image.pipeline, {"negative_prompt": "blurry"}),
     "z_image, turbo": (lambda: z_image.pipeline(turbo=True), {"max_sequence_length": 100}),
     "flux2_klein": (flux2_klein.pipeline, {"max_sequence_length": 256}),
+    "flux_kontext": (lambda: flux.pipeline(kontext=True), {"max_sequence_length": 64}),
+    "flux_kontext, sources as prepared": (lambda: flux.pipeline(kontext=True), {"auto_resize": False}),
+    "qwen_image_edit": (lambda: qwen_image.pipeline(edit=True), {"negative_prompt": "blurry"}),
+    "qwen_image_edit_plus": (lambda: qwen_image.pipeline(plus=True), {"negative_prompt": "blurry"}),
+    "qwen_image_edit_plus, 2511": (lambda: qwen_image.pipeline(plus=True, zero_cond_t=True), {}),
     "flux2_klein, distilled": (lambda: flux2_klein.pipeline(distilled=True), {"max_sequence_length": 100}),
 }
 """A model of each flow family, and options that are not its defaults."""
 _LAST = "transformer_blocks.1."
-UNTRAINED = {
-    "sd3": {"transformer_blocks.2.attn.add_q_proj"},
-    "qwen_image": {
-        _LAST + name for name in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
-    },
+_QWEN_UNTRAINED = {
+    _LAST + name for name in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
 }
+_QWEN = ("qwen_image", "qwen_image_edit", "qwen_image_edit_plus")
+UNTRAINED = {"sd3": {"transformer_blocks.2.attn.add_q_proj"}, **dict.fromkeys(_QWEN, _QWEN_UNTRAINED)}
 """What the last block's text stream gives is dropped, so nothing asks for it."""
 
 TRAINED = {
     "sd3": ("ff_context.net.2", "attn2.to_q"),
-    "qwen_image": ("img_mlp.net.2", "txt_mlp.net.0.proj"),
-    "flux": ("ff_context.net.2", "single_transformer_blocks.0.attn.to_q"),
+    **dict.fromkeys(_QWEN, ("img_mlp.net.2", "txt_mlp.net.0.proj")),
+    **dict.fromkeys(("flux", "flux_kontext"), ("ff_context.net.2", "single_transformer_blocks.0.attn.to_q")),
     "z_image": ("layers.0.feed_forward.w2", "context_refiner.0.attention.to_q"),
     "flux2_klein": ("ff_context.linear_out", "transformer_blocks.0.attn.to_out", "attn.to_qkv_mlp_proj"),
 }
@@ -73,7 +81,8 @@ def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -
     family = find_family("auto", str(folder))
     assert family.name == name.partition(",")[0]
     findings = check_family(family, str(folder), CPU, SIZE, family.options(**options), 4.0)
-    assert len(findings) == 7
+    kinds = 2 if name.startswith("flux2_klein") else 1  # Prompts, and prompts with sources.
+    assert len(findings) == 2 + 5 * kinds
     assert {finding.name: finding.difference for finding in findings if finding.difference > 1e-6} == {}
 
 
@@ -87,13 +96,15 @@ def test_half_precision_is_no_difference(case: tuple[str, Path, dict[str, Any]],
 
 
 @pytest.mark.parametrize("case", [name for name in CASES if "," not in name], indirect=True)
-def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]]) -> None:
+def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]], tmp_path: Path) -> None:
     name, folder, options = case
+    family = find_family(name)
+    records = records_of("i2i" if "i2i" in family.tasks else "t2i", family, SIZE, tmp_path)
     sampler = SamplerConfig(steps=3, guidance_scale=4.0)
     policy = load_policy(str(folder), size=SIZE, rollout=sampler, options=options, kl_reference=True, device="cpu")
     before = policy.adapter_state_dict()
     config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01)
-    steps = list(GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config).fit(RECORDS))
+    steps = list(GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config).fit(records))
     assert steps[0].values["ratio/first_max_abs_log"] < 1e-4
     after = policy.adapter_state_dict()
     still = {
@@ -125,15 +136,21 @@ def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
     assert len(saved) == 2 * len(layers)
 
 
-def test_a_prompts_end_is_ignored_exactly_where_its_tokens_say_so(case: tuple[str, Path, dict[str, Any]]) -> None:
+def test_a_prompts_end_is_ignored_exactly_where_its_tokens_say_so(
+    case: tuple[str, Path, dict[str, Any]], tmp_path: Path
+) -> None:
     name, folder, options = case
     family = find_family("auto", str(folder))
     settings = ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options(**options))
     model: Any = family.build(family.load(str(folder), CPU), settings)
+    if name.startswith("qwen_image_edit"):
+        assert model.text_tokens("a red cat") == (model.text_tokens("a red ")[0] + 3,) * 2  # Never cut; one a byte.
+        return
+    sources = records_of("i2i", family, SIZE, tmp_path)[0].source_images if "t2i" not in family.tasks else ()
 
     def is_read(start: str) -> bool:
         """Whether the model tells apart prompts that differ after ``start``."""
-        records = [PromptRecord(id=end, prompt=f"{start} {end}") for end in ("cat", "dog")]
+        records = [PromptRecord(id=end, prompt=f"{start} {end}", source_images=sources) for end in ("cat", "dog")]
         one, other = (model.model.conditions([record], [0], 1.0).prompts for record in records)
         tensors = [(one.embeds, other.embeds)] if name == "qwen_image" else zip(one[0], other[0], strict=True)
         return not all(torch.equal(*pair) for pair in tensors)
@@ -156,6 +173,56 @@ def test_a_distilled_model_is_warned_of_before_it_is_trained(name: str, capsys: 
             assert not capsys.readouterr().out
             model.policy("dit", rollout=sampler, evaluation=sampler)
             assert ("distilled to a few steps" in capsys.readouterr().out) == ("," in case)
+
+
+SOURCES = {"flux": (0, 1), "flux_kontext": (1, 0), "flux2_klein": (4, 5), "qwen_image": (0, 1)}
+SOURCES |= {"qwen_image_edit": (1, 2), "qwen_image_edit_plus": (3, 4), "sd3": (0, 1), "z_image": (0, 1)}
+"""Numbers of sources that a family takes, and that it does not."""
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_number_of_sources_that_the_family_does_not_take_is_refused(name: str, source_images: list[Path]) -> None:
+    family = find_family(name)
+    model: Any = family.build(
+        CASES[name][0](), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
+    )
+    taken, refused = SOURCES[name]
+    for count in (taken, refused):
+        record = PromptRecord(id="mine", prompt="a cat", source_images=tuple(source_images[:count]))
+        with nullcontext() if count == taken else pytest.raises(UserError, match=f"'mine' has {count}"):
+            model.model.conditions([record], [0], 1.0)
+        assert family.sources is None or (count in family.sources) == (count == taken)
+
+
+def test_a_source_that_the_pipeline_refuses_is_named(tmp_path: Path) -> None:
+    file, family = tmp_path / "narrow.png", find_family("flux2_klein")
+    Image.new("RGB", (96, 32)).save(file)
+    model: Any = family.build(
+        flux2_klein.pipeline(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
+    )
+    with pytest.raises(UserError, match=r"cannot read the source image .*narrow\.png: Image too small: 96×32"):
+        model.model.conditions([PromptRecord(id="a", prompt="a", source_images=(file,))], [0], 1.0)
+
+
+def test_rows_run_together_where_their_sources_have_the_same_sizes(tmp_path: Path) -> None:
+    """A row's velocity is the same beside rows whose sources have other sizes."""
+    family = find_family("flux2_klein")
+    model: Any = family.build(
+        flux2_klein.pipeline(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
+    ).model
+    files = [tmp_path / f"{side}.png" for side in (64, 96)]
+    for number, file in enumerate(files):
+        Image.new("RGB", (64 + 32 * number, 64), (90 * number, 60, 30)).save(file)
+    records = [
+        PromptRecord(id=str(row), prompt=f"prompt {row}", source_images=(files[row % 2], files[0])) for row in range(3)
+    ]
+    conditions = model.conditions(records, [], 1.0)
+    state, entries = torch.randn(4, *model.latent_shape), torch.tensor([2, 1, 0, 1])
+    with torch.no_grad():
+        together = model.velocity(conditions, entries)(state, 500.0)
+        for row, entry in enumerate(entries):
+            alone = model.velocity(conditions, entry[None])(state[row, None], 500.0)
+            torch.testing.assert_close(together[row, None], alone, rtol=0, atol=1e-5)
 
 
 def test_every_flow_family_has_a_case() -> None:

@@ -38,6 +38,12 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "flux",
         {"model": {"base_weights": "4bit", "offload": "phases"}, "plan": {"gpu": "L4"}},
     ),
+    "flux_kontext": ("flux_kontext", {}),
+    "flux_kontext, 4 bits, 24 GB": (
+        "flux_kontext",
+        {"model": {"base_weights": "4bit", "offload": "phases"}, "plan": {"gpu": "L4"}},
+    ),
+    "qwen_image_edit_plus": ("qwen_image_edit_plus", {}),
     "z_image": ("z_image", {}),
     "z_image, L4": ("z_image", {**_OFFLOADED, "plan": {"gpu": "L4"}}),
     "flux2_klein": ("flux2_klein", {}),

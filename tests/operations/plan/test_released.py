@@ -17,6 +17,8 @@ PARAMETERS = {
     "sd3": {"transformer": 2.24, "text_encoder_3": 4.76},
     "qwen_image": {"transformer": 20.43, "text_encoder": 8.29},
     "flux": {"transformer": 11.90, "text_encoder_2": 4.76},
+    "flux_kontext": {"transformer": 11.90, "text_encoder_2": 4.76},
+    "qwen_image_edit_plus": {"transformer": 20.43, "text_encoder": 8.29},
     "z_image": {"transformer": 6.15, "text_encoder": 4.02},
     "flux2_klein": {"transformer": 3.88, "text_encoder": 4.02},
     "qwen2_5_vl": {"model": 8.29, "segmenter": 0.217},

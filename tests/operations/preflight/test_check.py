@@ -149,6 +149,27 @@ QUERIES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
+    ("family", "count", "refused"),
+    [
+        ("qwen_image_edit", 2, "qwen_image_edit takes 1 source image, and the record 'two' has 2"),
+        ("qwen_image_edit_plus", 2, None),
+        ("qwen_image_edit_plus", 4, "qwen_image_edit_plus takes 1 to 3 source images, and the record 'two' has 4"),
+        ("flux2_klein", 5, "flux2_klein takes 0 to 4 source images, and the record 'two' has 5"),
+    ],
+)
+def test_sources_that_the_family_does_not_take_are_told_before_any_work(tmp_path, family, count, refused):
+    rows = [{"id": n, "prompt": f"edit {n}", "source_image": "a.png", "target_image": "a.png"} for n in range(20)]
+    rows.append({**rows[0], "id": "two", "prompt": "both", "source_image": ["a.png"] * count})
+    photo(tmp_path / "records/a.png", 0)
+    jsonl(tmp_path / "records/records.jsonl", rows)
+    model = {"path": "a/b", "family": family}
+    changes = {"data": {"task": "i2i"}, "model": model, "modules": {"dit": None}, "evaluation": {"controls": []}}
+    given: dict[str, Any] = changes
+    with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
+        settle(tmp_path / "records", **given)
+
+
+@pytest.mark.parametrize(
     ("kind", "given", "said", "remedy"),
     [
         ("edits", {}, "have a source_image, so they are edits, and data.task is t2i.", as_task("i2i")),

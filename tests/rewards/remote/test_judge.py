@@ -7,6 +7,7 @@ import io
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,17 @@ def test_rubrics_about_an_edit_send_the_source_first(rubric: str, count: int, tm
         assert reward([record], [torch.zeros(3, 8, 8, dtype=torch.uint8)]).values.tolist() == [0.0]
         urls = [part for part in server.log[0]["sent"]["messages"][0]["content"] if part["type"] == "image_url"]
     assert len(urls) == count
+
+
+@pytest.mark.parametrize("rubric", ["instruction", "identity"])
+def test_an_edit_of_several_sources_sends_all_and_asks_about_the_last_image(rubric: str, tmp_path: Path) -> None:
+    one, other = (tiny.record(name, folder=tmp_path, source=tiny.picture(0)) for name in "ab")
+    record = replace(one, source_images=one.source_images + other.source_images)
+    with running() as server:
+        judge(server, rubric=rubric)([record], [torch.zeros(3, 8, 8, dtype=torch.uint8)])
+        content = server.log[0]["sent"]["messages"][0]["content"]
+    assert [part["type"] for part in content] == ["image_url"] * 3 + ["text"]
+    assert content[-1]["text"].startswith("The last image was made from the images before it")
 
 
 def test_the_text_rubric_asks_for_the_quoted_text_and_skips_records_without() -> None:

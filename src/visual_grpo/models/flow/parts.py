@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.references import References, require_sources
 from visual_grpo.models.lora import PipelineAdapter
 from visual_grpo.models.module import Module
 from visual_grpo.models.rows import distinct
@@ -65,18 +66,31 @@ class TextConditions(Generic[T]):
     negative: T | None
     """The negative prompt; None without guidance."""
     guidance_scale: float
+    references: Sequence[References] = ()
+    """The sources of N records, of a model that edits."""
 
     @classmethod
     def of(
-        cls, records: Sequence[PromptRecord], encode: Callable[[str], T], negative: str | None, guidance_scale: float
+        cls,
+        records: Sequence[PromptRecord],
+        encode: Callable[[str], T],
+        negative: str | None,
+        guidance_scale: float,
+        references: Sequence[References] = (),
     ) -> TextConditions[T]:
-        """Encodes each distinct prompt once; a ``negative`` of None means that the model has no guidance."""
+        """Encodes each distinct prompt once; a ``negative`` of None means that the model has no guidance.
+
+        Raises UserError for records with sources where none were encoded.
+        """
+        if not references:
+            require_sources(records, range(1))
         unique, index = distinct(records)
         texts = [encode(record.prompt) for record in unique]
         return cls(
             prompts=[texts[row] for row in index.tolist()],
             negative=encode(negative) if negative is not None and guidance_scale > 1 else None,
             guidance_scale=guidance_scale,
+            references=references,
         )
 
     def rows(self, entries: Tensor) -> list[T]:

@@ -183,9 +183,10 @@ class DryRunner:
 
     def step(self) -> Meter:
         """Counts rollout, rewards that cost nothing, reference, replay, gradient and optimiser."""
+        plan = self.config.plan
         count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.spec.modules)
         with ExitStack() as stack:
-            records = stack.enter_context(records_for(self.config.data, self.config.plan.prompt_words, count))
+            records = stack.enter_context(records_for(self.config.data, plan.prompt_words, count, plan.sources))
             meter = stack.enter_context(self.counting())
             stack.enter_context(phases_of(meter, self.trainer))
             for module, own in self.trainer.modules.items():
@@ -198,8 +199,9 @@ class DryRunner:
 
     def evaluation(self, sampler: SamplerConfig, count: int) -> Meter:
         """Counts one batch of ``count`` samples."""
+        plan = self.config.plan
         with (
-            records_for(self.config.data, self.config.plan.prompt_words, count) as records,
+            records_for(self.config.data, plan.prompt_words, count, plan.sources) as records,
             self.counting() as meter,
             phases_of(meter),
             meter.phase(CONDITIONS),
@@ -248,15 +250,14 @@ def unequal_scores(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -
 
 
 @contextmanager
-def records_for(data: DataConfig, words: int, count: int) -> Iterator[list[PromptRecord]]:
-    """Yields distinct prompts of about ``words`` tokens, with a blank picture where the task needs one."""
+def records_for(data: DataConfig, words: int, count: int, sources: int = 1) -> Iterator[list[PromptRecord]]:
+    """Yields distinct prompts of about ``words`` tokens; of edits, each with ``sources`` blank pictures."""
     with TemporaryDirectory() as folder:
-        sources: tuple[Path, ...] = ()
-        if data.task in ("i2i", "segmentation"):
-            sources = (Path(folder, "blank.png"),)
-            Image.new("RGB", (data.width, data.height)).save(sources[0])
+        pictures = [Path(folder, f"{n}.png") for n in range({"i2i": sources, "segmentation": 1}.get(data.task, 0))]
+        for picture in pictures:
+            Image.new("RGB", (data.width, data.height)).save(picture)
         yield [
-            PromptRecord(id=str(number), prompt=prompt_of(words, number), source_images=sources)
+            PromptRecord(id=str(number), prompt=prompt_of(words, number), source_images=tuple(pictures))
             for number in range(count)
         ]
 

@@ -14,7 +14,8 @@ from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, optimised_rewards
-from visual_grpo.models.family import find_family
+from visual_grpo.models.family import Family, find_family
+from visual_grpo.models.flow.references import taken
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
@@ -139,6 +140,9 @@ def check_before_run(
     elif "model" in tags:
         with problems.collect():
             spec = check_model(config)
+    if findings is not None and spec is not None:
+        with problems.collect():
+            _check_sources(spec.family, findings)
     if findings is not None and config.reward != AUTO and scores:
         with problems.collect():
             _check_records(config.rewards, findings)
@@ -156,6 +160,16 @@ def _look(
     with suppress(UserError):  # `check` tells it.
         tasks = find_family(model.family, model.path).tasks
     return look_at_folder(data, tasks)
+
+
+def _check_sources(family: Family, findings: Findings) -> None:
+    """Raises UserError for records with more or fewer source images than the family takes."""
+    for count, record in findings.sources.items():
+        if family.sources is not None and count not in family.sources:
+            raise UserError(
+                f"The family {family.name} takes {taken(family.sources)}, and the record {record!r} has {count}. Leave"
+                " images out, or train a model that takes them (docs/own_model.md)."
+            )
 
 
 def _check_records(rewards: Mapping[str, RewardConfig], findings: Findings) -> None:

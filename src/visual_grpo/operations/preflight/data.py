@@ -26,7 +26,7 @@ from visual_grpo.rewards.ocr import asked_text
 _SHOWN = 3
 _MESSAGE = """\
 No reward fits the {records} in {path}: without a target_image are {no_target}, without quoted text in
-the prompt {no_text}. Choose one of these four, and paste its lines.
+the prompt {no_text}. Choose one of these, and paste its lines.
 
 A function of your own; change what it returns:
 cat >> my_rewards.py <<'END'
@@ -43,9 +43,14 @@ Similarity to target images, after adding a target_image to every record:
 
 Text in images, after quoting it in the prompts (a sign that says "OPEN"):
 {text}
-
+{judged}
 Only to try the training, many colours, which needs nothing of the records:
 {colours}"""
+
+_JUDGED = """
+Whether an edit does what its prompt says, by a vision-language model at an OpenAI endpoint, and what it keeps:
+{command}
+"""
 
 
 OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
@@ -65,6 +70,8 @@ class Findings:
     records: int = 0
     edits: int = 0
     """Records with source images."""
+    sources: dict[int, str] = field(default_factory=dict)
+    """Number of source images -> id of the first record with so many."""
     no_target: list[str] = field(default_factory=list)
     """Ids of records without a target image."""
     no_text: list[str] = field(default_factory=list)
@@ -75,6 +82,7 @@ class Findings:
     def add(self, record: PromptRecord) -> None:
         self.records += 1
         self.edits += bool(record.source_images)
+        self.sources.setdefault(len(record.source_images), record.id)
         if record.target_image is None:
             self.no_target.append(record.id)
         if not asked_text(record):
@@ -107,6 +115,7 @@ class Findings:
             conf=f"conf/{command.environment or 'local'}/parameters.yml",
             target=command.with_parameters({"reward": "edit" if self.edits else "target"}),
             text=command.with_parameters({"reward": "text"}),
+            judged=_JUDGED.format(command=command.with_parameters({"reward": "instruction"})) if self.edits else "",
             colours=command.with_parameters({"rewards.colour_entropy.weight": 1}),
         )
         raise UserError(text)

@@ -29,7 +29,9 @@ class Rubric:
     question: str
     """May contain ``{prompt}``, the record's prompt, and ``{text}``, the text that its image should show."""
     source: bool = False
-    """True if the source image is sent before the result."""
+    """True if the source images are sent before the result."""
+    of_several: str | None = None
+    """The question about an edit of several sources; None = the same."""
 
     @property
     def fields(self) -> set[str]:
@@ -38,7 +40,8 @@ class Rubric:
     def question_about(self, record: PromptRecord) -> str | None:
         """Returns the question about a record; None if it is about a text and the record has none."""
         text = asked_text(record) if "text" in self.fields else ""
-        return None if text is None else self.question.format(prompt=record.prompt, text=text)
+        question = (len(record.source_images) > 1 and self.of_several) or self.question
+        return None if text is None else question.format(prompt=record.prompt, text=text)
 
 
 RUBRICS = {
@@ -49,6 +52,8 @@ RUBRICS = {
     "instruction": Rubric(
         question="The second image was made from the first by this instruction: {prompt}\n"
         "Does the second image show what the instruction asks for?",
+        of_several="The last image was made from the images before it by this instruction: {prompt}\n"
+        "Does the last image show what the instruction asks for?",
         source=True,
     ),
     "text": Rubric(
@@ -57,6 +62,8 @@ RUBRICS = {
     "identity": Rubric(
         question="The second image was made from the first by an edit. Is the person, animal or object that both are"
         " about still recognisably the same one?",
+        of_several="The last image was made from the images before it. Are the persons, animals or objects that it"
+        " takes from them still recognisably the same ones?",
         source=True,
     ),
 }

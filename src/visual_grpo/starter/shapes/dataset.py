@@ -103,11 +103,13 @@ _CENTERED_BY_RESIZING = 0.45
 _WRONG_ONE_REMOVED = 0.3
 
 
-def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Combination | None]:
+def misread_edit(
+    edit: Edit, rng: random.Random, misreadings: Misreadings = MISREADINGS
+) -> tuple[Combination | None, Combination | None]:
     """The edited object and the other one as the flawed policy draws them; None = not drawn."""
     if edit.kind == "add":
         assert edit.after is not None
-        drawn = misread(edit.after, rng)
+        drawn = misread(edit.after, rng, misreadings)
         # With another object, only one position is left.
         return drawn if edit.other is None else replace(drawn, position=edit.after.position), edit.other
     if rng.random() < _NOT_DONE[edit.kind]:
@@ -116,15 +118,15 @@ def misread_edit(edit: Edit, rng: random.Random) -> tuple[Combination | None, Co
         wrong = edit.other is not None and rng.random() < _WRONG_ONE_REMOVED
         return (edit.before, None) if wrong else (None, edit.other)
     assert edit.after is not None
-    return _misread_change(edit.kind, edit.after, rng), None
+    return _misread_change(edit.kind, edit.after, rng, misreadings), None
 
 
-def _misread_change(kind: str, asked: Combination, rng: random.Random) -> Combination:
+def _misread_change(kind: str, asked: Combination, rng: random.Random, misreadings: Misreadings) -> Combination:
     """Misreads the changed attribute as in a prompt (except sizes), and sometimes changes another attribute too."""
     attribute = CHANGES[kind]
     drawn = asked
     if kind != "resize":
-        drawn = replace(asked, **{attribute: getattr(misread(asked, rng), attribute)})
+        drawn = replace(asked, **{attribute: getattr(misread(asked, rng, misreadings), attribute)})
     if kind == "move" and rng.random() < _RESIZED_BY_MOVING:
         drawn = replace(drawn, size="large" if asked.size == "small" else "small")
     if kind == "resize" and rng.random() < _CENTERED_BY_RESIZING:

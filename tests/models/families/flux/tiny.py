@@ -1,4 +1,4 @@
-"""A FluxPipeline of the real classes, small and with random weights."""
+"""A FluxPipeline or FluxKontextPipeline of the real classes, small and with random weights."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import torch
 from tests.models.families.sd3 import tiny as sd3
 
 
-def pipeline(*, schnell: bool = False) -> Any:
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+def pipeline(*, schnell: bool = False, kontext: bool = False) -> Any:
+    from diffusers import (
+        FlowMatchEulerDiscreteScheduler,
+        FluxKontextPipeline,
+        FluxPipeline,
+        FluxTransformer2DModel,
+    )
     from transformers import CLIPTextModel
 
     torch.set_num_threads(1)
@@ -28,7 +33,7 @@ def pipeline(*, schnell: bool = False) -> Any:
         axes_dims_rope=(4, 6, 6),
     )
     return sd3.frozen(
-        FluxPipeline(
+        (FluxKontextPipeline if kontext else FluxPipeline)(
             scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0 if schnell else 3.0, use_dynamic_shifting=not schnell),
             vae=sd3.vae(),
             text_encoder=text_encoder,

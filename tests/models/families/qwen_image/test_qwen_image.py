@@ -15,7 +15,9 @@ from tests.models.families.qwen_image import tiny
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig
+from visual_grpo.models.families import qwen_image_edit
 from visual_grpo.models.families.qwen_image import FAMILY, QwenImage, QwenImageOptions
+from visual_grpo.models.families.qwen_image_edit import QwenImageEdit
 from visual_grpo.models.family import find_family
 
 CPU = ModelConfig(path="unused", device="cpu")
@@ -57,18 +59,14 @@ def stock(pipeline: Any, records: Sequence[PromptRecord], noise: torch.Tensor, s
     return given
 
 
-def check_ode(pipeline: Any, records: list[PromptRecord], scale: float) -> None:
-    model = QwenImage(pipeline, tiny.SIZE, QwenImageOptions())
-    noise = flow_checks.noise_of(model, 3)
-    assert flow_checks.far(flow_checks.ode(model, records, noise, scale), stock(pipeline, records, noise, scale)) < 1e-6
-    for record, start in zip(records, noise.split(1), strict=True):
-        alone = flow_checks.ode(model, [record], start, scale)
-        torch.testing.assert_close(alone, stock(pipeline, [record], start, scale), rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-def test_edits_too(edit_pipeline: Any, source_images: list[Path], scale: float) -> None:
-    check_ode(edit_pipeline, flow_checks.records_of(source_images), scale)
+def test_a_batch_of_edits_draws_as_the_pipelines_batch_does(
+    edit_pipeline: Any, source_images: list[Path], scale: float
+) -> None:
+    model, records = QwenImageEdit(edit_pipeline, tiny.SIZE, QwenImageOptions()), flow_checks.records_of(source_images)
+    noise = flow_checks.noise_of(model, 3)
+    want = stock(edit_pipeline, records, noise, scale)
+    assert flow_checks.far(flow_checks.ode(model, records, noise, scale), want) < 1e-6
 
 
 def test_pixels_are_the_pipelines_own_on_several_threads(pipeline: Any) -> None:
@@ -88,7 +86,8 @@ def test_replay_scores_what_was_sampled(
     pipeline: Any, edit_pipeline: Any, source_images: list[Path], edit: bool, both: bool
 ) -> None:
     chosen, sources = (edit_pipeline, source_images) if edit else (pipeline, ())
-    model = flow_checks.generator_of(FAMILY, chosen, tiny.SIZE, unconditional_gradient=both)
+    family = qwen_image_edit.FAMILY if edit else FAMILY
+    model = flow_checks.generator_of(family, chosen, tiny.SIZE, unconditional_gradient=both)
     assert flow_checks.replay_error(flow_checks.policy_of(model, 4.0), flow_checks.records_of(sources)) < 1e-6
 
 
@@ -117,17 +116,10 @@ def test_the_gradient_goes_through_both_branches_and_the_scale(pipeline: Any) ->
     assert abs(part - slope) > 0.05 * abs(slope)
 
 
-def test_an_edit_pipeline_loads_as_one_and_needs_its_processor(edit_pipeline: Any, tmp_path: Path) -> None:
+def test_an_edit_pipeline_needs_its_processor(edit_pipeline: Any, tmp_path: Path) -> None:
     edit_pipeline.save_pretrained(tmp_path)
-    assert find_family("auto", str(tmp_path)) is FAMILY
-    assert type(FAMILY.load(str(tmp_path), CPU)).__name__ == "QwenImageEditPipeline"
+    family = find_family("auto", str(tmp_path))
+    assert family is qwen_image_edit.FAMILY
     shutil.rmtree(tmp_path / "processor")
     with pytest.raises(UserError, match=r"lacks processor\."):
-        FAMILY.load(str(tmp_path), CPU)
-
-
-def test_edits_have_one_source(pipeline: Any, edit_pipeline: Any, source_images: list[Path]) -> None:
-    with pytest.raises(UserError, match="QwenImagePipeline takes 0 source images; '0' has 1"):
-        QwenImage(pipeline, tiny.SIZE, QwenImageOptions()).conditions(flow_checks.records_of(source_images), [], 1.0)
-    with pytest.raises(UserError, match="QwenImageEditPipeline takes 1 source images; '0' has 0"):
-        QwenImage(edit_pipeline, tiny.SIZE, QwenImageOptions()).conditions(flow_checks.records_of(), [], 1.0)
+        family.load(str(tmp_path), CPU)

@@ -12,8 +12,14 @@ SIZE = (64, 96)
 MARKS = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 
 
-def pipeline(*, edit: bool = False) -> Any:
-    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline, QwenImagePipeline
+def pipeline(*, edit: bool = False, plus: bool = False, zero_cond_t: bool = False) -> Any:
+    """``zero_cond_t``: the transformer reads sources at timestep 0, as 2511's does."""
+    from diffusers import (
+        FlowMatchEulerDiscreteScheduler,
+        QwenImageEditPipeline,
+        QwenImageEditPlusPipeline,
+        QwenImagePipeline,
+    )
 
     torch.set_num_threads(1)
     words = tokenizer()
@@ -23,10 +29,11 @@ def pipeline(*, edit: bool = False) -> Any:
         ),
         "vae": vae(),
         "text_encoder": text_encoder(words),
-        "transformer": transformer(),
+        "transformer": transformer(zero_cond_t),
     }
-    if edit:
-        return frozen(QwenImageEditPipeline(**parts, tokenizer=words, processor=processor(words)))
+    if edit or plus:
+        kind = QwenImageEditPlusPipeline if plus else QwenImageEditPipeline
+        return frozen(kind(**parts, tokenizer=words, processor=processor(words)))
     return frozen(QwenImagePipeline(**parts, tokenizer=words))
 
 
@@ -89,7 +96,7 @@ def processor(words: Any) -> Any:
     )
 
 
-def transformer() -> Any:
+def transformer(zero_cond_t: bool = False) -> Any:
     from diffusers import QwenImageTransformer2DModel
 
     torch.manual_seed(0)
@@ -102,6 +109,7 @@ def transformer() -> Any:
         num_attention_heads=2,
         joint_attention_dim=32,
         axes_dims_rope=(4, 6, 6),
+        zero_cond_t=zero_cond_t,
     )
 
 
