@@ -57,6 +57,7 @@ demo: setup  ## Run all pipelines on the small model
 	@start=$$SECONDS; $(BIN)/kedro run; s=$$((SECONDS - start)); \
 	echo "The whole run took $$((s / 60)) min $$((s % 60)) s."
 
+# At 127.0.0.1 MLflow opens its assistant over a third of the page; at another name of this machine it does not.
 ui: PORT := 5000
 ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 	@store=$${MLFLOW_TRACKING_URI:-sqlite:///mlflow.db}; \
@@ -64,8 +65,10 @@ ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 	    echo "Port $(PORT) is taken, perhaps by another make ui. Name a free one: make ui PORT=$$(($(PORT) + 1))" >&2; exit 1; fi; \
 	page="/#/experiments/$$($(BIN)/python -m visual_grpo.tracking.mlflow_api)/runs?workflowType=machine_learning&viewStateShareKey=gain"; \
 	if [[ $$store == http* ]]; then echo "The server of MLFLOW_TRACKING_URI shows the runs: $$store$$page"; exit; fi; \
-	echo "Runs, best result first: http://127.0.0.1:$(PORT)$$page"; \
-	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/python -m mlflow ui --port $(PORT) --backend-store-uri "$$store" \
+	echo "Runs, best result first: http://mlflow.localhost:$(PORT)$$page"; \
+	echo "(If the browser does not know that name, 127.0.0.1 in its place.)"; \
+	MLFLOW_SERVER_ALLOWED_HOSTS="localhost:*,127.0.0.1:*,mlflow.localhost:*" \
+	MLFLOW_SERVER_CORS_ALLOWED_ORIGINS="http://mlflow.localhost:$(PORT)" MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/python -m mlflow ui --port $(PORT) --backend-store-uri "$$store" \
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
 clean:  ## Remove outputs of runs, keep your data

@@ -8,6 +8,7 @@ on it. Completed parts are not run again, so that an interrupted call can be rep
     python benchmarks/seeds.py 0 1 2 --folder /elsewhere --params data.task=i2i --jobs 2
     python benchmarks/seeds.py 0 1 2 --folder /third --env negative_points    # its only module: vl
     python benchmarks/seeds.py 0 1 2 --folder /fourth --env sd3_small    # its only module: dit
+    python benchmarks/seeds.py 0 1 2 --folder /fifth --env text    # with the workers that are installed here as judges
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from visual_grpo.config.schema import validate
 from visual_grpo.evaluation.compare import compare
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.rewards.remote.local_worker import ENVIRONMENTS
 from visual_grpo.starter.parameters import with_world
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +51,8 @@ def main() -> None:
     if pictures:
         print(markdown(clones, pictures))
         print(f"\nAgainst the base model at its best other setting, held-out prompts\n\n{controls(clones, pictures)}")
+        if rows := judges(clones, pictures):
+            print(f"\nBy what was optimised and by judges, held-out prompts\n\n{rows}")
     for other in pictures:
         if other.startswith("ar") and "all" in pictures:
             print(f"\n{trained(clones, 'all')} minus {trained(clones, other)}, held-out prompts\n")
@@ -58,6 +62,7 @@ def main() -> None:
 def _seed(seed: int, clone: Path, arguments: argparse.Namespace) -> None:
     if not clone.exists():
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        (clone / ENVIRONMENTS).symlink_to(ROOT / ENVIRONMENTS)
     shared = f"output=data,seed={seed}" + (f",{arguments.params}" if arguments.params else "")
     for pipeline in BEFORE:
         if not (clone / f"{pipeline}.done").exists():
@@ -154,6 +159,30 @@ def controls(clones: dict[int, Path], choices: list[str]) -> str:
             unscored = f"{found['unscored_baseline']} / {found['unscored_trained']} of {found['samples']}"
             lines.append(f"| {trained(clones, choice)} | {seed} | {best['sampler']} | {means} | {unscored} |")
     return "\n".join(lines)
+
+
+def judges(clones: dict[int, Path], choices: list[str]) -> str:
+    """One row per choice, seed and score of a judge, or of the reward that is judged: the mean, and the task's measure
+    (``/accuracy``); beside the base model and beside its setting that is best by this score. Empty without judges."""
+    lines = []
+    for choice in choices:
+        for seed, clone in clones.items():
+            result = json.loads((clone / "results" / choice / "evaluation.json").read_text())
+            opinions = result["headline"]["judges"]
+            names = dict.fromkeys([*(judge["judge_of"] for judge in opinions), *(judge["name"] for judge in opinions)])
+            held_out = [entry for entry in result["rewards"] if entry["split"] == "held_out"]
+            for name in (f"{name}{part}" for name in names for part in ("", "/accuracy")):
+                of_score = {entry["sampler"]: entry for entry in held_out if entry["name"] == name}
+                if "eval" not in of_score:
+                    continue
+                entry = of_score["eval"]
+                settings = [found for sampler, found in of_score.items() if sampler.startswith("eval ")]
+                best = max(settings, key=lambda found: found["baseline_mean"], default=None)
+                control = "|" if best is None else f"{best['baseline_mean']:.3f} | {_interval(best)}"
+                means = f"{entry['baseline_mean']:.3f} | {entry['trained_mean']:.3f} | {_interval(entry)}"
+                lines.append(f"| {trained(clones, choice)} | {seed} | {name} | {means} | {control} |")
+    heads = "trained | seed | score | base | trained | difference [95%] | base's best setting | over it [95%]"
+    return "\n".join([f"| {heads} |", "|---" * 8 + "|", *lines]) if lines else ""
 
 
 def masks(clones: dict[int, Path], choice: str, split: str = "held_out") -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import mlflow
@@ -79,6 +83,37 @@ def test_make_ui_says_that_a_port_is_taken_and_that_a_server_does_not_answer(pro
     away = call(project, "make", "--old-file=setup", "ui", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert away.returncode != 0
     assert "Error: MLflow (http://127.0.0.1:9) does not answer: " in away.stderr
+
+
+@pytest.mark.slow
+def test_make_ui_answers_under_the_name_at_which_mlflow_opens_no_assistant(project: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(project / "src")}
+    words = ["make", "--old-file=setup", "ui", f"PORT={port}"]
+    with subprocess.Popen(
+        words, cwd=project, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as served:
+        try:
+            assert served.stdout is not None
+            assert f"http://mlflow.localhost:{port}/#/experiments/" in served.stdout.readline()
+            assert _search_runs(port, f"mlflow.localhost:{port}") == 200
+            assert _search_runs(port, "evil.example") == 403, "a name that another can point to this machine"
+        finally:
+            os.killpg(served.pid, signal.SIGTERM)
+
+
+def _search_runs(port: int, name: str) -> int:
+    """The status of the page's request for runs, at an address with this name, as soon as MLflow answers."""
+    headers = {"Host": name, "Origin": f"http://{name}", "Content-Type": "application/json"}
+    ends = time.monotonic() + 120
+    while time.monotonic() < ends:
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        with contextlib.suppress(ConnectionRefusedError), contextlib.closing(connection):
+            connection.request("POST", "/ajax-api/2.0/mlflow/runs/search", '{"experiment_ids": ["1"]}', headers)
+            return connection.getresponse().status
+        time.sleep(0.5)
+    raise AssertionError("MLflow does not answer")
 
 
 def test_mlflow_makes_its_database_in_a_folder_of_any_name(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def complete(found: dict[str, Any], steps: int = STEPS) -> None:
 
 def judged(found: dict[str, Any]) -> None:
     headline = summarise([an_entry()])
-    assert found["curves"]["result/gain"] == [(STEPS, headline["difference"])]
+    assert found["curves"]["result/gain"] == [(STEPS, round(headline["difference"], 4))]
     assert found["files"]["evaluation/evaluation.html"] == b"page"
     assert json.loads(found["files"]["evaluation/scores.json"])["columns"] == list(an_entry())
     assert headline["sentence"] in found["files"]["adapters/README.md"].decode()

@@ -36,6 +36,7 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     view = project.client.get_experiment(project.experiment).tags["mlflow.sharedViewState.gain"]
     view = json.loads(view)
     assert view["orderByKey"] == "metrics.`result/gain`", "`make ui` opens this view"
+    assert view["columnOrder"][:2] == ["metrics.`result/gain`", "metrics.`result/by_judge`"]
     assert view["compareRunCharts"][0]["imageKeys"] == ["samples"], "pictures come first"
 
 

@@ -32,17 +32,25 @@ Point = tuple[str, float, int, int]
 SQLITE = "sqlite:///"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
 EXPERIMENT, ARTIFACTS = "visual_grpo", "mlartifacts"
-COLUMNS = (
-    *(f"metrics.`result/{name}`" for name in ("gain", "low", "high", "task")),
-    *("metrics.`reward/total`", "params.`policy.train`", "params.`grpo.steps`", "params.`seed`"),
-)
+COLUMNS = {
+    "metrics.`result/gain`": 105,
+    "metrics.`result/by_judge`": 120,
+    "metrics.`result/low`": 95,
+    "metrics.`result/gain_over_control`": 175,
+    "metrics.`result/task`": 95,
+    "params.`policy.train`": 100,
+    "params.`seed`": 60,
+}
+"""From left to right, with widths in pixels: together they fit into a window of 1400 pixels."""
 _SHOWN = {"deleted": False, "isGenerated": False}
 _SECTION = {"uuid": "first", "name": "Samples and gain", "display": True, "isReordered": True, **_SHOWN}
 _CHART = {"metricSectionId": "first", "runsCountToCompare": 10, **_SHOWN}
 VIEW = {
-    "orderByKey": COLUMNS[0],
+    "orderByKey": next(iter(COLUMNS)),
     "orderByAsc": False,
-    "selectedColumns": COLUMNS,
+    "selectedColumns": list(COLUMNS),
+    "columnOrder": list(COLUMNS),
+    "columnWidths": COLUMNS,
     "compareRunSections": [_SECTION],
     "compareRunCharts": [
         _CHART | {"uuid": "samples", "type": "IMAGE", "imageKeys": ["samples"], "step": 1, "showRunParams": False},

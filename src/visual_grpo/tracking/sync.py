@@ -42,6 +42,8 @@ _OF_MODULE = {
     *("grad_norm", "learning_rate", "updates_skipped", "speed/samples_per_second"),
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
+_DIGITS = 4
+"""Of a result's metrics; the files beside them have all."""
 _OF_RESULT = {"gain": "difference", "low": "ci_low", "high": "ci_high", "base": "baseline", "trained": "trained"}
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
@@ -173,7 +175,10 @@ def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
     for judge in headline["judges"]:
         for prefix, key in {"judge": "difference", "judge_low": "ci_low", "judge_high": "ci_high"}.items():
             metrics[f"{prefix}/{judge['name']}"] = judge[key]
-    return {f"result/{name}": float(value) for name, value in metrics.items() if value is not None}
+    if headline["judges"]:
+        metrics["by_judge"] = min(judge["difference"] for judge in headline["judges"])
+    # MLflow's table shows every digit.
+    return {f"result/{name}": round(float(value), _DIGITS) for name, value in metrics.items() if value is not None}
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:
