@@ -207,7 +207,9 @@ def general(name: str) -> str:
 
 def logged() -> set[str]:
     """The metrics of a step with one module and with two."""
-    config = GRPOConfig(steps=1, prompts_per_step=2, group_size=4, learning_rate=0.1, updates_per_rollout=2)
+    config = GRPOConfig(
+        steps=1, prompts_per_step=2, group_size=4, learning_rate=0.1, updates_per_rollout=2, target_kl=0.1
+    )
 
     def trainer(policy: Any) -> Any:
         return GRPOTrainer(policy, CountingScorer(), config)

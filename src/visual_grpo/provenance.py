@@ -60,7 +60,7 @@ _TRAINING_ONLY = (
     "policy.signal_check",
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
     "modules.*.advantage_epsilon",
-    *(f"modules.*.{name}" for name in ("learning_rate", "clip_low", "clip_high", "kl_weight")),
+    *(f"modules.*.{name}" for name in ("learning_rate", "target_kl", "clip_low", "clip_high", "kl_weight")),
 )
 _BASELINE_ONLY = tuple(
     f"evaluation.{name}" for name in ("images_per_prompt", "max_prompts", "controls", "bootstrap_samples")

@@ -133,6 +133,12 @@ class GRPOConfig(Strict):
         "quantised",
     )
     learning_rate: float = Field(gt=0, description="of AdamW, before warm-up and schedule")
+    target_kl: float | None = Field(
+        default=None,
+        gt=0,
+        description="KL by which the updates of a step should move the policy, in nats a token (k3) or a latent element"
+        " of a denoising step (exact): scales the learning rate, at most to 10 times; null = off",
+    )
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=(0.9, 0.99), description="AdamW's betas"
     )
@@ -253,6 +259,7 @@ class ModuleConfig(Strict):
     updates_per_rollout: int | None = Field(None, ge=1, description="as grpo.updates_per_rollout")
     micro_batch_size: int | None = Field(None, ge=1, description="as grpo.micro_batch_size")
     learning_rate: float | None = Field(None, gt=0, description="as grpo.learning_rate")
+    target_kl: float | None = Field(None, gt=0, description="as grpo.target_kl")
     clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
     kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")

@@ -56,6 +56,8 @@ class UpdateMetrics:
     max_sampler_gap: float = 0.0
     grad_norm: float = 0.0
     learning_rate: float = 0.0
+    moved: float | None = None
+    """KL by which the step's updates so far have moved the policy; None = not measured."""
     skipped: bool = False
     """True if nothing was updated, because the loss or its gradient was not finite."""
 
@@ -193,6 +195,8 @@ def _update_metrics(updates: list[UpdateMetrics]) -> dict[str, float]:
         "grad_norm": updates[-1].grad_norm,
         "learning_rate": updates[-1].learning_rate,
     }
+    if updates[-1].moved is not None:
+        values["step_kl"] = updates[-1].moved
     first = updates[0].means()
     if SAMPLER_GAP in first:
         values[f"{SAMPLER_GAP}/mean"], values[f"{SAMPLER_GAP}/max"] = first[SAMPLER_GAP], updates[0].max_sampler_gap

@@ -15,6 +15,7 @@ from visual_grpo.common.device import bitsandbytes
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.metrics import UpdateMetrics
+from visual_grpo.grpo.trust_region import TrustRegion
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ class AdapterOptimizer:
         self.parameters, self.config, self.device = parameters, config, parameters[0].device
         self.adamw = build_optimizer(parameters, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
+        target = config.target_kl
+        self.trust_region = TrustRegion(parameters, target) if target is not None else None
+        self.on_update: list[Callable[[], object]] = []
+        """Called after each update that is not skipped."""
         self._skipped = self._overflows = 0
         """Updates in a row that were not finite, and that the scaler skipped."""
 
@@ -78,15 +83,17 @@ class AdapterOptimizer:
         self.scaler.scale(loss.to(self.device)).backward()
 
     def step(self, number: int, step: int, prompts: Sequence[str]) -> tuple[float, float]:
-        """Takes update ``number`` of the run, in training step ``step``; returns gradient norm and learning rate.
+        """Takes update ``number`` of the run, in training step ``step``; returns gradient norm and learning rate used.
 
         Raises NonFiniteLossError. With a scaler, an infinite gradient skips the update by design.
         """
         config = self.config
         total = config.steps * config.updates_per_rollout
         factor = learning_rate_factor(number, total, config.warmup_steps, config.schedule)
+        region = self.trust_region
+        rate = config.learning_rate * factor * (region.scale if region is not None else 1.0)
         for group in self.adamw.param_groups:
-            group["lr"] = config.learning_rate * factor
+            group["lr"] = rate
         self.scaler.unscale_(self.adamw)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
         if not self.scaler.is_enabled():
@@ -94,24 +101,35 @@ class AdapterOptimizer:
         scale = self.scaler.get_scale()
         self.scaler.step(self.adamw)
         self.scaler.update()
-        self._overflows = self._overflows + 1 if self.scaler.get_scale() < scale else 0
+        overflowed = self.scaler.get_scale() < scale
+        self._overflows = self._overflows + 1 if overflowed else 0
         if self._overflows > MOST_OVERFLOWS:
             raise NonFiniteLossError(
                 f"The gradient was not finite in {self._overflows} updates in a row, at step {step} still with a loss"
                 f" scale of {self.scaler.get_scale():g}: it is NaN, or float16 cannot hold it. Use"
                 " model.dtype=bfloat16 or float32, or a lower grpo.learning_rate."
             )
-        return norm, config.learning_rate * factor
+        if overflowed:
+            return norm, rate
+        if region is not None:
+            rate *= region.hold(factor * (number % config.updates_per_rollout + 1) / config.updates_per_rollout)
+            region.refuse_unreached(config.learning_rate, config.warmup_steps)
+        for follow in self.on_update:
+            follow()
+        return norm, rate
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns what a checkpoint needs: tensors, and metadata that are JSON."""
         guard = {"in_a_row": self._skipped, "overflows": self._overflows}
-        return optimizer_state(self.adamw), {"scaler": self.scaler.state_dict(), "guard": guard}
+        region = {} if self.trust_region is None else {"trust_region": self.trust_region.state()}
+        return optimizer_state(self.adamw), {"scaler": self.scaler.state_dict(), "guard": guard} | region
 
     def load_state(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
         load_optimizer_state(self.adamw, tensors)
         self.scaler.load_state_dict(metadata["scaler"])
         self._skipped, self._overflows = metadata["guard"]["in_a_row"], metadata["guard"]["overflows"]
+        if self.trust_region is not None:
+            self.trust_region.load_state(metadata["trust_region"])
 
 
 def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ the samples. Shapes: B rows in group-major order (N prompts x G samples), S deci
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages, k3
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
@@ -122,6 +123,8 @@ class GRPOTrainer(Generic[T]):
         """Takes all optimizer updates of a step."""
         policy_loss = PolicyLoss(self.config, batches)
         updates: list[UpdateMetrics] = []
+        if self.optimizer.trust_region is not None:
+            self.optimizer.trust_region.begin(partial(self._moved, batches))
         for _ in range(self.config.updates_per_rollout):
             with clock.phase("update"):
                 updates.append(self._update_once(batches, updates, policy_loss))
@@ -143,6 +146,8 @@ class GRPOTrainer(Generic[T]):
             number = self.step * self.config.updates_per_rollout + len(before)
             prompts = [name for batch in batches for name in batch.prompt_ids(batch.rows)]
             metrics.grad_norm, metrics.learning_rate = self.optimizer.step(number, self.step + 1, prompts)
+        if self.optimizer.trust_region is not None:
+            metrics.moved = self.optimizer.trust_region.moved
         return metrics
 
     def compute_gradient(
@@ -181,6 +186,29 @@ class GRPOTrainer(Generic[T]):
         except NonFiniteLossError as error:
             return metrics, error
         return metrics, None
+
+    @torch.no_grad()
+    def _moved(self, batches: list[TrainBatch[T]]) -> float:
+        """Returns the KL of the policy to the one that sampled, from one sample of each prompt on all ranks.
+
+        It is the exact one where the replay gives it, else the k3 estimate.
+        """
+
+        def own() -> tuple[float, int]:
+            total, steps = 0.0, 0
+            for batch in batches:
+                for rows, places in batch.micro_batches(self.config.micro_batch_size):
+                    some = slice(None, None, self.config.group_size)
+                    for chunk in self.policy.replay(batch.rollout.trajectory, places[some]):
+                        counted = batch.rollout.mask[rows[some]][:, chunk.steps]
+                        old = batch.old_log_probs[rows[some]][:, chunk.steps]
+                        kl = k3(chunk.log_probs - old) if chunk.divergence is None else chunk.divergence()
+                        total += float(torch.where(counted, kl, 0.0).double().sum())
+                        steps += int(counted.sum())
+            return total, steps
+
+        totals, steps = zip(*ranks.all_gather(own), strict=True)
+        return float(sum(totals)) / max(sum(steps), 1)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns what a bit-exact continuation needs between two steps: tensors, and metadata that are JSON."""

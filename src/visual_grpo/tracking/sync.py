@@ -39,7 +39,7 @@ _FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
 _OF_MODULE = {
     *("reward/total", "reward/total_std", "reward/unscored_share", "zero_variance_share", "advantage/abs_mean"),
     *("kl", "entropy", "approx_kl", "clip_fraction", "ratio/first_max_abs_log", "sampler_gap/mean", "sampler_gap/max"),
-    *("grad_norm", "learning_rate", "updates_skipped", "speed/samples_per_second"),
+    *("grad_norm", "learning_rate", "step_kl", "updates_skipped", "speed/samples_per_second"),
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
 _DIGITS = 4

@@ -34,7 +34,7 @@ class AdapterAverage:
         for module, module_trainer in trainer.modules.items():
             average = EMAModel(module_trainer.parameters, decay=decay, foreach=True)
             self._averages[module] = average, module_trainer.parameters
-            module_trainer.optimizer.adamw.register_step_post_hook(partial(_follow, average, module_trainer.parameters))
+            module_trainer.optimizer.on_update.append(partial(average.step, module_trainer.parameters))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -61,7 +61,3 @@ class AdapterAverage:
             values = [tensors[str(number)] for number in range(len(tensors))]
             average.load_state_dict({"optimization_step": updates, "shadow_params": values})
             average.to(device=parameters[0].device)
-
-
-def _follow(average: EMAModel, parameters: list[nn.Parameter], *_: object) -> None:
-    average.step(parameters)

@@ -1,0 +1,92 @@
+"""Scales the learning rate so that the updates of a step move the policy by about a target KL.
+
+The KL of near policies grows with the square of the distance of their weights, and AdamW's distance with its learning
+rate. So an update that moves the policy by k instead of t would move it by t with the learning rate times sqrt(t / k).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from visual_grpo.common.errors import UserError
+
+LARGEST_SCALE = 10.0
+"""Of the learning rate: far above it the target, and not the one who chose the rate, would decide everything."""
+PATIENCE = 10
+"""Updates in which a target has to be reached; they raise the learning rate to the largest scale."""
+_RISE, _LEAST, _TRIES = 1.5, 0.1, 8
+
+
+class TrustRegion:
+    """Shortens updates that moved the policy too far, and chooses the learning rate of the next ones."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], target: float) -> None:
+        """``target``: nats a token, or a latent element."""
+        self.parameters, self.target = parameters, target
+        self.scale = 1.0
+        """Factor on the learning rate."""
+        self.moved = self.largest = 0.0
+        """By the last step so far, and the largest that was measured."""
+        self._updates = 0
+        self._start: list[Tensor] = []
+        self._measure: Callable[[], float] = lambda: math.nan
+
+    def begin(self, measure: Callable[[], float]) -> None:
+        """Begins a step at the present weights; ``measure`` returns the KL of the policy to that of these weights."""
+        self._start = [parameter.detach().clone() for parameter in self.parameters]
+        self._measure, self.moved = measure, 0.0
+
+    def hold(self, part: float) -> float:
+        """Takes back what an update moved the policy beyond the target; returns what is left of its learning rate.
+
+        ``part``: the share of the step's length that should be done, by the schedule and the updates so far. Large
+        steps leave the range in which the KL is a square, and are measured again.
+        """
+        target, left, ratio = self.target * part**2, 1.0, 1.0
+        for _ in range(_TRIES):
+            self.moved = self._measure()
+            ratio = self._ratio(target)
+            if ratio >= 1:
+                break
+            self._shorten(ratio)
+            left, self.moved = left * ratio, self.moved * ratio**2
+            if ratio > 0.5:
+                break
+        self.scale *= left if left < 1 else min(ratio, _RISE)
+        self.scale = min(self.scale, LARGEST_SCALE)
+        self._updates += 1
+        return left
+
+    def refuse_unreached(self, learning_rate: float, warmup: int) -> None:
+        """Raises UserError where updates have moved the policy by less than half of the target so far."""
+        if self._updates < PATIENCE + warmup or self.largest >= self.target / 2:
+            return
+        raise UserError(
+            f"grpo.target_kl is {self.target:g}, but {self._updates} updates moved the policy by at most"
+            f" {self.largest:.2g}, the last with {self.scale:.3g} times grpo.learning_rate ({learning_rate:g}). Set"
+            " target_kl to what can be reached, raise the learning rate, or leave target_kl out."
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a bit-exact continuation needs, as JSON."""
+        return {"scale": self.scale, "largest": self.largest, "updates": self._updates}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.scale, self.largest, self._updates = state["scale"], state["largest"], state["updates"]
+
+    def _ratio(self, target: float) -> float:
+        """Of the length that reaches ``target`` to that of the last measurement."""
+        if not math.isfinite(self.moved):
+            return _LEAST
+        self.largest = max(self.largest, self.moved)
+        return max(math.sqrt(target / self.moved), _LEAST) if self.moved > 0 else math.inf
+
+    @torch.no_grad()
+    def _shorten(self, ratio: float) -> None:
+        for parameter, start in zip(self.parameters, self._start, strict=True):
+            parameter.copy_(start.lerp(parameter, ratio))

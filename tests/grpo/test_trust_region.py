@@ -1,0 +1,117 @@
+"""The target KL: whatever the learning rate, a step moves the policy by about as much."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.grpo.test_trainer import trainer_of
+from tests.toys import ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.common.errors import UserError
+from visual_grpo.grpo.trust_region import LARGEST_SCALE, TrustRegion
+
+TARGET = 0.01
+
+
+def moves(policy: Any, **options: Any) -> tuple[list[float], list[dict[str, Any]]]:
+    """The KL of each step, in nats a decision, by the distributions themselves, and the metrics of the steps."""
+    tables, found = [policy.table.detach().clone()], []
+    for metrics in trainer_of(policy, **options).fit(records(10)):
+        tables.append(policy.table.detach().clone())
+        found.append(dict(metrics.values))
+    return [kl(policy, *pair) for pair in itertools.pairwise(tables)], found
+
+
+def kl(policy: Any, before: Tensor, after: Tensor) -> float:
+    if isinstance(policy, ToyGaussianPolicy):
+        return float(((after - before) ** 2 / 2).mean())
+    old = before.log_softmax(-1)
+    return float((old.exp() * (old - after.log_softmax(-1))).sum(-1).mean())
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("rate", [0.05, 2.0, 200.0])
+@pytest.mark.parametrize("policy", [ToyGaussianPolicy, ToyTokenPolicy])
+def test_a_step_moves_the_policy_by_about_the_target(policy: Any, rate: float, updates: int) -> None:
+    moved, metrics = moves(
+        policy(), steps=11, learning_rate=rate, target_kl=TARGET, updates_per_rollout=updates, prompts_per_step=8
+    )
+    exact = policy is ToyGaussianPolicy
+    assert max(moved) < (1.01 if exact else 1.5) * TARGET  # The KL of tokens is estimated.
+    assert min(moved[7:11]) > (0.95 if exact else 0.6) * TARGET  # Later the tokens are learned.
+    if exact:
+        assert [step["step_kl"] for step in metrics] == pytest.approx(moved, rel=1e-3)
+
+
+def test_the_schedule_has_its_way() -> None:
+    options: dict[str, Any] = {"steps": 40, "learning_rate": 2.0, "target_kl": TARGET}
+    moved, _ = moves(ToyGaussianPolicy(), schedule="linear", **options)
+    for step in (0, 10, 20, 30, 39):
+        assert moved[step] <= 1.02 * TARGET * (1 - step / 40) ** 2
+    assert moved[39] < 0.002 * TARGET
+
+
+def test_the_learning_rate_that_is_reported_is_the_one_that_was_used() -> None:
+    """Without the target, that learning rate makes the same step."""
+    held, free = ToyGaussianPolicy(), ToyGaussianPolicy()
+    (found,) = trainer_of(held, steps=1, learning_rate=3.0, target_kl=TARGET).fit(records(10))
+    used = found.values["learning_rate"]
+    assert used < 0.3
+    list(trainer_of(free, steps=1, learning_rate=used).fit(records(10)))
+    torch.testing.assert_close(held.table, free.table)
+    steps = trainer_of(ToyGaussianPolicy(), steps=9, learning_rate=0.01, target_kl=TARGET).fit(records(10))
+    rates = [step.values["learning_rate"] for step in steps]
+    assert rates[:4] == pytest.approx([0.01 * 1.5**n for n in range(4)])
+    assert max(rates) <= 0.01 * LARGEST_SCALE
+
+
+def test_a_large_step_is_measured_again_until_it_is_near() -> None:
+    """The KL saturates, as of a policy that has collapsed: its square root says too little."""
+    weight = nn.Parameter(torch.tensor([0.0]))
+    region, asked = TrustRegion([weight], TARGET), list[float]()
+
+    def measure() -> float:
+        distance = float(weight.detach())
+        asked.append(math.nan if distance > 500 else 1 - math.exp(-(distance**2)))
+        return asked[-1]
+
+    region.begin(measure)
+    weight.data.fill_(1000.0)
+    left = region.hold(1.0)
+    assert math.isnan(asked[0])
+    assert len(asked) == 5
+    assert float(weight.detach()) == pytest.approx(1000 * left, rel=1e-5)
+    assert 0.5 * TARGET < 1 - math.exp(-(float(weight.detach()) ** 2)) < 1.2 * TARGET
+    assert region.scale == left
+
+
+def test_a_target_that_no_step_reaches_is_refused_with_the_largest_movement() -> None:
+    trainer = trainer_of(ToyGaussianPolicy(), steps=30, learning_rate=1e-4, target_kl=TARGET, warmup_steps=2)
+    with pytest.raises(
+        UserError,
+        match=r"target_kl is 0\.01, but 12 updates moved the policy by at most [1-9]\S*e-07, the last with 10 times"
+        r" grpo\.learning_rate \(0\.0001\)\. Set target_kl to what can be reached",
+    ):
+        list(trainer.fit(records(10)))
+
+
+@pytest.mark.parametrize("target", [None, TARGET])
+def test_a_resumed_run_goes_on_with_the_scale_bit_for_bit(target: float | None) -> None:
+    options: dict[str, Any] = {"steps": 6, "learning_rate": 1.0, "target_kl": target, "updates_per_rollout": 2}
+    whole, first, rest = (trainer_of(ToyTokenPolicy(), **options) for _ in range(3))
+    want = list(whole.fit(records(10)))
+    steps = first.fit(records(10))
+    for _ in range(3):
+        next(steps)
+    tensors, metadata = first.state()
+    assert ("trust_region" in metadata) == (target is not None), "off, it leaves no trace"
+    rest.load_state(tensors, metadata)
+    got = list(rest.fit(records(10)))
+    assert torch.equal(whole.state()[0]["adapter/table"], rest.state()[0]["adapter/table"])
+    assert [step.values["learning_rate"] for step in got] == [step.values["learning_rate"] for step in want[3:]]
+    assert whole.state()[1] == rest.state()[1]
