@@ -37,6 +37,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_5_vl", {"data": {"task": "t2i"}}, "data.task is t2i, which qwen2_5_vl cannot do; it has segmenta"),
     ("sd3", {"data": {"task": "i2i"}}, "data.task is i2i, which sd3 cannot do; it has t2i"),
     ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
+    (
+        "glm_image",
+        {"policy": {"train": "ar", "flow": {"anchor": 0.1}}},
+        "policy.flow.anchor is 0.1, but no flow module is trained",
+    ),
     ("glm_image", {"grpo": {"loss": "dppo"}}, "exact divergence of a denoising step, but ar draws tokens"),
     *(
         ("sd3", {"grpo": {"loss": "gspo"}, "policy": policy}, r"gspo, whose .* but the 2 trained steps of dit are")

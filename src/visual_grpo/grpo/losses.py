@@ -232,8 +232,9 @@ def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, c
 class PolicyLoss:
     """The configured loss of one optimizer update on ``batches``, normalised by the counts of all of them."""
 
-    def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]]) -> None:
-        self.config, self.kind = config, LOSSES[config.loss]
+    def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]], *, penalised: bool = True) -> None:
+        """``penalised`` False leaves out the policy's own penalties, which no reward decides."""
+        self.config, self.kind, self.penalised = config, LOSSES[config.loss], penalised
         self.clip_low = config.clip_low if config.clip_low is not None else self.kind.clip_low
         self.clip_high = config.clip_high if config.clip_high is not None else self.kind.clip_high
         masks = [batch.rollout.mask[batch.rows] for batch in batches]
@@ -273,7 +274,8 @@ class PolicyLoss:
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
         if self.config.kl_weight:
             loss = loss + self.config.kl_weight * self._kl(chunk)
-        loss = loss if chunk.penalty is None else loss + chunk.penalty
+        if chunk.penalty is not None and self.penalised:
+            loss = loss + chunk.penalty
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
@@ -291,6 +293,8 @@ class PolicyLoss:
             }
             if chunk.kl is not None:
                 metrics["kl"] = torch.where(counted, chunk.kl, 0.0)
+            if chunk.penalty is not None:
+                metrics["penalty"] = torch.where(counted, chunk.penalty, 0.0)
         return total, metrics, counted
 
     def _kl(self, chunk: ReplayChunk) -> Tensor:

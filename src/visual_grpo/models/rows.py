@@ -55,8 +55,9 @@ SEED_RANGE = 2**62
 
 START_NOISE = 0x5851F42D
 STEP_NOISE = 0x2545F491
-"""XORed into a seed, so that tokens (the seed itself), start noise and the noise of stochastic denoising steps are
-independent. Below 2^32, since torch's CPU generator reads no higher bit of its seed.
+ANCHOR_NOISE = 0x14057B7E
+"""XORed into a seed, so that tokens (the seed itself), start noise, the noise of stochastic denoising steps and that of
+the anchor's pictures are independent. Below 2^32, since torch's CPU generator reads no higher bit of its seed.
 """
 
 

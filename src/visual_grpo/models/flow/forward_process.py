@@ -57,10 +57,8 @@ class MatchingDenoiser(Denoiser[C]):
         """Returns the samples; the path's states are x, the next states u and the means v, each [B, K, C, h, w]."""
         schedule = self.model.schedule(steps)
         clean = self.integrate(conditions, entries, noise_seeds, steps)
-        noise = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
-        noise = noise.to(clean.device)
-        levels = torch.tensor([schedule.sigmas[step] for step in window], device=clean.device).view(1, -1, 1, 1, 1)
-        states, targets = (1 - levels) * clean[:, None] + levels * noise, noise - clean[:, None]
+        levels = [schedule.sigmas[step] for step in window]
+        states, targets = noised(clean, [seed ^ STEP_NOISE for seed in step_seeds], levels)
         with on_device(self.model.transformer):
             found = [
                 self._transition(states[:, column], conditions, entries, schedule, step)
@@ -88,6 +86,13 @@ class MatchingDenoiser(Denoiser[C]):
             return None
         excess = (_norms(mean[:, None]) / _norms(reference_mean[:, None]) - 1).clamp(min=0)
         return self.flow.norm_penalty * excess.cpu()
+
+
+def noised(clean: Tensor, seeds: Sequence[int], levels: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Returns x and u of b samples [b, C, h, w] at K noise levels, both [b, K, C, h, w]; ``seeds``: [b]."""
+    noise = noises(seeds, len(levels), clean.shape[1:]).to(clean.device)
+    level = torch.tensor(levels, device=clean.device).view(1, -1, *[1] * (clean.ndim - 1))
+    return (1 - level) * clean[:, None] + level * noise, noise - clean[:, None]
 
 
 def _norms(velocities: Tensor) -> Tensor:

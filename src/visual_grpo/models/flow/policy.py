@@ -19,6 +19,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.models.flow.anchor import Anchor, anchor_loss, draw_anchor
 from visual_grpo.models.flow.forward_process import denoiser_of
 from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import log_prob, moved_by, transition_kl
@@ -50,6 +51,7 @@ class FlowTrajectory(Generic[C]):
     first_stochastic_step: int
     reference_means: Tensor | None = None
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
+    anchor: Anchor | None = None
 
 
 class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
@@ -124,6 +126,11 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
+        if self.config.flow.anchor:
+            anchor = draw_anchor(
+                self.denoiser, self.adapter, conditions, noise_seeds, self.steps, len(columns), generator
+            )
+            trajectory = replace(trajectory, anchor=anchor)
         log_probs = [log_prob(path.next_states[:, c], path.means[:, c], path.stds[c]) for c in columns]
         return Rollout(
             prompts=repeated(prompts, group_size),
@@ -145,6 +152,10 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
                     reference_mean = trajectory.reference_means[rows, column]
                     kl = transition_kl(mean, reference_mean, std)[:, None].cpu()
                     penalty = self.denoiser.penalty(mean, reference_mean)
+                if trajectory.anchor is not None:
+                    entries, weight = trajectory.entries[rows], self.config.flow.anchor
+                    loss = weight * anchor_loss(self.model, trajectory.anchor, trajectory.conditions, column, entries)
+                    penalty = loss if penalty is None else penalty + loss
                 moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
                 yield ReplayChunk(
                     steps=slice(column, column + 1),
