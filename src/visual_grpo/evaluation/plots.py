@@ -55,7 +55,7 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
     caption = "Mean total. Training samples are drawn as in training; eval prompts at the eval sampler, step 0 = base."
     curves = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
     for metric, (title, caption) in METRICS.items():
-        columns = {"all": metric} if metric in history else _by_module(history, metric)
+        columns = columns_of(history, metric)
         if not columns or (metric == UNSCORED and not history[list(columns.values())].gt(0).to_numpy().any()):
             continue
         figure, axis = _chart()
@@ -65,6 +65,14 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
             axis.legend(frameon=False)
         curves.append(Curves(title=title, caption=caption, figure=figure))
     return curves
+
+
+def columns_of(history: pd.DataFrame, metric: str) -> dict[str, str]:
+    """Maps modules to the columns of their ``metric``; ``all`` where there is one only."""
+    if metric in history:
+        return {"all": metric}
+    columns = {name: name.partition("/") for name in history.columns}
+    return {module: name for name, (module, _, rest) in columns.items() if rest == metric}
 
 
 def base_value(baseline: pd.DataFrame, prompts: int | None) -> float | None:
@@ -108,12 +116,6 @@ def _chart() -> tuple[Figure, Axes]:
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     return figure, axis
-
-
-def _by_module(history: pd.DataFrame, metric: str) -> dict[str, str]:
-    """Maps modules to the columns of their ``metric``."""
-    columns = {name: name.partition("/") for name in history.columns}
-    return {module: name for name, (module, _, rest) in columns.items() if rest == metric}
 
 
 def _points(history: pd.DataFrame, column: str) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.alarm import alarm_notes
+from visual_grpo.evaluation.limits import limit_notes
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, result
 from visual_grpo.models.run_spec import RunSpec
@@ -83,13 +84,14 @@ def compare_with_baseline(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
     training, modules = read_facts(adapters), modules_of(adapters)
+    limits = limit_notes(report.read_history(adapters), training.get("parameters", {}))
     changed = provenance.code_notes(training, read_scores(trained).attrs["depends_on"])
     evaluation = report.evaluate(
         baseline,
         trained,
         settings,
         training,
-        notes=[*alarm_notes(training), *changed],
+        notes=[*alarm_notes(training), *limits, *changed],
         seed=settings.seed,
         # A result should not depend on where it was made.
         adapter=", ".join(str(from_here(adapters / module)) for module in modules),

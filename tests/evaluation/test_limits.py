@@ -1,0 +1,96 @@
+"""What limits a training: curves that fail in each way, and real trainings of toys that do."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.grpo.test_trainer import trainer_of
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, one_reward, records
+from visual_grpo.evaluation.limits import FEWEST_STEPS, limit_notes
+
+STEPS = np.arange(1, 41)
+RISING = 0.3 + 0.5 * STEPS / 40
+NOISE = 0.02 * np.random.default_rng(0).normal(size=40)
+
+
+def curves(reward: Any = RISING, **columns: Any) -> pd.DataFrame:
+    given = {name.replace("__", "/"): values for name, values in columns.items()}
+    return pd.DataFrame({"step": STEPS, "reward/total": reward + NOISE} | given)
+
+
+def every_ten(*values: float) -> list[float]:
+    return [values[step // 10 - 1] if step % 10 == 0 else np.nan for step in STEPS]
+
+
+def settings(**grpo: Any) -> dict[str, Any]:
+    shared = {"loss": "grpo", "steps": 40, "updates_per_rollout": 1, "learning_rate": 0.1, "target_kl": None}
+    return {"grpo": shared | {"schedule": "constant", "warmup_steps": 0} | grpo, "modules": grpo.pop("modules", {})}
+
+
+HALF_EQUAL = np.where(STEPS > 20, 0.8, 0.0)
+CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
+    (curves(), settings(), None),
+    (curves(zero_variance_share=0.5, clip_fraction=0.1, eval__total=every_ten(0.4, 0.5, 0.6, 0.59)), settings(), None),
+    (curves(zero_variance_share=HALF_EQUAL), settings(), r"half, 80% of the groups had equal .*group_size"),
+    (curves(ar__zero_variance_share=0.1, dit__zero_variance_share=0.9), settings(), "90% of the groups of dit"),
+    (curves(clip_fraction=0.5, update_1__clip_fraction=0.9), settings(), r"50% of the decisions lost .*updates_per_ro"),
+    (curves(clip_fraction=0.9), settings(loss="gspo"), None),
+    (curves(eval__total=every_ten(0.5, 0.6, 0.5, 0.3)), settings(), r"fell from 0.6 at step 20 to 0.3, while .*anchor"),
+    (curves(np.where(STEPS < 25, RISING, 0.2)), settings(), r"fell from 0\.5\d* around step 24 to 0\.2\S* .*set grpo"),
+    (curves(np.where(STEPS < 25, RISING, 0.2)), settings(target_kl=0.1), r"lower grpo\.target_kl \(0\.1\)"),
+    (curves(0.5), settings(), r"did not rise above its noise \(0\.\d+ in .* 0\.01\d from .*raise grpo\.prompts"),
+    (curves(learning_rate=0.02), settings(target_kl=0.01), r"target_kl \(0\.01\) held the steps at 20% of the"),
+    (curves(learning_rate=0.1 * (41 - STEPS) / 40), settings(target_kl=0.01, schedule="linear"), None),
+    (curves(learning_rate=0.02 * (41 - STEPS) / 40), settings(target_kl=0.01, schedule="linear"), "at 20% of"),
+    (
+        curves(dit__learning_rate=0.02),
+        settings() | {"modules": {"dit": {"learning_rate": 0.2, "target_kl": 0.3}}},
+        r"target_kl \(0\.3\) held the steps of dit at 10% of",
+    ),
+]
+
+
+@pytest.mark.parametrize(("history", "parameters", "sentence"), CASES)
+def test_a_limit_is_named_with_the_parameter_to_look_at(history: Any, parameters: Any, sentence: str | None) -> None:
+    if sentence is None:
+        assert limit_notes(history, parameters) == []
+    else:
+        (note,) = limit_notes(history, parameters)
+        assert note.startswith("What limited the training: ")
+
+        assert re.search(sentence, note), note
+    assert limit_notes(history.head(FEWEST_STEPS - 1), parameters) == []
+
+
+class Coarse(CountingScorer):
+    """Nearly all samples get the same reward."""
+
+    def __call__(self, prompts: Any, samples: Any) -> Any:
+        return one_reward((super().__call__(prompts, samples).total > 0.99).float())
+
+
+class Random(CountingScorer):
+    def __call__(self, prompts: Any, samples: Any) -> Any:
+        return one_reward(super().__call__(prompts, samples).total.roll(7).cumsum(0).sin())
+
+
+TRAININGS: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (ToyTokenPolicy, Coarse(), {}, "of the groups had equal rewards"),
+    (ToyTokenPolicy, Random(), {"learning_rate": 1e-4}, "did not rise above its noise"),
+    (ToyGaussianPolicy, CountingScorer(), {"learning_rate": 1.0, "updates_per_rollout": 6}, "lost their gradient"),
+    (ToyGaussianPolicy, CountingScorer(), {"learning_rate": 1.0, "target_kl": 0.01}, r"held the steps at \d+% of"),
+]
+
+
+@pytest.mark.parametrize(("policy", "scorer", "options", "sentence"), TRAININGS)
+def test_a_training_that_fails_in_a_way_says_so(policy: Any, scorer: Any, options: Any, sentence: str) -> None:
+    trainer = trainer_of(policy(), scorer, steps=24, **options)
+    history = pd.DataFrame([{"step": m.step, **m.values} for m in trainer.fit(records(10))])
+    (note,) = limit_notes(history, {"grpo": trainer.config.model_dump(mode="json")})
+
+    assert re.search(sentence, note), note
