@@ -4,10 +4,12 @@ Each seed needs a clone in FOLDER/seed-SEED in which starter and data_preparatio
 ``--params=seed=SEED,output=data`` and the same ``--env``, if any (`seeds.py` makes such clones). ``--cost`` prints the
 CPU seconds of a step of every variant, measured in turns in one process; ``--steps`` then gives each variant those that
 cost the same. Rollouts are drawn with the trained weights, whatever is saved, so that one training gives both rows of a
-variant: its last weights, and their average (``train.ema_decay``). Evaluation is not counted. What is done is not done
-again.
+variant: its last weights, and their average (``train.ema_decay``; null = none). Evaluation is not counted. What is done
+is not done again. ``--signal`` prints how much of a gradient is no noise: the mean cosine between the gradients of so
+many independent rollouts, of the same prompts for all variants, before any training.
 
     python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --cost
+    python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --signal 12 default matching share_draws
     python benchmarks/algorithms.py 3 4 5 --env sd3_small --folder FOLDER --steps default=50 dppo=50 matching=39
     python benchmarks/algorithms.py 3 4 5 --folder FOLDER --params policy.train=dit --steps default=40 dppo=40
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -33,16 +36,24 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import join
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
+from visual_grpo.grpo.sampling import PromptOrder
+from visual_grpo.grpo.signal_check import mean_of_pairs, probe_gradient, update_cosines
 from visual_grpo.models.flow.denoising import Denoiser
 from visual_grpo.models.flow.transitions import ode_step
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
+MATCHING = "policy.flow.likelihood=matching,policy.share_start_noise=false"
+PARTS = {name: f"policy.flow.{name}=true" for name in ("share_draws", "stratified", "adaptive")}
 VARIANTS = {
     "default": "",
     "dppo": "grpo.loss=dppo",
-    "matching": "policy.flow.likelihood=matching,policy.share_start_noise=false",
+    "matching": MATCHING,
+    **{name: f"{MATCHING},{part}" for name, part in PARTS.items()},
+    "v-grpo": ",".join([MATCHING, *PARTS.values()]),
+    "v-grpo, 4 draws": ",".join([MATCHING, *PARTS.values(), "policy.flow.draws=2"]),
+    "target_kl": "grpo.target_kl=0.001",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"
 RESULTS, BASE = Path("results/algorithms"), "base"
@@ -127,17 +138,34 @@ def cost(folder: Path, env: str | None, seed: int, params: str) -> None:
         print(name, f"{sum(row['seconds/cpu'] for row in training.history[1:]) / 4:.2f} CPU s a step")
 
 
+def signal(folder: Path, env: str | None, seed: int, params: str, names: Sequence[str], rollouts: int) -> None:
+    """Prints a row for each variant, with the standard error of the cosine and the CPU seconds of a gradient."""
+    print("| variant | cosine | CPU s |\n|---|---|---|")
+    for name in names:
+        training = Training(folder, env, seed, ",".join(filter(None, [VARIANTS[name], params])))
+        trainer, prompts = training.trainer, training.records.split("train")
+        order, generator = PromptOrder(prompts, seed), torch.Generator().manual_seed(seed)
+        began, gradients = time.process_time(), []
+        for _ in range(rollouts):
+            chosen = [prompts[i] for i in order.take(trainer.config.prompts_per_step)]
+            gradients.append(probe_gradient(trainer, chosen, generator))
+        cosine, error = mean_of_pairs(update_cosines(torch.stack(gradients)))
+        spent = (time.process_time() - began) / rollouts
+        print(f"| {name} | {cosine:.3f} ± {error:.3f} | {spent:.2f} |", flush=True)
+
+
 def train(folder: Path, env: str | None, seed: int, name: str, params: str) -> None:
     found = folder / RESULTS
-    if (found / f"{name} ema").exists():
+    if (found / name).exists():
         return
     training = Training(folder, env, seed, params)
     if not (found / BASE).exists():
         training.keep(found / BASE, base=True)
     while training.step():
         pass
+    if training.config.train.ema_decay is not None:
+        training.keep(found / f"{name} ema", averaged=True)
     training.keep(found / name)
-    training.keep(found / f"{name} ema", averaged=True)
 
 
 def table(clones: dict[int, Path], names: Sequence[str]) -> str:
@@ -152,6 +180,7 @@ def table(clones: dict[int, Path], names: Sequence[str]) -> str:
         "minus default",
         "guards",
         "velocity norm",
+        "training reward: best, last",
         "CPU s",
     )
     lines = [f"| {' | '.join([*heads, 'steps'])} |", "|---" * (len(heads) + 1) + "|"]
@@ -168,9 +197,16 @@ def table(clones: dict[int, Path], names: Sequence[str]) -> str:
         guards = [compared(scores, done, BASE, name, column) for column in GUARDS]
         cells += [", ".join(f"{guard.difference / guard.baseline:+.1%}" for guard in guards)]
         cells += [f"{sum(fact['velocity_norm'] for fact in facts) / len(facts):.3f}"]
+        cells += ["" if name == BASE else ", ".join(best_and_last([folders[seed, name] for seed in done]))]
         cells += [f"{sum(fact['cpu'] for fact in facts) / len(facts):.0f}", str(facts[0]["steps"])]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def best_and_last(folders: Sequence[Path]) -> list[str]:
+    """Means over the trainings of the highest and the last running mean of five steps' rewards."""
+    curves = [pd.read_csv(folder / "training.csv")["reward/total"].rolling(5).mean() for folder in folders]
+    return [f"{sum(values) / len(curves):.3f}" for values in zip(*((c.max(), c.iloc[-1]) for c in curves), strict=True)]
 
 
 def compared(
@@ -189,6 +225,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", nargs="+", default=[], help="VARIANT=STEPS of each variant to train")
     parser.add_argument("--name", help="of the results, where it is not the variant's")
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
+    parser.add_argument("--signal", nargs="+", default=[], help="rollouts, and the variants to compare")
     parser.add_argument("--cost", action="store_true", help="print the CPU seconds of a step of each variant")
     return parser.parse_args()
 
@@ -198,6 +235,9 @@ def main() -> None:
     arguments = _arguments()
     clones = {seed: arguments.folder.resolve() / f"seed-{seed}" for seed in arguments.seeds}
     for seed, clone in clones.items():
+        if arguments.signal:
+            rollouts, *names = arguments.signal
+            signal(clone, arguments.env, seed, arguments.params, names, int(rollouts))
         if arguments.cost:
             cost(clone, arguments.env, seed, arguments.params)
         for variant, steps in (given.split("=") for given in arguments.steps):

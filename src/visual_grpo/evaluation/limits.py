@@ -11,13 +11,12 @@ import pandas as pd
 
 from visual_grpo.evaluation.plots import columns_of
 from visual_grpo.grpo.losses import LOSSES
-from visual_grpo.grpo.optimizer import learning_rate_factor
 
 FEWEST_STEPS = 12
 """Steps of a training whose curves can say something."""
 _EQUAL, _CLIPPED, _HELD = 0.7, 0.3, 0.5
-"""Shares above which groups with equal rewards and clipped decisions are too many, and of the learning rate below which
-the target KL has shortened the steps."""
+"""Shares above which groups with equal rewards and clipped decisions are too many, and below which the highest learning
+rate used is not the one given."""
 
 Finding = Callable[[pd.DataFrame, Mapping[str, Any]], str | None]
 
@@ -92,20 +91,14 @@ def _clipped(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None
 
 
 def _held(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None:
-    """The target KL is what limits where it has shortened the learning rate that the schedule gives."""
     for module, column in columns_of(history, "learning_rate").items():
         own = (parameters.get("modules") or {}).get(module) or {}
-        grpo = {**parameters["grpo"], **{name: value for name, value in own.items() if value is not None}}
-        updates, total = grpo["updates_per_rollout"], grpo["steps"] * grpo["updates_per_rollout"]
-        factors = [
-            learning_rate_factor(int(step) * updates - 1, total, grpo["warmup_steps"], grpo["schedule"])
-            for step in history["step"]
-        ]
-        scale = _late(history[column] / (grpo["learning_rate"] * np.array(factors)))
-        if grpo.get("target_kl") is not None and scale < _HELD:
+        given, target = (own.get(name) or parameters["grpo"].get(name) for name in ("learning_rate", "target_kl"))
+        share = history[column].max() / given  # Of the peak, which every schedule has.
+        if target is not None and share < _HELD:
             return (
-                f"grpo.target_kl ({grpo['target_kl']:g}) held the steps{_of(module)} at {scale:.0%} of the learning"
-                " rate: if the reward still rises, raise the target"
+                f"grpo.target_kl ({target:g}) held the steps{_of(module)} at {share:.0%} of the learning rate: if the"
+                " reward still rises, raise the target"
             )
     return None
 

@@ -115,3 +115,44 @@ def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     trainer = GRPOTrainer(policy, Contrast(), GRPOConfig(updates_per_rollout=2, **settings, **changes))
     found = [step.values["reward/total"] for step in trainer.fit(RECORDS)]
     assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005
+
+
+def test_shared_draws_are_those_of_a_prompts_samples_which_differ_all_the_same() -> None:
+    levels = torch.tensor([1.0, 0.8]).view(1, 2, 1, 1, 1)
+    for shared in (True, False):
+        trajectory = rollout(policy_with(window_steps=2, share_draws=shared)).trajectory
+        clean = trajectory.states - levels * trajectory.next_states
+        noise = (clean + trajectory.next_states).unflatten(0, (3, 2))
+        assert torch.allclose(noise[:, 0], noise[:, 1], atol=1e-5) == shared
+        assert torch.corrcoef(noise[:, 0].flatten(2).flatten(0, 1)).fill_diagonal_(0).abs().max() < 0.2
+        assert (clean[::2, 0] - clean[1::2, 0]).abs().mean() > 0.1
+
+
+def test_stratified_levels_are_drawn_from_equal_parts_of_the_whole_schedule() -> None:
+    policy = policy_with(window_steps=2, stratified=True)
+    found = [policy.rollout(RECORDS, 2, torch.Generator().manual_seed(seed)).trajectory.steps for seed in range(12)]
+    assert [set(steps) for steps in zip(*found, strict=True)] == [{0, 1}, {2, 3}]
+
+
+def test_adaptive_weights_are_the_published_ones() -> None:
+    """V-GRPO, arXiv 2604.23380, eq. 14: the squared error of the predicted sample, over its own mean size."""
+    policy = policy_with(window_start=1, window_steps=2, adaptive=True)
+    got = rollout(policy)
+    rows, trajectory = torch.arange(6), got.trajectory
+    torch.testing.assert_close(
+        torch.cat([chunk.log_probs for chunk in chunks(policy, got, rows)], 1).detach(),
+        got.log_probs,
+        rtol=0,
+        atol=1e-4,
+    )
+    with torch.no_grad():
+        policy.model.transformer.slope -= 0.3
+    for column, (level, chunk) in enumerate(zip((0.8, 0.5), chunks(policy, got, rows), strict=True)):
+        state, target = (part[:, column].double() for part in (trajectory.states, trajectory.next_states))
+        sample = state - level * target
+        old, new = (state - level * (slope * state + OFFSETS) - sample for slope in (-0.4, -0.7))
+        size = old.abs().flatten(1).mean(1)
+        surrogates = [error.square().flatten(1).mean(1) / size for error in (old, new)]
+        want = (surrogates[0] - surrogates[1]) * state[0].numel() ** 0.5
+        ratio = chunk.log_probs.detach()[:, 0] - got.log_probs[:, column]
+        torch.testing.assert_close(ratio.double(), want, rtol=1e-4, atol=1e-4)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.models.flow.denoising import Denoiser
-from visual_grpo.models.flow.forward_process import noised
+from visual_grpo.models.flow.forward_process import noised, stratified
 from visual_grpo.models.flow.interface import FlowModel
 from visual_grpo.models.lora import Adapter
 from visual_grpo.models.rows import ANCHOR_NOISE
@@ -54,7 +54,7 @@ def draw_anchor(
     """
     with adapter.disabled():
         pictures = denoiser.integrate(conditions, torch.arange(len(seeds)), seeds, steps)
-    drawn = ((torch.arange(count) + torch.rand(count, generator=generator)) * steps / count).long().tolist()
+    drawn = stratified(steps, count, generator)
     schedule = denoiser.model.schedule(steps)
     levels = [schedule.sigmas[step] for step in drawn]
     states, targets = noised(pictures, [seed ^ ANCHOR_NOISE for seed in seeds], levels)

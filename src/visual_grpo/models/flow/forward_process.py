@@ -40,6 +40,8 @@ class MatchingDenoiser(Denoiser[C]):
 
     def window(self, steps: int, generator: torch.Generator) -> Sequence[int]:
         """Returns the step whose level each of the K noises has."""
+        if self.flow.stratified:
+            return stratified(steps, self.flow.stochastic_steps(steps) * self.flow.draws, generator)
         return [step for step in super().window(steps, generator) for _ in range(self.flow.draws)]
 
     @torch.no_grad()
@@ -65,12 +67,14 @@ class MatchingDenoiser(Denoiser[C]):
                 for column, step in enumerate(window)
             ]
         velocities = torch.stack([velocity for velocity, _ in found], 1)
+        sizes = (velocities - targets).abs().flatten(2).mean(2) if self.flow.adaptive else None
         return DenoisedPath(
             latents=clean,
             states=states,
             next_states=targets,
             means=velocities,
             stds=[std for _, std in found],
+            weights=None if sizes is None else torch.tensor(levels, device=sizes.device) / sizes,
             stats={"velocity_norm": float((_norms(velocities) / _norms(targets)).mean())},
         )
 
@@ -86,6 +90,12 @@ class MatchingDenoiser(Denoiser[C]):
             return None
         excess = (_norms(mean[:, None]) / _norms(reference_mean[:, None]) - 1).clamp(min=0)
         return self.flow.norm_penalty * excess.cpu()
+
+
+def stratified(steps: int, count: int, generator: torch.Generator) -> list[int]:
+    """Draws ``count`` of ``steps`` denoising steps, one from each of so many equal parts."""
+    drawn: list[int] = ((torch.arange(count) + torch.rand(count, generator=generator)) * steps / count).long().tolist()
+    return drawn
 
 
 def noised(clean: Tensor, seeds: Sequence[int], levels: Sequence[float]) -> tuple[Tensor, Tensor]:

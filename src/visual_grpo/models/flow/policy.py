@@ -49,6 +49,8 @@ class FlowTrajectory(Generic[C]):
     shared_prefix: int
     """Number of neighbouring rows that are identical until ``first_stochastic_step`` adds noise."""
     first_stochastic_step: int
+    weights: Tensor | None = None
+    """[B, S] of the log-probabilities; None = 1."""
     reference_means: Tensor | None = None
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
     anchor: Anchor | None = None
@@ -108,6 +110,8 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         starts = step_seeds
         if self.config.share_start_noise:
             starts = [seed for seed in noise_seeds for _ in range(group_size)]
+        if self.config.flow.share_draws:
+            step_seeds = [seed for seed in step_seeds[::group_size] for _ in range(group_size)]
         entries = torch.arange(count).repeat_interleave(group_size)
         path = self.denoiser.sample_path(
             conditions, entries, starts, step_seeds, steps=self.steps, window=window, shared_prefix=shared_prefix
@@ -121,6 +125,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             states=path.states[:, columns],
             next_states=path.next_states[:, columns],
             means=path.means[:, columns],
+            weights=None if path.weights is None else path.weights[:, columns],
             shared_prefix=shared_prefix,
             first_stochastic_step=window[0],
         )
@@ -131,12 +136,13 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
                 self.denoiser, self.adapter, conditions, noise_seeds, self.steps, len(columns), generator
             )
             trajectory = replace(trajectory, anchor=anchor)
-        log_probs = [log_prob(path.next_states[:, c], path.means[:, c], path.stds[c]) for c in columns]
+        found = [log_prob(path.next_states[:, c], path.means[:, c], path.stds[c]) for c in columns]
+        log_probs = torch.stack(found, 1)
         return Rollout(
             prompts=repeated(prompts, group_size),
             samples=self.denoiser.pixels(path.latents),
             trajectory=trajectory,
-            log_probs=torch.stack(log_probs, 1).cpu(),
+            log_probs=(log_probs if trajectory.weights is None else log_probs * trajectory.weights).cpu(),
             mask=torch.ones(len(entries), len(columns), dtype=torch.bool),
             stats={"seconds/decode": time.perf_counter() - started, **path.stats},
         )
@@ -147,6 +153,8 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             for column in range(len(trajectory.steps)):
                 mean, std = self._step(trajectory, column, rows)
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
+                if trajectory.weights is not None:
+                    log_probs = log_probs * trajectory.weights[rows, column]
                 kl = penalty = None
                 if trajectory.reference_means is not None:
                     reference_mean = trajectory.reference_means[rows, column]
