@@ -2,16 +2,19 @@
 
 Each seed needs a clone in FOLDER/seed-SEED in which starter and data_preparation have run with
 ``--params=seed=SEED,output=data`` and the same ``--env``, if any (`seeds.py` makes such clones). ``--cost`` prints the
-CPU seconds of a step of every variant, measured in turns in one process; ``--steps`` then gives each variant those that
+CPU seconds of a step of variants, measured in turns in one process; ``--steps`` then gives each variant those that
 cost the same. Rollouts are drawn with the trained weights, whatever is saved, so that one training gives both rows of a
 variant: its last weights, and their average (``train.ema_decay``; null = none). Evaluation is not counted. What is done
 is not done again. ``--signal`` prints how much of a gradient is no noise: the mean cosine between the gradients of so
 many independent rollouts, of the same prompts for all variants, before any training.
 
-    python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --cost
+    python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --cost default matching
     python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --signal 12 default matching share_draws
     python benchmarks/algorithms.py 3 4 5 --env sd3_small --folder FOLDER --steps default=50 dppo=50 matching=39
     python benchmarks/algorithms.py 3 4 5 --folder FOLDER --params policy.train=dit --steps default=40 dppo=40
+
+A reward in ``--params``, such as ``rewards.jpeg_size.weight=1``, takes the place of the world's; give that a folder of
+its own.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 import pandas as pd
 import project
 import torch
+from phases import Seconds, phases_of_methods
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import StepMetrics
@@ -57,7 +61,7 @@ VARIANTS = {
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"
 RESULTS, BASE = Path("results/algorithms"), "base"
-GUARDS = ("reward/edge_density", "reward/colour_entropy")
+RIGHT, GUARDS = "part/shapes/all", ("reward/edge_density", "reward/colour_entropy")
 
 
 class Training:
@@ -128,14 +132,21 @@ class Training:
         return float(torch.stack(ratios).mean())
 
 
-def cost(folder: Path, env: str | None, seed: int, params: str) -> None:
-    """Prints CPU seconds of a step, the mean of four after the first of each."""
-    trainings = {name: Training(folder, env, seed, f"{own},{params}") for name, own in VARIANTS.items()}
-    for _ in range(5):
-        for training in trainings.values():
-            training.step()
+def cost(folder: Path, env: str | None, seed: int, params: str, names: Sequence[str]) -> None:
+    """Prints CPU seconds of a step, the mean of four after the first of each, and of the trained steps in its rollout,
+    which a rollout that keeps its graph would spare."""
+    trainings = {name: Training(folder, env, seed, f"{VARIANTS[name]},{params}") for name in names}
+    for training in trainings.values():
+        training.step()
+    sampled: Seconds = {}
+    methods = [(own.trainer.policy.denoiser, "_transition", name) for name, own in trainings.items()]
+    with phases_of_methods(sampled, methods):
+        for _ in range(4):
+            for training in trainings.values():
+                training.step()
     for name, training in trainings.items():
-        print(name, f"{sum(row['seconds/cpu'] for row in training.history[1:]) / 4:.2f} CPU s a step")
+        step = sum(row["seconds/cpu"] for row in training.history[1:]) / 4
+        print(name, f"{step:.2f} CPU s a step, {sampled[name] / 4:.2f} of them sample the trained steps")
 
 
 def signal(folder: Path, env: str | None, seed: int, params: str, names: Sequence[str], rollouts: int) -> None:
@@ -190,7 +201,10 @@ def table(clones: dict[int, Path], names: Sequence[str]) -> str:
             continue
         facts = [json.loads((folders[seed, name] / "facts.json").read_text()) for seed in done]
         cells = [f"{name} ({', '.join(map(str, done))})"]
-        for column in ("total", "part/shapes/all"):
+        for column in ("total", RIGHT):
+            if column not in scores[done[0], name]:  # Another reward is optimised.
+                cells += ["", ""]
+                continue
             found = compared(scores, done, "default", name, column)
             cells += [f"{found.trained:.3f}"]
             cells += [f"{found.difference:+.3f} [{found.ci_low:+.3f}, {found.ci_high:+.3f}]"]
@@ -226,7 +240,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--name", help="of the results, where it is not the variant's")
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
     parser.add_argument("--signal", nargs="+", default=[], help="rollouts, and the variants to compare")
-    parser.add_argument("--cost", action="store_true", help="print the CPU seconds of a step of each variant")
+    parser.add_argument("--cost", nargs="+", default=[], help="variants whose CPU seconds of a step are printed")
     return parser.parse_args()
 
 
@@ -239,7 +253,7 @@ def main() -> None:
             rollouts, *names = arguments.signal
             signal(clone, arguments.env, seed, arguments.params, names, int(rollouts))
         if arguments.cost:
-            cost(clone, arguments.env, seed, arguments.params)
+            cost(clone, arguments.env, seed, arguments.params, arguments.cost)
         for variant, steps in (given.split("=") for given in arguments.steps):
             params = ",".join(filter(None, [VARIANTS[variant], f"grpo.steps={steps}", arguments.params]))
             train(clone, arguments.env, seed, arguments.name or variant, params)

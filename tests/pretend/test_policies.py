@@ -25,6 +25,14 @@ VL: Mapping[str, Any] = {
     "data": {"task": "segmentation"},
     "model": {"options": {"max_tokens": TOKENS}},
 }
+MATCHING: Mapping[str, Any] = {
+    "policy": {
+        "flow": {"likelihood": "matching", "window_steps": 2, "anchor": 0.5}
+        | dict.fromkeys(("share_draws", "stratified", "adaptive"), True),
+        "share_start_noise": False,
+    },
+    "grpo": {"target_kl": 1e-5},
+}
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ar": ("pipeline_folder", {"policy": {"train": "ar"}}),
     "dit": ("pipeline_folder", {"policy": {"train": "dit"}}),
@@ -32,14 +40,15 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "joint": ("pipeline_folder", {"policy": {"stages": "joint"}}),
     "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
     "sd3": ("sd3_folder", FLOW),
+    "matching": ("sd3_folder", {**FLOW, **MATCHING}),
     "qwen_image": ("qwen_image_folder", FLOW),
     "flux": ("flux_folder", FLOW),
     "flux2_klein": ("flux2_klein_folder", FLOW),
     "z_image": ("z_image_folder", FLOW),
     "qwen2_5_vl": ("vl_folder", VL),
 }
-SLOW = ("ar", "dit", "alternating", "checkpointed", "flux", "flux2_klein", "z_image")
-"""What joint, sd3 and qwen_image run covers most of these."""
+SLOW = ("ar", "dit", "alternating", "checkpointed", "matching", "flux", "flux2_klein", "z_image")
+"""What joint, sd3 and qwen_image run covers most of these, but for the settings of matching."""
 
 
 @pytest.fixture
