@@ -1,8 +1,8 @@
-"""Prints the table of docs/rewards.md: built-in rewards with their seconds for 16 images on this CPU.
+"""Prints the table of docs/rewards.md: built-in rewards with their seconds for 16 images (or videos of 5 frames).
 
-Seconds are those of one core (CPU time with one thread), which other programs on the machine hardly change. Models have
-their true size and drawn weights: the time does not depend on the weights. The first call, which loads the model, is
-not counted. A reward that takes more than a second an image is timed on 2 images, and the time multiplied.
+Seconds are CPU time with one thread, which other programs on the machine hardly change. Models have their true size and
+drawn weights: the time does not depend on the weights. The first call, which loads the model, is not counted. A reward
+that takes more than a second an image is timed on 2 images, and the time multiplied.
 
     python benchmarks/reward_speed.py                   # with the large models: about 10 minutes and 10 GB
     python benchmarks/reward_speed.py ssim lpips        # these only
@@ -24,14 +24,14 @@ from reward_models import options_of
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.images import to_tensor
-from visual_grpo.common.types import PromptRecord, TextSample
+from visual_grpo.common.types import PromptRecord, TextSample, VideoSample
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw
 
 SIDES = (256, 1024)
-IMAGES, FEW = 16, 2
+IMAGES, FEW, FRAMES = 16, 2, 5
 SLOW = 1.0
 """Seconds an image from which on few are timed."""
 
@@ -56,6 +56,10 @@ FACTS = {
     "edge_density": ("share of pixels at an edge: a guard", "0 to 1", "nothing"),
     "colour_entropy": ("bits of the colour histogram: a guard", "0 to 9", "nothing"),
     "fine_noise": ("minus the noise in levels of 0..255: a guard", "below 0", "nothing"),
+    "exposure": ("share of pixels neither black nor white: a guard", "0 to 1", "nothing"),
+    "motion_consistency": ("is the change between frames motion?", "0 to 1", "videos"),
+    "motion": ("optical flow, heights a second: a guard", "above 0", "videos"),
+    "flicker": ("minus what the next frame undoes, in levels of 0..255: a guard", "below 0", "videos of 3 frames"),
     "negative_points": ("masks of an answer's points", "sum of weighted terms", "mask, `data.task=segmentation`"),
     "votes": ("what people chose", "0 to 1", "[choices](own_reward.md#peoples-choices)"),
     "http": ("what your worker measures", "the worker's", "a [worker](reward_workers.md)"),
@@ -95,6 +99,8 @@ def timed(name: str, folder: Path) -> list[float]:
         records = [record(folder, samples[0], side)] * IMAGES
         if name == "negative_points":
             samples = [answer(side)] * IMAGES
+        if reward.needs.video:
+            samples = [video(each) for each in samples]
         _seconds(reward, records[:1], samples[:1])
         few = _seconds(reward, records[:FEW], samples[:FEW]) * IMAGES / FEW
         found.append(few if few > SLOW * IMAGES else _seconds(reward, records, samples))
@@ -113,6 +119,12 @@ def image(number: int, side: int) -> torch.Tensor:
     ImageDraw.Draw(drawn).text((side // 8, side // 8), "OPEN", font=ImageFont.load_default(side // 6))
     noise = torch.randint(-9, 10, (3, side, side), generator=torch.Generator().manual_seed(number))
     return (to_tensor(drawn) + noise).clamp(0, 255).to(torch.uint8)
+
+
+def video(image: torch.Tensor) -> VideoSample:
+    """The image, which moves to the right."""
+    step = image.shape[-1] // 64
+    return VideoSample(frames=torch.stack([image.roll(step * time, 2) for time in range(FRAMES)]), fps=16.0)
 
 
 def record(folder: Path, target: torch.Tensor, side: int) -> PromptRecord:

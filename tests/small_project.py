@@ -33,6 +33,11 @@ RELEASED: dict[str, dict[str, Any]] = {
         "sampling": FEW_STEPS,
     },
     "sd3": {"model": SMALL | {"path": "small_sd3"}, "data": {"height": 64, "width": 96}, "sampling": FEW_STEPS},
+    "wan": {
+        "model": SMALL | {"path": "small_wan"},
+        "data": {"height": 64, "width": 96, "frames": 5},
+        "sampling": FEW_STEPS,
+    },
     "qwen2_5_vl": {
         "model": {"path": "small_qwen2_5_vl", "device": "cpu", "options": {"max_tokens": 6}},
         "data": {"height": 64, "width": 64},

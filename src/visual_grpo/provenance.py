@@ -281,7 +281,7 @@ def require_trained_on(training: Provenance, base_model: Mapping[str, Any], data
 # Source files, libraries and processor.
 
 LIBRARIES = (
-    *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python", "pandas", "peft", "pillow"),
+    *("accelerate", "diffusers", "numpy", "onnxruntime", "opencv-python-headless", "pandas", "peft", "pillow"),
     *("pytorch-msssim", "rapidfuzz", "rapidocr", "safetensors", "scikit-learn", "scipy", "tokenizers", "torch"),
     *("torchvision", "transformers"),
 )

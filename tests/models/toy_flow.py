@@ -29,7 +29,7 @@ class Field(nn.Module):
         self.device = torch.device("cpu")
 
     def forward(self, state: Tensor, offsets: Tensor) -> Tensor:
-        return self.slope * state + offsets.view(-1, 1, 1, 1)
+        return self.slope * state + offsets.view(-1, *[1] * (state.ndim - 1))
 
 
 class ToyFlow:

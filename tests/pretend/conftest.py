@@ -13,6 +13,7 @@ from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
+from tests.models.families.wan import tiny as wan
 from tests.models.families.z_image import tiny as z_image
 
 
@@ -33,6 +34,7 @@ qwen_image_folder = saved(qwen_image.pipeline)
 flux_folder = saved(flux.pipeline)
 flux2_klein_folder = saved(flux2_klein.pipeline)
 z_image_folder = saved(z_image.pipeline)
+wan_folder = saved(wan.pipeline)
 
 
 @pytest.fixture(scope="session")

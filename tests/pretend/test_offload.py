@@ -23,7 +23,7 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
 FAST = ["qwen_image"]
-SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flux2_klein", "z_image"]
+SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flux2_klein", "z_image", "wan"]
 
 
 def offloaded(folder: Path, changes: Any) -> Any:

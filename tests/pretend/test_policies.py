@@ -45,9 +45,10 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "flux": ("flux_folder", FLOW),
     "flux2_klein": ("flux2_klein_folder", FLOW),
     "z_image": ("z_image_folder", FLOW),
+    "wan": ("wan_folder", {**FLOW, "data": {"height": 32, "width": 32, "frames": 5}}),
     "qwen2_5_vl": ("vl_folder", VL),
 }
-SLOW = ("ar", "dit", "alternating", "checkpointed", "matching", "flux", "flux2_klein", "z_image")
+SLOW = ("ar", "dit", "alternating", "checkpointed", "matching", "flux", "flux2_klein", "z_image", "wan")
 """What joint, sd3 and qwen_image run covers most of these, but for the settings of matching."""
 
 

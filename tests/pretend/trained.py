@@ -12,12 +12,13 @@ from torch import Tensor
 
 from tests.toys import reproducible
 from tests.training.test_run import parameters
-from visual_grpo.common.types import PromptRecord, Sample, TextSample
+from visual_grpo.common.types import Needs, PromptRecord, Sample, TextSample, VideoSample
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.training import components
 
 TOKENS = 20
@@ -67,7 +68,9 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
         for tensor in (*network.parameters(), *network.buffers()):
             # As a GPU's copies are: a CPU rounds by where in memory weights begin, and those of a file begin anywhere.
             tensor.data = tensor.data.clone()
-    trainer = components.build_trainer(spec, model, RewardSet({"brightness": (score, 1.0)}))
+    reward = FunctionReward("brightness", score)
+    reward.needs = Needs(video=config.data.frames is not None)
+    trainer = components.build_trainer(spec, model, RewardSet({"brightness": (reward, 1.0)}))
     with replaced(optimizer, "in_double", lambda _: lambda *_: False):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.eval)
@@ -77,7 +80,8 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
 
 def score(prompts: Any, samples: Sequence[Any]) -> list[float]:
     """Differs from sample to sample."""
-    return [_of_text(s) if isinstance(s, TextSample) else float(s.float().std()) for s in samples]
+    pixels = [s.frames if isinstance(s, VideoSample) else s for s in samples]
+    return [_of_text(s) if isinstance(s, TextSample) else float(s.float().std()) for s in pixels]
 
 
 def assert_equal(first: Trained, second: Trained) -> None:
@@ -87,6 +91,7 @@ def assert_equal(first: Trained, second: Trained) -> None:
         assert torch.equal(value, second.adapters[name]), (name, (value - second.adapters[name]).abs().max())
     assert first.metrics == second.metrics
     for one, other in zip(first.samples, second.samples, strict=True):
+        one, other = (s.frames if isinstance(s, VideoSample) else s for s in (one, other))
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 

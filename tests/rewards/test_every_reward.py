@@ -15,7 +15,7 @@ from torchvision import models
 
 from tests.rewards.learned import tiny
 from visual_grpo.common.images import to_tensor
-from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample
+from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample, VideoSample
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.reward import FunctionReward, groups_of
@@ -107,6 +107,14 @@ def answers(count: int) -> list[TextSample]:
     return [TextSample(text=each, finished=True, frame=(SIDE, SIDE)) for each in said]
 
 
+def videos(count: int) -> list[VideoSample]:
+    """Noisy shapes that move, each at its own speed."""
+    frames = [
+        torch.stack([image.roll(time * (1 + n), 2) for time in range(4)]) for n, image in enumerate(images(count))
+    ]
+    return [VideoSample(frames=each, fps=8.0) for each in frames]
+
+
 def whole(reward: FunctionReward, prompts: Sequence[PromptRecord], samples: Sequence[Any]) -> dict[str, Tensor]:
     output: RewardOutput = reward(prompts, samples)
     ratios = {f"{name}{n}": pair[n] for name, pair in output.ratios.items() for n in (0, 1)}
@@ -136,6 +144,7 @@ def test_order_and_neighbours_do_not_matter(
     options = {key: weights.get(value, value) for key, value in BY_NAME.get(name, {}).items()}
     reward = build_reward(name, RewardConfig(function=None, options=options))
     make: Callable[[int], list[Any]] = answers if name == "negative_points" else images
+    make = videos if reward.needs.video else make
     samples = make(len(rows))
     torch.manual_seed(1)
     state = torch.get_rng_state()
@@ -151,5 +160,6 @@ def test_order_and_neighbours_do_not_matter(
     # The callable itself: what it is given here are not the copies that a run gives it.
     given = make(len(rows))
     reward.function(rows, given)
+    given, samples = ([getattr(sample, "frames", sample) for sample in each] for each in (given, samples))
     assert all(torch.equal(one, other) if isinstance(one, Tensor) else one == other for one, other in
                zip(given, samples, strict=True)), "it changes its images"  # fmt: skip

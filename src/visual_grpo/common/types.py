@@ -19,7 +19,18 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
 
 Sample = Any
-"""A uint8 tensor [3, height, width] in RGB order from an image policy, a `TextSample` from a language policy."""
+"""A uint8 tensor [3, height, width] in RGB order from an image policy, a `VideoSample` from a video policy, a
+`TextSample` from a language policy."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VideoSample:
+    """A video."""
+
+    frames: Tensor
+    """[F, 3, height, width] uint8 in RGB order."""
+    fps: float
+    """Frames per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +105,8 @@ class Needs:
     """At least one of ``source_images``."""
     whole_groups: bool = False
     """All samples of a prompt in one call, as neighbours: it compares them with each other."""
+    video: bool = False
+    """Whole videos as samples; without it, a reward of videos is given their frames (`rewards.frames`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

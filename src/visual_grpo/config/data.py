@@ -58,6 +58,10 @@ class DataConfig(Strict):
     )
     height: Side
     width: Side
+    frames: int | None = Field(
+        None, ge=1, description="frames of a video, for a model that draws videos; null = images"
+    )
+    fps: float = Field(16.0, gt=0, description="frames per second of a video")
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
     held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
     sealed_share: Share = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -82,6 +82,10 @@ class Preset:
 
 GUARDS = {"edge_density": {"weight": 0.0}, "colour_entropy": {"weight": 0.0}}
 """They fall where a policy wins its reward with ever emptier images; soft outlines have no edges, but colours."""
+_GUARDS_OF_VIDEOS = {name: {"weight": 0.0, "frames": "all"} for name in (*GUARDS, "exposure")} | {
+    name: {"weight": 0.0} for name in ("motion", "flicker")
+}
+"""They fall, beside those, with videos that stand still, flicker, or turn white or black."""
 
 PRESETS: Mapping[PresetName, Preset] = {
     "text": Preset(rewards={"ocr": {"weight": 1.0}, **GUARDS}),
@@ -166,10 +170,16 @@ def _entries(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _preset(name: object, tree: Mapping[str, Any]) -> Preset:
+    data = section(tree, "data")
+    videos = data.get("frames") is not None
     if isinstance(name, str):
-        return PRESETS.get(name, Preset(rewards={}))  # type: ignore[call-overload]
-    of_images = section(tree, "data").get("task") != "segmentation"
-    return Preset(rewards=GUARDS if of_images and optimised_rewards(tree) else {})
+        preset = PRESETS.get(name, Preset(rewards={}))  # type: ignore[call-overload]
+        if videos and preset.rewards:
+            per_frame = {reward: {**entry, "frames": "all"} for reward, entry in preset.rewards.items()}
+            preset = replace(preset, rewards=per_frame | _GUARDS_OF_VIDEOS)
+        return preset
+    guards = _GUARDS_OF_VIDEOS if videos else GUARDS
+    return Preset(rewards=guards if data.get("task") != "segmentation" and optimised_rewards(tree) else {})
 
 
 def _merged(preset: Mapping[str, Any] | None, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -62,6 +62,10 @@ class RewardConfig(Strict):
     )
     judge_of: NotEmpty | None = Field(None, description="the optimised reward that is judged; null = the total")
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
+    frames: Literal["all", "first"] | Annotated[int, Field(ge=1)] | None = Field(
+        None, description="a reward of images scores these frames of a video: all, first, or every Nth; null = no video"
+    )
+    over_frames: Literal["mean", "minimum"] = Field("mean", description="which of the frames' scores counts")
     clip: tuple[float | None, float | None] = Field(
         (None, None),
         description="[low, high] that scores are clamped to; null = no limit. The part raw has the unclamped scores",

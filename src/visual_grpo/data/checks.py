@@ -110,7 +110,7 @@ def _check_image(folder: Path, key: str, kind: str, value: Any, limits: Limits) 
     path, name = folder / value, f"{key} {shorten(value)!r}"
     try:
         limits.check(path, name)
-        found = find_file(folder, value)
+        found = path if kind == "target" and limits.videos and path.is_dir() else find_file(folder, value)
         if found is not None:
             limits.check(found, name)
             return found

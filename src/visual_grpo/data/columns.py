@@ -25,7 +25,7 @@ PICTURES: Mapping[str, tuple[str, ...]] = {
     ),
     "target": (
         *("target_image", "target", "target_img", "edited_image", "output_image", "file_name", "image", "image_path"),
-        *("img", "png", "jpg", "jpeg", "webp"),
+        *("img", "png", "jpg", "jpeg", "webp", "video"),
     ),
 }
 """Field -> columns in datasets of pictures and edits, such as InstructPix2Pix's, MagicBrush's, the hub's image folders,
@@ -132,9 +132,10 @@ def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[st
         names = {field: [columns[0]] for field, columns in PICTURES.items()}
         names["source"] += [name for name in ("source_images", "sources") if _is_image(values.get(name))]
     else:
+        always = {"prompt", "source_image", "target_image", "file_name", *(["video"] if data.frames else [])}
         names = {
             # A column "source" may also say where a picture comes from.
-            field: [name for name in columns if name in (columns[0], "file_name") or _is_image(values.get(name))]
+            field: [name for name in columns if name in always or _is_image(values.get(name))]
             for field, columns in PICTURES.items()
         }
         # The hub's image folders have their captions in "text", and may have another column "prompt".

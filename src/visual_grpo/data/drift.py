@@ -21,6 +21,7 @@ from scipy import ndimage, stats
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import read_image
+from visual_grpo.common.videos import frame_name
 from visual_grpo.config import DataChecks, Strict
 from visual_grpo.config.adapter_folder import DATA_PROFILE
 from visual_grpo.data.manifest import RecordTable
@@ -86,7 +87,7 @@ def profile_of(records: RecordTable) -> Profile:
         if target is not None:
             width, height = row["original_width"], row["original_height"]
             size = {"width": width, "height": height, "aspect": width / height} if width else {}
-            targets.add(f"{row['target_sha256'] or target} {size}", (folder / target, size))
+            targets.add(f"{row['target_sha256'] or target} {size}", (_first_frame(folder / target), size))
         for name, sha256 in zip(names, row["source_sha256"] or names, strict=True):
             sources.add(sha256, (folder / name, {}))
     hashes, texts, counts = zip(*prompts.items(), strict=True)
@@ -99,6 +100,10 @@ def profile_of(records: RecordTable) -> Profile:
         prompts=hashes,
         values=values,
     )
+
+
+def _first_frame(target: Path) -> Path:
+    return frame_name(target, 0) if target.is_dir() else target
 
 
 def write_profile(profile: Profile, folder: Path) -> None:

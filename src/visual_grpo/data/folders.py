@@ -87,8 +87,9 @@ def _numbered_images(folder: Path) -> dict[int, str]:
 
 
 def find_captions(path: Path, limits: Limits) -> Path | None:
-    """Returns the folder if at least one image below it has a caption: ``cat.jpg`` and ``cat.txt``."""
-    images = filter(is_image_name, limits.walk(path) if path.is_dir() else ())
+    """Returns the folder if at least one image below it has a caption: ``cat.jpg`` and ``cat.txt``; where targets are
+    videos, also ``cat.mp4``, or a folder of frames ``cat``."""
+    images = _targets(path, limits) if path.is_dir() else ()
     return path if any(_caption_of(path, name) is not None for name in images) else None
 
 
@@ -100,7 +101,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     Raises:
         UserError: the task needs source images, and there is no folder of them.
     """
-    images = list(filter(is_image_name, limits.walk(path)))
+    images = list(_targets(path, limits))
     sources = _Sources(images) if data.task == "i2i" else None
     if sources is not None:
         if not sources.folders:
@@ -182,13 +183,25 @@ class _Sources:
         return sorted(self._unused)
 
 
+def _targets(path: Path, limits: Limits) -> Iterator[str]:
+    """Yields pictures and videos; a folder with a caption beside it stands for the frames in it."""
+    names, yielded = list(limits.walk(path)), set[str]()
+    captioned = {name.rpartition(".")[0] for name in names if name.endswith(CAPTIONS)} if limits.videos else set()
+    for name in filter(limits.is_target, names):
+        target = parent if (parent := name.rpartition("/")[0]) in captioned else name
+        if target not in yielded:
+            yielded.add(target)
+            yield target
+
+
 def _is_regularisation(path: Path, image: str) -> bool:
     of_class = not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1])
     return of_class and _caption_of(path, image) is not None
 
 
 def _caption_of(root: Path, image: str) -> str | None:
-    names = (str(PurePosixPath(image).with_suffix(suffix)) for suffix in CAPTIONS)
+    stem = image if (root / image).is_dir() else str(PurePosixPath(image).with_suffix(""))
+    names = (f"{stem}{suffix}" for suffix in CAPTIONS)
     return next((name for name in names if (root / name).is_file()), None)
 
 

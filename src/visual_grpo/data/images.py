@@ -18,6 +18,7 @@ from typing import IO, NamedTuple, TypeVar
 import numpy as np
 
 from visual_grpo.common.digests import file_digest
+from visual_grpo.common.files import fresh_folder
 from visual_grpo.common.geometry import Box, Point, box_of, inner_points
 from visual_grpo.common.images import (
     ImageError,
@@ -32,6 +33,7 @@ from visual_grpo.common.images import (
     stretch_mask,
 )
 from visual_grpo.common.masks import AmbiguousMaskError, Mask, read_mask, read_mask_image
+from visual_grpo.common.videos import frame_name
 from visual_grpo.config import DataConfig
 from visual_grpo.data.queries import require_fit
 from visual_grpo.data.record import (
@@ -43,6 +45,7 @@ from visual_grpo.data.record import (
     is_lfs_pointer,
     wrong_type,
 )
+from visual_grpo.data.videos import clip_digest, read_clip
 
 T = TypeVar("T")
 Size = tuple[int, int]
@@ -104,12 +107,10 @@ class ImageStore:
             Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
         """
         digest = image_digest(original)
-        # Readable, and safe on every file system, whatever characters the id has.
-        parts = [str(_VERSION), record_id, role, digest, str(self.config.height), str(self.config.width)]
-        content = "\0".join([*parts, *([] if mask is None or mask.label is None else [str(mask.label)])])
-        key = hashlib.sha256(content.encode()).hexdigest()[:16]
-        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
-        file = self.folder / ("-".join(part for part in (readable, role, key) if part) + ".png")
+        parts = [record_id, role, digest, str(self.config.height), str(self.config.width)]
+        parts += [] if mask is None or mask.label is None else [str(mask.label)]
+        stem = self._file(record_id, role, parts)
+        file = stem.with_name(f"{stem.name}.png")
         size = self._size(original)
         if not is_intact_png(file):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -123,6 +124,33 @@ class ImageStore:
                 draft.unlink(missing_ok=True)
         return PreparedImage(file.name, image_digest(file), digest, size)
 
+    def prepare_video(self, original: Original, record_id: str, role: str) -> PreparedImage:
+        """Resizes the frames of a video and stores them as a folder of pictures, whose name is that of the result.
+
+        Raises:
+            Rejected: as `videos.read_clip`, or a side is below 32 pixels.
+        """
+        digest = clip_digest(original) if isinstance(original, Path) else original.sha256
+        form = (self.config.height, self.config.width, self.config.frames, self.config.fps)
+        folder = self._file(record_id, role, [record_id, role, digest, *map(str, form)])
+        frames = read_clip(original, self.config)
+        names = [frame_name(folder, number) for number in range(len(frames))]
+        if not all(map(is_intact_png, names)):
+            with fresh_folder(folder) as fresh:
+                for frame, name in zip(frames, names, strict=True):
+                    fit(frame, self.config.height, self.config.width).save(
+                        fresh / name.name, compress_level=_COMPRESSION
+                    )
+        _require_size(original.name, frames[0].size)
+        return PreparedImage(folder.name, clip_digest(folder), digest, frames[0].size)
+
+    def _file(self, record_id: str, role: str, content: Sequence[str]) -> Path:
+        """Returns the path, without a suffix, of what is prepared from ``content``."""
+        key = hashlib.sha256("\0".join([str(_VERSION), *content]).encode()).hexdigest()[:16]
+        # Readable, and safe on every file system, whatever characters the id has.
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
+        return self.folder / "-".join(part for part in (readable, role, key) if part)
+
     def _size(self, original: Original) -> Size:
         """Returns the upright image's size; raises `Rejected` if it is too large or too small."""
         width, height = size = _open(read_size, original)
@@ -130,9 +158,7 @@ class ImageStore:
         if width * height > self.config.max_pixels:
             message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.config.max_pixels}"
             raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
-        if min(size) < _MIN_SIDE:
-            message = f"{name} is {width}x{height} pixels; both sides need {_MIN_SIDE} or more"
-            raise Rejected("image_too_small", message, "Replace the image or remove the record")
+        _require_size(name, size)
         return size
 
     def prepare_query(self, record: Record) -> PreparedQuery:
@@ -178,6 +204,12 @@ class ImageStore:
         remarks = [original.remark, _unlike_image(record, size)]
         label = original.label if value is None else None
         return PreparedQuery(replace(record, metadata=metadata), image, prepared_mask, [*filter(None, remarks)], label)
+
+
+def _require_size(name: str | Path, size: Size) -> None:
+    if min(size) < _MIN_SIDE:
+        message = f"{name} is {size[0]}x{size[1]} pixels; both sides need {_MIN_SIDE} or more"
+        raise Rejected("image_too_small", message, "Replace the image or remove the record")
 
 
 def _unlike_image(record: Record, size: Size) -> str:

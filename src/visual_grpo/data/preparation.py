@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -161,7 +162,8 @@ class Preparation:
                 sources = [source]
             else:
                 if record.target_image is not None:
-                    target = store.prepare(record.target_image, record.id, "target")
+                    prepare = store.prepare if self._config.frames is None else store.prepare_video
+                    target = prepare(record.target_image, record.id, "target")
                 roles = ("source0", *(f"reference{number}" for number in range(1, len(record.source_images))))
                 sources = [
                     store.prepare(image, record.id, role)
@@ -236,8 +238,8 @@ def remove_unused_images(manifest: Path) -> None:
     for row in RecordTable(manifest).rows():
         used |= {Path(image).name for image in (row["target_image"], *(row["source_images"] or ())) if image}
     for file in folder.glob("*"):
-        if file.is_file() and file.name not in used:
-            file.unlink()
+        if file.name not in used:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ IMAGE_SUFFIXES = frozenset(
     | {".heic", ".heif", ".jxl", ".jp2", ".ppm", ".pgm", ".pbm", ".tga"}
 )
 """In lower case. HEIC and JPEG XL cannot be read, but are included so that they are reported instead of ignored."""
+VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 LFS_REMEDY = "Fetch the files with: git lfs pull"
 _LFS_POINTER = b"version https://git-lfs."
@@ -135,6 +136,8 @@ class Limits:
     folder: Path | None
     """Resolved folder that no record may leave; None = files may be anywhere."""
     max_file_bytes: int
+    videos: bool = False
+    """Targets are videos, which may also be folders of frames."""
 
     @classmethod
     def from_config(cls, data: DataConfig, path: Path) -> Self:
@@ -146,6 +149,7 @@ class Limits:
         return cls(
             folder=None if data.allow_outside else folder.resolve(),
             max_file_bytes=round(data.max_file_mb * _MB),
+            videos=data.frames is not None,
         )
 
     def check(self, path: Path, name: str) -> None:
@@ -159,6 +163,10 @@ class Limits:
         if size > self.max_file_bytes:
             message = f"{name} has {size / _MB:,.4g} MB, more than data.max_file_mb={self.max_file_bytes / _MB:g}"
             raise Rejected("file_too_large", message, "Make it smaller, raise data.max_file_mb or remove the record")
+
+    def is_target(self, name: str) -> bool:
+        """Returns whether a file's name is that of a picture, or of a video where targets are videos."""
+        return is_image_name(name) or (self.videos and PurePosixPath(name).suffix.lower() in VIDEO_SUFFIXES)
 
     def is_inside(self, path: Path) -> bool:
         """Also true for a path that cannot exist, because of a NUL character."""

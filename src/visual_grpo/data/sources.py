@@ -15,7 +15,7 @@ from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import fresh_folder
 from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
-from visual_grpo.data.record import Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
+from visual_grpo.data.record import VIDEO_SUFFIXES, Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
 from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
 
@@ -213,6 +213,8 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
     texts = [name for name in names if PurePath(name).suffix.lower() in (".json", ".txt", ".csv")]
     if texts:
         hint += f" {', '.join(texts[:3])}{', ...' * (len(texts) > 3)}: none of these fits."
+    if not limits.videos and VIDEO_SUFFIXES & kinds.keys():
+        hint += " Videos are read where data.frames says how many frames they have."
     if ".dvc" in kinds:
         hint = f" DVC tracks data in {next(name for name in names if name.endswith('.dvc'))}: fetch them with dvc pull."
     if ".zip" in kinds:

@@ -31,7 +31,6 @@ from visual_grpo.data.record import (
     Place,
     Record,
     Rejected,
-    is_image_name,
     is_lfs_pointer,
     open_text,
     shorten,
@@ -80,7 +79,7 @@ def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     else:
         names = list(limits.walk(path))
         files = list(_metadata_files(path, limits))
-    has_images = any(map(is_image_name, names))
+    has_images = any(map(limits.is_target, names))
     seen: set[Path] = set()
     for name in files:
         file = path / name

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visual_grpo.common.images import is_image, read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, Sample
+from visual_grpo.common.videos import frames_of, read_frames
 from visual_grpo.config import AlarmConfig
 from visual_grpo.evaluation.compare import EVAL_SAMPLER, judges_of, retotalled
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
@@ -142,7 +142,9 @@ class HackingMonitor:
         self.judges = judges_of(scores)
         self.folder, self.rule, self.looks = baseline, rule, max(1, looks)
         # Each picture is reduced once; a table keeps nothing of an earlier file.
-        self._reduced: Callable[[str], Tensor] = cache(lambda file: _reduced(to_tensor(read_image(baseline / file))))
+        self._reduced: Callable[[str, int], Tensor] = cache(
+            lambda file, count: _reduced(read_frames(baseline / file, count))
+        )
 
     def look(
         self, records: Sequence[PromptRecord], samples: Sequence[Sample], total: Tensor, rewards: Mapping[str, Tensor]
@@ -169,7 +171,7 @@ class HackingMonitor:
             watched.append(replace(_watched(name, measured, limit, scale), judge_of=judged))
         measured = compare(before[TOTAL].isna(), now(total).isnan())
         watched.append(_watched(UNSCORED, measured, self.rule.max_unscored_rise))
-        if rows and all(is_image(samples[row]) for row in rows):
+        if rows and all(frames_of(samples[row]) is not None for row in rows):
             away = [self._distance(str(file), samples[row]) for file, row in zip(before["file"], rows, strict=True)]
             watched.append(_watched(DISTANCE, compare(np.zeros(len(away)), away), self.rule.max_distance))
         rises = {TOTAL: compare(before[TOTAL], now(total), confidence=_RISE)}
@@ -182,9 +184,11 @@ class HackingMonitor:
         known = self.reference["file"]
         return [self.folder / known[record.id] if record.id in known.index else None for record in records]
 
-    def _distance(self, file: str, sample: Tensor) -> float:
-        """Returns the root mean square difference of pixels in [0, 1] of the reduced pictures."""
-        return float((self._reduced(file) - _reduced(sample)).square().mean().sqrt())
+    def _distance(self, file: str, sample: Sample) -> float:
+        """Returns the root mean square difference of pixels in [0, 1] of the reduced pictures or frames."""
+        frames = frames_of(sample)
+        assert frames is not None, "look"
+        return float((self._reduced(file, len(frames)) - _reduced(frames)).square().mean().sqrt())
 
 
 def _watched(name: str, measured: PairedDifference, limit: float | None, scale: float = 1.0) -> Watched:
@@ -192,11 +196,11 @@ def _watched(name: str, measured: PairedDifference, limit: float | None, scale: 
     return Watched(name=name, change=change, low=low, high=high, limit=limit)
 
 
-def _reduced(image: Tensor) -> Tensor:
-    """[3, h, w] float32 in [0, 1] of at most `_SIDE` pixels a side, by averaging areas."""
-    pixels = image.cpu().float()[None] / 255
+def _reduced(frames: Tensor) -> Tensor:
+    """[F, 3, height, width] -> [F, 3, h, w] float32 in [0, 1] of at most `_SIDE` pixels a side, by averaging areas."""
+    pixels = frames.cpu().float() / 255
     size = [min(_SIDE, side) for side in pixels.shape[-2:]]
-    return torch.nn.functional.interpolate(pixels, size=size, mode="area")[0]
+    return torch.nn.functional.interpolate(pixels, size=size, mode="area")
 
 
 def picture_of(step: int) -> str:

@@ -1,4 +1,4 @@
-"""Arranges samples in grids with captions, in a font that can show them."""
+"""Arranges samples in grids with captions, in a font that can show them; a video is a strip of some of its frames."""
 
 from __future__ import annotations
 
@@ -9,17 +9,22 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+import torch.nn.functional as F
 from matplotlib import font_manager, get_data_path
 from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from visual_grpo.common.images import read_image, to_pil
-from visual_grpo.common.types import PromptRecord, Sample
+from visual_grpo.common.types import PromptRecord, Sample, VideoSample
+from visual_grpo.common.videos import SUFFIX, encoded_video, read_animation, read_frames
 from visual_grpo.rewards.combine import RewardSet
 
 WIDTH = 224
 """Width in pixels of every image in a picture."""
+STRIP = 4
+"""Frames of a video in a picture, from top to bottom."""
 GAP = 14
 LEADING = 5
 TEXT_SIZE, LINE_HEIGHT = 19, 25
@@ -38,13 +43,38 @@ log = logging.getLogger(__name__)
 
 
 def of_sample(record: PromptRecord, sample: Sample, scorer: RewardSet) -> Image.Image:
-    """Returns a sample as a picture: an image itself; a text as a reward paints it, else the source image with
-    the text below."""
+    """Returns a sample as a picture: an image itself; a video as a strip of frames; a text as a reward paints it, else
+    the source image with the text below."""
+    if isinstance(sample, VideoSample):
+        return _strip(sample.frames[((torch.arange(STRIP) + 0.5) * len(sample.frames) / STRIP).long()])
     painted = scorer.picture(record, sample)
     if painted is not None:
         return to_pil(painted)
     above = [[scaled(read_image(path))] for path in record.source_images[:1]]
     return table([*above, [text(sample.text, most=3 * MAX_LINES)]])
+
+
+def of_file(file: Path) -> Image.Image:
+    """Returns a sample's file as a picture, a video as `of_sample` does."""
+    return _strip(read_frames(file, STRIP)) if file.suffix == SUFFIX else read_image(file)
+
+
+def suffix_of(sample: Sample) -> str:
+    """Returns how the name of a sample's file ends."""
+    return SUFFIX if isinstance(sample, VideoSample) else ".png"
+
+
+def save(record: PromptRecord, sample: Sample, scorer: RewardSet, file: Path, compress_level: int = 6) -> None:
+    """Writes a sample's file: a video that plays, else `of_sample`."""
+    if isinstance(sample, VideoSample):
+        file.write_bytes(encoded_video(sample))
+    else:
+        of_sample(record, sample, scorer).save(file, compress_level=compress_level)
+
+
+def _strip(frames: Tensor) -> Image.Image:
+    """``frames``: [n, 3, height, width]."""
+    return to_pil(torch.cat([*F.pad(frames, (0, 0, 0, LEADING), value=255)], 1))
 
 
 def grid(images: Sequence[Image.Image | Tensor], captions: Sequence[str], columns: int = 8) -> Image.Image:
@@ -150,11 +180,16 @@ def printable(line: str, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
 
 
 def data_uri(path: Path, side: int) -> str:
-    """Encodes a file as WebP of at most ``side`` pixels a side; raises UserError if it cannot be read."""
-    small = read_image(path).convert("RGB")
-    small.thumbnail((side, side))
+    """Encodes a file as WebP of at most ``side`` pixels a side, which plays if it is a video; raises UserError if it
+    cannot be read."""
+    pictures, playing = [read_image(path).convert("RGB")], {}
+    if path.suffix == SUFFIX:
+        pictures, durations = read_animation(path)
+        playing = {"save_all": True, "append_images": pictures[1:], "duration": durations, "loop": 0}
+    for picture in pictures:
+        picture.thumbnail((side, side))
     file = io.BytesIO()
-    small.save(file, "WEBP", quality=80, method=4)
+    pictures[0].save(file, "WEBP", quality=80, method=4, **playing)
     return f"data:image/webp;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 

@@ -14,14 +14,13 @@ import pandas as pd
 from PIL import Image
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.images import read_image
 from visual_grpo.config import EvaluationConfig, flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.compare import compare, compare_controls, join, retotalled
 from visual_grpo.evaluation.page import render
-from visual_grpo.evaluation.pictures import caption, data_uri, grid
+from visual_grpo.evaluation.pictures import caption, data_uri, grid, of_file
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import NAMES, main_view, summarise
 
@@ -128,7 +127,7 @@ def pair_sheet(pairs: pd.DataFrame, baseline: Path, trained: Path) -> Image.Imag
     before = [f"{caption(row['prompt'], row['id'])}\nbaseline, {_worth(row['total_baseline'])}" for row in rows]
     after = [f"trained, {_worth(row['total_trained'])}" for row in rows]
     files = [*(baseline / row["file_baseline"] for row in rows), *(trained / row["file_trained"] for row in rows)]
-    return grid(list(map(read_image, files)), [*before, *after], columns=len(rows))
+    return grid(list(map(of_file, files)), [*before, *after], columns=len(rows))
 
 
 def _base_value(evaluation: Mapping[str, Any], baseline: Path, trained: Path) -> float | None:

@@ -40,6 +40,8 @@ class Family:
     """(folder or hub id, config) -> the pipeline or model, frozen and in evaluation mode. Raises UserError."""
     build: Callable[[Any, ModelSettings], Model]
     """Makes a `Model` of what ``load`` gave."""
+    frame_counts: range | None = None
+    """Numbers of frames that its videos may have; None = it draws images, or text."""
     options: type[Strict] = field(default=NoOptions)
     """``model.options`` of this family."""
     sources: range | None = field(default=None)
@@ -47,6 +49,18 @@ class Family:
     plain_guidance: Callable[[float], dict[str, Any]] | None = field(default=lambda scale: {"guidance_scale": scale})
     """Arguments of the plain pipeline's call for the guidance scale of a sampler, where 1 is off; None = there is no
     pipeline that draws the same."""
+
+    def check_frames(self, frames: int | None) -> None:
+        """Raises UserError unless the family draws videos of so many frames; None = images."""
+        known = self.frame_counts
+        if known is None and frames is not None:
+            raise UserError(f"data.frames is {frames}, but {self.name} draws no videos: set data.frames to null.")
+        if known is not None and frames not in known:
+            first, second, third, *_ = known
+            raise UserError(
+                f"data.frames is {'null' if frames is None else frames}; {self.name} draws videos of {first}, {second},"
+                f" {third}, ... or {known[-1]} frames."
+            )
 
     def kinds(self) -> set[Kind]:
         return {module.kind for module in self.modules.values()}

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import stretch
-from visual_grpo.common.types import Policy, PromptRecord
+from visual_grpo.common.types import Policy, PromptRecord, VideoSample
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig, Task
 from visual_grpo.models.execution import set_execution
 from visual_grpo.models.family import Family
@@ -73,12 +73,18 @@ class Finding:
 
 
 def check_family(
-    family: Family, path: str, config: ModelConfig, size: tuple[int, int], options: Any, guidance_scale: float
+    family: Family,
+    path: str,
+    config: ModelConfig,
+    size: tuple[int, int],
+    options: Any,
+    guidance_scale: float,
+    frames: int | None = None,
 ) -> list[Finding]:
     """Compares the family's model with the pipeline saved at ``path``.
 
-    ``size``: (height, width) in pixels; one that is not square shows where they are swapped. Raises UserError for a
-    family that is not a flow model behind a pipeline.
+    ``size``: (height, width) in pixels; one that is not square shows where they are swapped. ``frames``: of a video.
+    Raises UserError for a family that is not a flow model behind a pipeline.
     """
     if not _is_comparable(family):
         raise UserError(
@@ -87,7 +93,7 @@ def check_family(
         )
     config = config.model_copy(update={"base_weights": "full"})
     policy = PolicyConfig(flow=FlowConfig(window_start=1, window_steps=3), denoise_batch=4)
-    settings = ModelSettings(size=size, policy=policy, options=options)
+    settings = ModelSettings(size=size, frames=frames, policy=policy, options=options)
     with TemporaryDirectory() as folder:
         pipeline = family.load(path, config)
         kinds = [records_of(task, family, size, Path(folder)) for task in ("t2i", "i2i") if task in family.tasks]
@@ -101,6 +107,8 @@ def check_family(
         findings = [levels_finding(built.model, runs[0])]
         findings += [latents_finding(built.model, run, config.dtype) for run in runs]
         findings += [pixels_finding(built.model, run, config.dtype) for run in runs if run.images is not None]
+        if (saved := getattr(pipeline, "saved_scheduler", None)) is not None:
+            findings.append(_scheduler_finding(family, pipeline, saved, settings, runs[1]))
         (module,) = family.modules
         trained = trained_policy(built, module, guidance_scale)
         findings += [_replay_finding(trained, records, config.dtype) for records in kinds]
@@ -196,7 +204,8 @@ def pixels_finding(model: FlowModel[C], run: PlainRun, dtype: str) -> Finding:
     if form is not None and run.images is not None:
         latents = _unformed(form, run.last, (len(run.records), *model.latent_shape))
         parts = latents.split(1) if run.records[0].source_images else [latents]  # As the pipeline decoded them.
-        pixels = torch.stack([image for part in parts for image in model.pixels(part)])
+        samples = [sample for part in parts for sample in model.pixels(part)]
+        pixels = torch.stack([sample.frames if isinstance(sample, VideoSample) else sample for sample in samples])
         if pixels.shape == run.images.shape:
             difference = float((pixels.int() - run.images.int()).abs().max())
     return Finding(
@@ -260,6 +269,21 @@ def replay_error(policy: Policy[Any], records: Sequence[PromptRecord]) -> float:
     return max(errors)
 
 
+def _scheduler_finding(family: Family, pipeline: Any, saved: Any, settings: ModelSettings, euler: PlainRun) -> Finding:
+    """Names what Euler's steps differ by from those of the scheduler that the model was saved with: no fault."""
+    pipeline.scheduler, kept = saved, pipeline.scheduler
+    try:
+        run = run_plain(family, pipeline, settings, euler.records, len(euler.schedule), euler.guidance_scale)
+    finally:
+        pipeline.scheduler = kept
+    return Finding(
+        name=f"{STEPS} steps of Euler against {type(saved).__name__}",
+        difference=far(euler.last, run.last),
+        limit=math.inf,
+        hint="",
+    )
+
+
 def _replay_finding(policy: Policy[Any], records: Sequence[PromptRecord], dtype: str) -> Finding:
     return Finding(
         name="replay against sampler" + _beside(records),
@@ -303,7 +327,7 @@ def _noise(model: FlowModel[C], run: PlainRun) -> Tensor:
 
 def _form(model: FlowModel[C], run: PlainRun) -> Callable[[Tensor], Tensor] | None:
     """Returns how the pipeline holds latents; None where its noise is not of the model's ``latent_shape``."""
-    noise, (_, h, w), first = _noise(model, run), model.latent_shape, run.first.float().flatten()
+    noise, (*_, h, w), first = _noise(model, run), model.latent_shape, run.first.float().flatten()
     for form in _FORMS:
         possible = noise.numel() == first.numel() and (form is not packed or h % 2 == w % 2 == 0)
         if possible and torch.equal(form(noise).flatten(), first):

@@ -33,6 +33,10 @@ class ModelSettings:
 
     size: tuple[int, int]
     """(height, width) in pixels."""
+    frames: int | None = None
+    """Of a video; None = images."""
+    fps: float = 16.0
+    """Frames per second of a video."""
     policy: PolicyConfig
     options: Any
     """The family's own options, an instance of `Family.options`."""

@@ -32,7 +32,7 @@ class PlainRun:
     last: Tensor
     """The latents after the last step."""
     images: Tensor | None
-    """[B, 3, H, W] uint8."""
+    """[B, 3, H, W] uint8; of videos [B, F, 3, H, W]."""
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def run_plain(
                     generator=[torch.Generator().manual_seed(start + row) for row in range(len(part))],
                     output_type="np" if images else "latent",
                     **arguments,
-                ).images
+                )[0]  # Images, or the frames of videos.
             except (TypeError, ValueError) as error:
                 raise UserError(
                     f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call"
@@ -91,6 +91,8 @@ def _arguments(
     height, width = settings.size
     # Some pipelines fit height and width to an area; a leading _ marks what few callers change.
     offered = {**settings.options.model_dump(), "max_area": height * width}
+    if settings.frames is not None:
+        offered["num_frames"] = settings.frames
     known = inspect.signature(pipeline.__call__).parameters
     given = {name: offered[name.removeprefix("_")] for name in known if name.removeprefix("_") in offered}
     if "negative_prompt" in given:  # As many as prompts: some pipelines take no single one.
@@ -103,8 +105,8 @@ def _arguments(
 
 
 def _uint8(images: Any) -> Tensor:
-    """[B, H, W, 3] from 0 to 1 -> [B, 3, H, W]."""
-    return torch.from_numpy((images * 255).round().astype("uint8")).permute(0, 3, 1, 2)
+    """[..., H, W, 3] from 0 to 1 -> [..., 3, H, W]."""
+    return torch.from_numpy((images * 255).round().astype("uint8")).movedim(-1, -3)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from visual_grpo.config import (
     SamplingConfig,
 )
 from visual_grpo.models.family import Family, find_family
+from visual_grpo.models.module import ModelSettings
 
 _KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
 """Kind of module -> the settings of a sampler that only it has."""
@@ -46,6 +47,18 @@ class RunSpec:
     options: Any
     """``model.options`` as the family's own class."""
 
+    @property
+    def settings(self) -> ModelSettings:
+        """What the family builds the model with."""
+        data = self.config.data
+        return ModelSettings(
+            size=(data.height, data.width),
+            frames=data.frames,
+            fps=data.fps,
+            policy=self.config.policy,
+            options=self.options,
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process resolves again, since a family holds functions."""
         return resolve, (self.config, self.model)
@@ -66,6 +79,7 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
         raise UserError(
             f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
         )
+    family.check_frames(config.data.frames)
     for name in config.modules:
         _require_module(family, name, "modules")
     modules = trained_modules(family, config.policy)

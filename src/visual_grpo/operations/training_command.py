@@ -15,7 +15,6 @@ from torch import Tensor
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import counted
-from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
@@ -23,7 +22,7 @@ from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, HELD_OUT, START
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation.alarm import picture_of
-from visual_grpo.evaluation.pictures import caption, grid, of_sample, scaled, table
+from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
 from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
@@ -114,7 +113,7 @@ class TrainingCommand:
         assert self.run.monitor is not None
         files = self.run.monitor.files(shown.records)
         pairs = [(row, file) for row, file in enumerate(files) if file is not None][:_MOST_PICTURES]
-        before = [read_image(file) for _, file in pairs]
+        before = [of_file(file) for _, file in pairs]
         after = [of_sample(shown.records[row], shown.samples[row], self.scorer) for row, _ in pairs]
         named = [f"{caption(shown.records[row].prompt, shown.records[row].id)}\nbase model" for row, _ in pairs]
         now = [f"now, reward {float(shown.total[row]):z.2f}" for row, _ in pairs]

@@ -41,7 +41,7 @@ def check(spec: RunSpec) -> dict[str, Any]:
     scale = parameters.sampling.eval.guidance_scale or 0
     with hidden_progress_bars():
         findings = check_family(
-            spec.family, model, parameters.model, size, spec.options, scale if scale > 1 else _GUIDANCE
+            spec.family, model, parameters.model, size, spec.options, scale if scale > 1 else _GUIDANCE, data.frames
         )
     title = f"{spec.family.name} against its pipeline, {model}, {size[0]} x {size[1]} px, {parameters.model.dtype}"
     console.table(title, ["check", "largest difference", "at most", "verdict"], [_row(finding) for finding in findings])
@@ -53,7 +53,8 @@ def check(spec: RunSpec) -> dict[str, Any]:
 
 def _row(finding: Finding) -> list[str]:
     difference = "not comparable" if _finite(finding.difference) is None else f"{finding.difference:.2g}"
-    return [finding.name, difference, f"{finding.limit:g}", "equal" if finding.passed else "DIFFERENT"]
+    verdict = "reported" if math.isinf(finding.limit) else "equal" if finding.passed else "DIFFERENT"
+    return [finding.name, difference, f"{finding.limit:g}", verdict]
 
 
 def _finite(difference: float) -> float | None:

@@ -16,7 +16,7 @@ from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import DataConfig
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
-from visual_grpo.evaluation.pictures import caption, grid, of_sample
+from visual_grpo.evaluation.pictures import caption, grid, of_sample, save, suffix_of
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
@@ -76,9 +76,9 @@ def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], scorer: Reward
     digits = len(str(len(drawn)))
     rows, pictures = [], []
     for number, (request, sample) in enumerate(drawn, start=1):
-        file = f"{number:0{digits}d}.png"
+        file = f"{number:0{digits}d}{suffix_of(sample)}"
+        save(request.record, sample, scorer, folder / file)
         pictures.append(of_sample(request.record, sample, scorer))
-        pictures[-1].save(folder / file)
         answer = {"answer": sample.text} if isinstance(sample, TextSample) else {}
         rows.append({"file_name": file, "text": request.record.prompt, "seed": request.seed, **answer})
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -14,11 +14,12 @@ from PIL.Image import Image
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import new_folder
-from visual_grpo.common.images import read_image, to_tensor
+from visual_grpo.common.types import Sample
+from visual_grpo.common.videos import read_sample
 from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import ad_hoc_records
-from visual_grpo.evaluation.pictures import caption, grid
+from visual_grpo.evaluation.pictures import caption, grid, of_sample
 from visual_grpo.rewards.catalogue import build_reward_set
 from visual_grpo.rewards.combine import RewardSet
 
@@ -41,6 +42,7 @@ def score_folder(parameters: Parameters) -> Path:
         )
     scorer = build_reward_set(parameters.rewards, parameters.weights(list(parameters.modules) or [""]))
     scorer.check_machine()
+    scorer.check_samples(videos=parameters.data.frames is not None)
     with ad_hoc_records(parameters.score.path, parameters.data, "score.path") as records:
         without = [record.id for record in records if record.target_image is None]
         if without:
@@ -48,10 +50,10 @@ def score_folder(parameters: Parameters) -> Path:
                 f"score.path: {counted(len(without), 'record')} of {parameters.score.path} without a picture:"
                 f" {', '.join(without[:3])}"
             )
-        table = _score(records, scorer)
+        table = _score(records, scorer, parameters.data.fps)
         folder = new_folder(parameters.place("scores"))
         table.to_csv(folder / TABLE, index=False)
-        _sheet(records, table).save(folder / "sheet.png")
+        _sheet(records, table, scorer).save(folder / "sheet.png")
     console.table(
         f"{counted(len(table), 'picture')} of {parameters.score.path}",
         ["reward", "weight", "mean", "deviation", "lowest", "highest", "share of the total's variance", "unscored"],
@@ -77,8 +79,8 @@ def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]
     return rows
 
 
-def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
-    """Returns a row per picture: file, prompt, total, each reward and its parts."""
+def _score(records: RecordTable, scorer: RewardSet, fps: float) -> pd.DataFrame:
+    """Returns a row per picture or video: file, prompt, total, each reward and its parts."""
     # The picture is what is judged, so it cannot be what it is compared with.
     judged = [replace(record, target_image=None) for record in records]
     try:
@@ -93,7 +95,7 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
     with console.progress("Scoring", len(judged)) as bar:
         for start in range(0, len(judged), _BATCH):
             chosen = judged[start : start + _BATCH]
-            scores = scorer(chosen, [to_tensor(_picture(records, start + i)) for i in range(len(chosen))])
+            scores = scorer(chosen, [_sample(records, start + i, fps) for i in range(len(chosen))])
             columns = {
                 "file": [record.target_file for record in chosen],
                 "id": [record.id for record in chosen],
@@ -105,13 +107,13 @@ def _score(records: RecordTable, scorer: RewardSet) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True)
 
 
-def _picture(records: RecordTable, row: int) -> Image:
-    return read_image(str(records[row].target_image))
+def _sample(records: RecordTable, row: int, fps: float = 1.0) -> Sample:
+    return read_sample(Path(str(records[row].target_image)), fps)
 
 
-def _sheet(records: RecordTable, table: pd.DataFrame) -> Image:
+def _sheet(records: RecordTable, table: pd.DataFrame, scorer: RewardSet) -> Image:
     best = table.sort_values("total", ascending=False, na_position="last").head(_SHEET_MOST)
-    pictures = [_picture(records, int(row)) for row in best.index]
+    pictures = [of_sample(records[int(row)], _sample(records, int(row)), scorer) for row in best.index]
     captions = [
         f"{caption(row['prompt'], row['file'] or row['id'], TABLE)}\ntotal {row['total']:z.3f}"
         for row in best.to_dict("records")

@@ -69,6 +69,11 @@ DRAWN = "pairs.jsonl"
 def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
     parameters = spec.config
+    if parameters.data.frames is not None:
+        raise UserError(
+            f"vote compares still pictures, and data.frames is {parameters.data.frames}: the samples are videos. Judge"
+            " them by a reward (docs/rewards.md), or look at them by generate."
+        )
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
     final = parameters.place("votes")
     if final.resolve() in file.resolve().parents:

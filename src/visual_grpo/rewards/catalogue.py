@@ -10,6 +10,7 @@ from visual_grpo.common.digests import named_paths, option_files, option_texts
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
+from visual_grpo.rewards.frames import PerFrame
 from visual_grpo.rewards.outputs import FailureBudget
 from visual_grpo.rewards.reward import FunctionReward, load_function, make_reward
 
@@ -35,6 +36,10 @@ BUILT_IN = {
     "object_layout": "visual_grpo.rewards.object_layout:ObjectLayout",
     "edge_density": "visual_grpo.rewards.guards:EdgeDensity",
     "colour_entropy": "visual_grpo.rewards.guards:ColourEntropy",
+    "exposure": "visual_grpo.rewards.guards:Exposure",
+    "motion": "visual_grpo.rewards.motion:Motion",
+    "motion_consistency": "visual_grpo.rewards.motion:MotionConsistency",
+    "flicker": "visual_grpo.rewards.motion:Flicker",
     "fine_noise": "visual_grpo.rewards.guards:FineNoise",
     "http": "visual_grpo.rewards.remote.http_reward:HttpReward",
     "vlm_judge": "visual_grpo.rewards.remote.judge:VlmJudge",
@@ -53,6 +58,8 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
             f" For your own reward, set rewards.{name}.function: package.module:function"
         )
     reward = make_reward(name, path, config.options)
+    if config.frames is not None:
+        reward = FunctionReward(name, PerFrame(name, reward.function, config.frames, config.over_frames))
     reward.budget = FailureBudget(config.max_failed_share)
     reward.judge_of = (config.judge_of or "total") if config.judge else None
     return reward

@@ -177,6 +177,14 @@ class RewardSet:
                 function.check_machine()
         problems.raise_if_any()
 
+    def check_samples(self, *, videos: bool) -> None:
+        """Raises UserError listing the rewards that do not judge such samples."""
+        problems = Problems()
+        for function in self.functions.values():
+            with problems.collect():
+                function.check_samples(videos=videos)
+        problems.raise_if_any()
+
     def check_records(self, records: Iterable[PromptRecord]) -> None:
         """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs."""
         functions = list(self.functions.values())

@@ -23,6 +23,7 @@ LUMA = (0.299, 0.587, 0.114)
 """Weights of R, G and B (ITU-R BT.601)."""
 _EDGE = 0.1
 _LEVELS = 8
+_BLACK, _WHITE = 5, 250
 _NOISE = ((1.0, -2.0, 1.0), (-2.0, 4.0, -2.0), (1.0, -2.0, 1.0))
 """The difference of two Laplacians: 0 on planes and on straight edges along the axes."""
 _LAPLACIAN = ((0.0, 1.0, 0.0), (1.0, -4.0, 1.0), (0.0, 1.0, 0.0))
@@ -38,6 +39,16 @@ class EdgeDensity:
         luma = (image.float() / 255 * torch.tensor(LUMA, device=image.device)[:, None, None]).sum(0)
         down, right = torch.gradient(luma)
         return float((torch.hypot(down, right) > _EDGE).float().mean())
+
+
+class Exposure:
+    """Share of pixels that are neither black nor white: luma of 5 to 250 in 0..255. It falls where pictures are over-
+    or under-exposed."""
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
+        weights = torch.tensor(LUMA)[:, None, None]
+        lumas = ((sample.cpu().float() * weights).sum(0) for sample in samples)
+        return [float(((luma >= _BLACK) & (luma <= _WHITE)).float().mean()) for luma in lumas]
 
 
 class ColourEntropy:

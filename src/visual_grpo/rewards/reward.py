@@ -10,6 +10,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.images import require_image
 from visual_grpo.common.importing import load_attribute
-from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample
+from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample, VideoSample
 from visual_grpo.config.training import with_variables
 from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids
 
@@ -59,8 +60,9 @@ class FunctionReward:
         return self.budget.score(self.name, self._score, prompts, samples, units)
 
     def _score(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
+        self.check_samples(videos=any(isinstance(sample, VideoSample) for sample in samples))
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
-        copies = [sample.clone() if isinstance(sample, Tensor) else sample for sample in samples]
+        copies = [_copied(sample) for sample in samples]
         # Beside one that waits, other rewards run: a change would be blamed on the wrong one.
         kept = torch.no_grad() if self.waits else kept_settings(f"reward {self.name!r}")
         with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), kept:
@@ -68,6 +70,19 @@ class FunctionReward:
             returned = self.function(list(prompts), copies)
             returned = list(returned) if isinstance(returned, Iterator) else returned
         return checked_output(self.name, returned, prompts)
+
+    def check_samples(self, *, videos: bool) -> None:
+        """Raises UserError for a reward of images that is to judge ``videos``, and the other way round."""
+        if videos and not self.needs.video:
+            raise UserError(
+                f"reward {self.name!r} judges images, and the samples are videos. Set rewards.{self.name}.frames to"
+                " all, first or N (every Nth frame), and over_frames to mean or minimum. A function of whole videos"
+                " has needs = Needs(video=True)"
+            )
+        if not videos and self.needs.video:
+            raise UserError(
+                f"reward {self.name!r} judges videos, or has frames, and the samples are none: data.frames is null"
+            )
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Calls the callable's ``check_records``, if any; it may refuse records before any rollout."""
@@ -102,6 +117,12 @@ class FunctionReward:
             painted: Tensor = self.function.picture(record, sample)  # type: ignore[attr-defined]
             require_image(painted)
         return painted
+
+
+def _copied(sample: Sample) -> Sample:
+    if isinstance(sample, VideoSample):
+        return replace(sample, frames=sample.frames.clone())
+    return sample.clone() if isinstance(sample, Tensor) else sample
 
 
 def groups_of(prompts: Sequence[PromptRecord]) -> list[list[int]]:

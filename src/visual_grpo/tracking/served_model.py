@@ -43,7 +43,8 @@ from visual_grpo.common.images import (
     to_pil,
     to_tensor,
 )
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import PromptRecord, VideoSample
+from visual_grpo.common.videos import encoded_video
 from visual_grpo.config import Parameters, RewardConfig, SamplerConfig, Task
 from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
 from visual_grpo.evaluation.samples import generate_batches, requests
@@ -198,6 +199,8 @@ class ServedModel:
 
     def _shown(self, record: PromptRecord, images: Sequence[Image.Image], sample: Any) -> dict[str, Any]:
         """Returns the columns of a sample; a mask has the size of the request's image."""
+        if isinstance(sample, VideoSample):
+            return {"image": encoded_video(sample)}
         if not self._segments:
             return {"image": _png(to_pil(sample))}
         mask = None

@@ -63,8 +63,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     if config.model_is_pretrained and not Path(model).is_dir():
         raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     torch.set_num_threads(config.model.threads)
-    size = (config.data.height, config.data.width)
-    settings = ModelSettings(size=size, policy=config.policy, options=spec.options)
+    settings = spec.settings
     loaded = spec.family.load(model, config.model)
     built = spec.family.build(loaded, settings)
     require_quantized(built.adapters.networks, config.model.base_weights)
@@ -127,6 +126,8 @@ def load_model(
     model: str,
     *,
     size: tuple[int, int] = (1024, 1024),
+    frames: int | None = None,
+    fps: float = 16.0,
     policy: PolicyConfig | None = None,
     train: Sequence[str] = (),
     adapters: Path | str | None = None,
@@ -144,6 +145,7 @@ def load_model(
     Args:
         model: folder or hub id, whose family ``auto`` recognises.
         size: (height, width) in pixels, multiples of 32.
+        frames: of a video, and how many a second (``fps``); None = images.
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules (by default of all that it has) to sample with,
             instead of fresh ones to train; also one that a policy's ``save_adapter`` wrote.
@@ -153,7 +155,10 @@ def load_model(
         raise UserError(f"size is {size}; expected (height, width) in multiples of 32 pixels, such as {near}.")
     config = policy or PolicyConfig()
     model_family = find_family(family, model)
-    settings = ModelSettings(size=size, policy=config, options=options_of(model_family, options or {}))
+    model_family.check_frames(frames)
+    settings = ModelSettings(
+        size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, options or {})
+    )
     model_config = ModelConfig(
         path=model, dtype=dtype, base_weights=base_weights, device=device, attention=attention, compile=compile
     )
@@ -173,6 +178,8 @@ def load_policy(
     *,
     module: str | None = None,
     size: tuple[int, int] = (1024, 1024),
+    frames: int | None = None,
+    fps: float = 16.0,
     policy: PolicyConfig | None = None,
     rollout: SamplerConfig | None = None,
     kl_reference: bool = False,
@@ -185,9 +192,9 @@ def load_policy(
 
     Args:
         model: folder or hub id of a model of any family.
-        module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other image models, ``vl`` of Qwen2.5-VL; None = the
-            first.
+        module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other flow models, ``vl`` of Qwen2.5-VL; None = first.
         size: (height, width) in pixels, multiples of 32.
+        frames: of a video, and how many a second (``fps``); None = images.
         rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
@@ -198,6 +205,8 @@ def load_policy(
     built = load_model(
         model,
         size=size,
+        frames=frames,
+        fps=fps,
         policy=policy,
         train=[name],
         family=family,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
+from tests.models.families.wan import tiny as wan
 from tests.models.families.z_image import tiny as z_image
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import Needs, PromptRecord, VideoSample
 from visual_grpo.config import GRPOConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.family import BUILT_IN, find_family
@@ -48,8 +50,12 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "qwen_image_edit_plus": (lambda: qwen_image.pipeline(plus=True), {"negative_prompt": "blurry"}),
     "qwen_image_edit_plus, 2511": (lambda: qwen_image.pipeline(plus=True, zero_cond_t=True), {}),
     "flux2_klein, distilled": (lambda: flux2_klein.pipeline(distilled=True), {"max_sequence_length": 100}),
+    "wan": (wan.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200}),
+    "wan, saved with Euler": (lambda: wan.pipeline(unipc=False), {"max_sequence_length": 100}),
 }
 """A model of each flow family, and options that are not its defaults."""
+FRAMES = {"wan": 9}
+"""Of a video."""
 _LAST = "transformer_blocks.1."
 _QWEN_UNTRAINED = {
     _LAST + name for name in ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net.0.proj", "txt_mlp.net.2")
@@ -63,6 +69,7 @@ TRAINED = {
     **dict.fromkeys(_QWEN, ("img_mlp.net.2", "txt_mlp.net.0.proj")),
     **dict.fromkeys(("flux", "flux_kontext"), ("ff_context.net.2", "single_transformer_blocks.0.attn.to_q")),
     "z_image": ("layers.0.feed_forward.w2", "context_refiner.0.attention.to_q"),
+    "wan": ("blocks.0.attn2.to_k", "blocks.1.ffn.net.0.proj"),
     "flux2_klein": ("ff_context.linear_out", "transformer_blocks.0.attn.to_out", "attn.to_qkv_mlp_proj"),
 }
 """Some of the matrices that have a LoRA."""
@@ -80,7 +87,13 @@ def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -
     name, folder, options = case
     family = find_family("auto", str(folder))
     assert family.name == name.partition(",")[0]
-    findings = check_family(family, str(folder), CPU, SIZE, family.options(**options), 4.0)
+    findings = check_family(family, str(folder), CPU, SIZE, family.options(**options), 4.0, FRAMES.get(family.name))
+    reported = [finding for finding in findings if finding.limit == math.inf]
+    assert [finding.name for finding in reported] == ["5 steps of Euler against UniPCMultistepScheduler"] * (
+        name == "wan"
+    )
+    assert all(0.001 < finding.difference < 0.5 for finding in reported), "they are other steps of the same flow"
+    findings = [finding for finding in findings if finding not in reported]
     kinds = 2 if name.startswith("flux2_klein") else 1  # Prompts, and prompts with sources.
     assert len(findings) == 2 + 5 * kinds
     assert {finding.name: finding.difference for finding in findings if finding.difference > 1e-6} == {}
@@ -91,7 +104,7 @@ def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -
 def test_half_precision_is_no_difference(case: tuple[str, Path, dict[str, Any]], dtype: Any) -> None:
     _, folder, options = case
     family, half = find_family("auto", str(folder)), ModelConfig(path="unused", device="cpu", dtype=dtype)
-    findings = check_family(family, str(folder), half, SIZE, family.options(**options), 4.0)
+    findings = check_family(family, str(folder), half, SIZE, family.options(**options), 4.0, FRAMES.get(family.name))
     assert [finding for finding in findings if not finding.passed] == []
 
 
@@ -101,10 +114,18 @@ def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]], tm
     family = find_family(name)
     records = records_of("i2i" if "i2i" in family.tasks else "t2i", family, SIZE, tmp_path)
     sampler = SamplerConfig(steps=3, guidance_scale=4.0)
-    policy = load_policy(str(folder), size=SIZE, rollout=sampler, options=options, kl_reference=True, device="cpu")
-    before = policy.adapter_state_dict()
+    policy = load_policy(
+        str(folder),
+        size=SIZE,
+        frames=FRAMES.get(name),
+        rollout=sampler,
+        options=options,
+        kl_reference=True,
+        device="cpu",
+    )
+    before, reward = policy.adapter_state_dict(), _brightness_of_videos if name in FRAMES else brightness
     config = GRPOConfig(steps=2, prompts_per_step=3, group_size=4, learning_rate=1e-2, kl_weight=0.01)
-    steps = list(GRPOTrainer(policy, RewardSet({"brightness": (brightness, 1.0)}), config).fit(records))
+    steps = list(GRPOTrainer(policy, RewardSet({"brightness": (reward, 1.0)}), config).fit(records))
     assert steps[0].values["ratio/first_max_abs_log"] < 1e-4
     after = policy.adapter_state_dict()
     still = {
@@ -114,14 +135,20 @@ def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]], tm
     assert still == UNTRAINED.get(name, set())
 
 
+def _brightness_of_videos(prompts: Sequence[PromptRecord], samples: Sequence[VideoSample]) -> list[float]:
+    return brightness(prompts, [sample.frames for sample in samples])
+
+
+_brightness_of_videos.needs = Needs(video=True)  # type: ignore[attr-defined]
+
+
 def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
     case: tuple[str, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     """As ComfyUI reads the file: up times down, at strength 1. The pipeline reads the configuration as well."""
-    _, folder, _ = case
-    policy: Any = load_policy(
-        str(folder), size=SIZE, policy=PolicyConfig(lora=LoraParams(rank=4, alpha=12)), device="cpu"
-    )
+    name, folder, _ = case
+    lora, frames = PolicyConfig(lora=LoraParams(rank=4, alpha=12)), FRAMES.get(name.partition(",")[0])
+    policy: Any = load_policy(str(folder), size=SIZE, frames=frames, policy=lora, device="cpu")
     stir(policy)
     policy.save_adapter(tmp_path)
     pipeline = find_family("auto", str(folder)).load(str(folder), CPU)
@@ -141,7 +168,8 @@ def test_a_prompts_end_is_ignored_exactly_where_its_tokens_say_so(
 ) -> None:
     name, folder, options = case
     family = find_family("auto", str(folder))
-    settings = ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options(**options))
+    frames = FRAMES.get(family.name)
+    settings = ModelSettings(size=SIZE, frames=frames, policy=PolicyConfig(), options=family.options(**options))
     model: Any = family.build(family.load(str(folder), CPU), settings)
     if name.startswith("qwen_image_edit"):
         assert model.text_tokens("a red cat") == (model.text_tokens("a red ")[0] + 3,) * 2  # Never cut; one a byte.

@@ -34,13 +34,17 @@ def chunks(policy: FlowPolicy[Tensor], got: Any, rows: Tensor) -> list[Any]:
     return list(policy.replay(got.trajectory, rows))
 
 
-def test_the_decisions_are_noised_samples_of_the_plain_ode_at_the_windows_levels() -> None:
+@pytest.mark.parametrize("shape", [(4, 12, 16), (4, 3, 12, 16)], ids=["image", "video of as many channels as draws"])
+def test_the_decisions_are_noised_samples_of_the_plain_ode_at_the_windows_levels(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ToyFlow, "latent_shape", shape)
     policy = policy_with(window_start=1, window_steps=2, draws=2)
     got = rollout(policy)
     trajectory = got.trajectory
     assert trajectory.steps == (1, 1, 2, 2)
     assert got.log_probs.shape == (6, 4)
-    levels = torch.tensor([0.8, 0.8, 0.5, 0.5]).view(1, 4, 1, 1, 1)
+    levels = torch.tensor([0.8, 0.8, 0.5, 0.5]).view(1, 4, *[1] * len(shape))
     clean = trajectory.states - levels * trajectory.next_states  # x = x0 + s u
     noise = clean + trajectory.next_states
     torch.testing.assert_close(clean, clean[:, :1].expand_as(clean), rtol=0, atol=1e-5)
@@ -51,7 +55,7 @@ def test_the_decisions_are_noised_samples_of_the_plain_ode_at_the_windows_levels
     random_seeds(3, generator)  # Of the conditions.
     state = policy.denoiser.start_noise(random_seeds(6, generator)).double()
     for sigma, following in pairwise(ToyFlow.sigmas):
-        state = state + (following - sigma) * (-0.4 * state + OFFSETS)
+        state = state + (following - sigma) * (-0.4 * state + OFFSETS.view(-1, *[1] * len(shape)))
     torch.testing.assert_close(clean[:, 0].double(), state, rtol=0, atol=1e-5)
 
 

@@ -21,6 +21,7 @@ PARAMETERS = {
     "qwen_image_edit_plus": {"transformer": 20.43, "text_encoder": 8.29},
     "z_image": {"transformer": 6.15, "text_encoder": 4.02},
     "flux2_klein": {"transformer": 3.88, "text_encoder": 4.02},
+    "wan": {"transformer": 1.42, "text_encoder": 5.68},
     "qwen2_5_vl": {"model": 8.29, "segmenter": 0.217},
     "qwen2_5_vl, 3B": {"model": 3.75},
     "qwen3_vl": {"model": 8.77, "segmenter": 0.217},

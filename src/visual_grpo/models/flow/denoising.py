@@ -14,6 +14,7 @@ from torch import Tensor
 
 from visual_grpo.common.device import map_on_cores
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import noises, ode_step, transition
@@ -62,13 +63,13 @@ class Denoiser(Generic[C]):
             return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
 
     @torch.no_grad()
-    def pixels(self, latents: Tensor) -> list[Tensor]:
-        """[B, C, h, w] -> B uint8 images [3, H, W] on the CPU."""
+    def pixels(self, latents: Tensor) -> list[Sample]:
+        """[B, C, h, w] -> B uint8 images [3, H, W], or videos, on the CPU."""
         parts = map_on_cores(self.model.pixels, latents.split(self.config.decode_batch), latents.device)
-        return [image for part in parts for image in part]
+        return [sample for part in parts for sample in part]
 
-    def generate(self, conditions: C, seeds: Sequence[int], sampler: SamplerConfig) -> list[Tensor]:
-        """Generates an image of each of N entries by the ODE or, if ``sampler.stochastic``, as in training."""
+    def generate(self, conditions: C, seeds: Sequence[int], sampler: SamplerConfig) -> list[Sample]:
+        """Generates a sample of each of N entries by the ODE or, if ``sampler.stochastic``, as in training."""
         steps, _ = sampler.denoising()
         entries = torch.arange(len(seeds))
         if not sampler.stochastic:

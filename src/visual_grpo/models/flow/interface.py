@@ -1,6 +1,7 @@
 """Declares what a family of flow models offers: a schedule, conditions, a velocity field and pixels.
 
-Shapes: N prompts (*entries* of the conditions), b rows, C x h x w latents of one image.
+Shapes: N prompts (*entries* of the conditions), b rows, C x h x w latents of one image; where the model draws videos,
+C x f x h x w latents of f latent frames stand in their place, in all of this package.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import PromptRecord, Sample
 
 C = TypeVar("C")
 
@@ -46,8 +47,8 @@ class FlowModel(Protocol[C]):
         ...
 
     @property
-    def latent_shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of one image."""
+    def latent_shape(self) -> tuple[int, ...]:
+        """(C, h, w) of one image, (C, f, h, w) of one video."""
         ...
 
     def schedule(self, steps: int) -> Schedule: ...
@@ -66,6 +67,6 @@ class FlowModel(Protocol[C]):
         """
         ...
 
-    def pixels(self, latents: Tensor) -> list[Tensor]:
-        """[b, C, h, w] float32 -> b uint8 images [3, H, W] on the CPU; must be thread-safe."""
+    def pixels(self, latents: Tensor) -> Sequence[Sample]:
+        """[b, C, h, w] float32 -> b uint8 images [3, H, W], or videos, on the CPU; must be thread-safe."""
         ...

@@ -22,18 +22,18 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.common.types import PromptRecord, Sample
+from visual_grpo.common.types import Needs, PromptRecord, Sample
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig, SamplerConfig
 from visual_grpo.grpo.distributed.sharding import layers_of
 from visual_grpo.models.execution import set_execution
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.model import Model
-from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.offload import copied_bytes, device_tensors, move_to_host
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.plan.meter import HostValues, Meter, as_on_a_device
 from visual_grpo.operations.plan.phases import CONDITIONS, fewer_micro_batches, fewer_repeats, phases_of
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.rewards.segmentation import KINDS
 from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
@@ -67,10 +67,9 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
         built_on = str(resolve_device(model.device)) if model.offload == "none" else "cpu"
         loaded, source = load_without_weights(family, folder, model, built_on), f"random weights, sizes from {source}"
     spec = resolve(config, family=family)
-    settings = ModelSettings(size=(config.data.height, config.data.width), policy=config.policy, options=spec.options)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    built = family.build(loaded, settings)
+    built = family.build(loaded, spec.settings)
     if measured:
         set_execution(built.adapters.networks, built.modules, model)
     return PlannedModel(spec=spec, model=built, networks=networks, source=source)
@@ -238,9 +237,11 @@ def planned_trainer(planned: PlannedModel) -> Any:
     """Builds a trainer whose only reward costs nothing."""
     config = planned.spec.config
     modules = {name: own.model_copy(update={"rewards": {}}) for name, own in config.modules.items()}
+    reward = FunctionReward("planned", unequal_scores)
+    reward.needs = Needs(video=config.data.frames is not None)
     config = config.model_copy(update={"rewards": {"planned": RewardConfig()}, "modules": modules})
     return components.build_trainer(
-        replace(planned.spec, config=config), planned.model, RewardSet({"planned": (unequal_scores, 1.0)})
+        replace(planned.spec, config=config), planned.model, RewardSet({"planned": (reward, 1.0)})
     )
 
 

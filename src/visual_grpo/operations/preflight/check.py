@@ -92,7 +92,7 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
         require_independent_judges(rewards, optimised, spec.config.output)
     for module in spec.modules:
         with problems.collect():
-            components.build_scorer(spec, [module])
+            components.build_scorer(spec, [module]).check_samples(videos=spec.config.data.frames is not None)
 
 
 def _check_only_where(spec: RunSpec) -> None:

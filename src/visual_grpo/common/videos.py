@@ -1,0 +1,77 @@
+"""Videos as files: a lossless, looping WebP of every frame.
+
+The encoder joins frames that are alike into a longer one, so frames are read at their times, never by their number.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageSequence
+from torch import Tensor
+
+from visual_grpo.common.images import is_image, opened, read_image, to_pil, to_rgb, to_tensor
+from visual_grpo.common.types import Sample, VideoSample
+
+SUFFIX = ".webp"
+
+
+def frames_of(sample: Sample) -> Tensor | None:
+    """[F, 3, height, width] uint8: the frames of a video, or an image as the only one; None for a text."""
+    if isinstance(sample, VideoSample):
+        return sample.frames
+    return sample[None] if is_image(sample) else None
+
+
+def frame_name(video: Path, frame: int) -> Path:
+    """Returns the file of a frame of a video that is stored as a folder of frames."""
+    return video / f"{frame:04d}.png"
+
+
+def read_sample(prepared: Path, fps: float) -> Sample:
+    """Reads a prepared target as a sample: an image, or a video of ``fps`` from its folder of frames."""
+    if not prepared.is_dir():
+        return to_tensor(read_image(prepared))
+    frames = torch.stack([to_tensor(read_image(file)) for file in sorted(prepared.iterdir())])
+    return VideoSample(frames=frames, fps=fps)
+
+
+def encoded_video(video: VideoSample) -> bytes:
+    """Returns the content of a lossless WebP that plays in a loop."""
+    file = io.BytesIO()
+    first, *others = map(to_pil, video.frames)
+    first.save(
+        file,
+        "WEBP",
+        save_all=True,
+        append_images=others,
+        duration=round(1000 / video.fps),
+        loop=0,
+        lossless=True,
+        quality=0,  # Of a lossless file: how hard it is made smaller.
+        method=0,
+    )
+    return file.getvalue()
+
+
+def read_frames(file: Path, count: int) -> Tensor:
+    """[count, 3, height, width] uint8: the pictures at ``count`` times that divide the length of an animation evenly;
+    a still image is the same at all of them. Raises ImageError for a file that cannot be read."""
+    pictures, durations = read_animation(file)
+    ends = torch.tensor(durations).cumsum(0)
+    times = (torch.arange(count) + 0.5) * (ends[-1] / count)
+    rows = torch.searchsorted(ends.to(times), times, right=True).clamp(max=len(pictures) - 1)
+    shown = torch.stack([to_tensor(picture) for picture in pictures])
+    return shown[rows]
+
+
+def read_animation(file: Path) -> tuple[list[Image.Image], list[int]]:
+    """Returns the pictures of an animation (RGB), and the milliseconds that each is shown; 0 of a still image."""
+    pictures, durations = [], []
+    with opened(file) as image:
+        for frame in ImageSequence.Iterator(image):
+            pictures.append(to_rgb(frame.copy()))
+            durations.append(int(frame.info.get("duration", 0)))
+    return pictures, durations

@@ -1,0 +1,114 @@
+"""Reads the frames of a dataset's videos: files, animations, and folders of pictures.
+
+Frames are taken at ``data.fps`` from the beginning; each is the picture that is shown at its time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+from PIL import Image
+
+from visual_grpo.common.digests import file_digest
+from visual_grpo.common.images import ImageError, read_image
+from visual_grpo.common.videos import read_animation
+from visual_grpo.config import DataConfig
+from visual_grpo.data.record import LFS_REMEDY, Original, Rejected, is_image_name, is_lfs_pointer
+
+_HEAD = 12
+"""Bytes of a file's beginning that tell its container."""
+_REMEDY = "Replace the video or remove the record"
+
+
+def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
+    """Returns ``data.frames`` RGB pictures of a video file, an animation, or a folder of pictures in order of name.
+
+    A folder's pictures are ``data.fps`` a second. Raises Rejected for a still image, a video that is damaged, has too
+    many pixels or is too short, and one that is not a file of its own.
+    """
+    assert data.frames is not None
+    if not isinstance(video, Path):
+        raise Rejected("unreadable_video", f"{video.name} is within a table", "Give videos as files, by their paths")
+    try:
+        shown: Iterator[tuple[Image.Image, float]]
+        if video.is_dir():
+            shown = ((read_image(file), 1 / data.fps) for file in _pictures(video))
+        elif is_image_name(video.name):
+            shown = _animation(video)
+        else:
+            shown = _decoded(video, data.max_pixels)
+        pictures = _at_times(shown, data)
+    except ImageError as error:
+        raise Rejected("corrupt_video", str(error), _REMEDY) from error
+    if len(pictures) < data.frames:
+        seconds = f"{len(pictures)} frames at {data.fps:g} a second"
+        message = f"{video.name} has {seconds}, fewer than data.frames={data.frames}"
+        raise Rejected("video_too_short", message, "Lower data.frames, raise data.fps, or remove the record")
+    return pictures
+
+
+def clip_digest(video: Path) -> str:
+    """Returns the sha256 of a file's bytes, or of those of a folder's pictures, 64 hex digits."""
+    if not video.is_dir():
+        return file_digest(video)
+    return hashlib.sha256("".join(map(file_digest, _pictures(video))).encode()).hexdigest()
+
+
+def _pictures(folder: Path) -> list[Path]:
+    files = sorted(file for file in folder.iterdir() if is_image_name(file.name) and file.is_file())
+    if not files:
+        raise Rejected("video_without_frames", f"the folder {folder.name} has no pictures", _REMEDY)
+    return files
+
+
+def _at_times(shown: Iterator[tuple[Image.Image, float]], data: DataConfig) -> list[Image.Image]:
+    """``shown``: pictures, and how many seconds each is shown."""
+    pictures: list[Image.Image] = []
+    end = 0.0
+    for picture, seconds in shown:
+        end += seconds
+        # A quarter of a frame late: times in files are rounded.
+        while len(pictures) < (data.frames or 0) and (len(pictures) + 0.25) / data.fps < end:
+            pictures.append(picture)
+        if len(pictures) == data.frames:
+            break
+    return pictures
+
+
+def _animation(file: Path) -> Iterator[tuple[Image.Image, float]]:
+    pictures, durations = read_animation(file)
+    if len(pictures) == 1:
+        message = f"{file.name} is a still image, and data.frames asks for videos"
+        raise Rejected("still_image", message, "Give a video, an animation or a folder of frames, or unset data.frames")
+    return iter(zip(pictures, (duration / 1000 for duration in durations), strict=True))
+
+
+def _decoded(file: Path, max_pixels: int) -> Iterator[tuple[Image.Image, float]]:
+    """Decodes by OpenCV's FFmpeg. Only files that begin as a container of video are opened: FFmpeg would follow a
+    playlist to other files."""
+    with file.open("rb") as start:
+        head = start.read(_HEAD)
+    if not (head[4:8] == b"ftyp" or head.startswith(b"\x1aE\xdf\xa3") or (head[:4], head[8:]) == (b"RIFF", b"AVI ")):
+        if is_lfs_pointer(file):
+            raise Rejected("lfs_pointer", f"{file} is a Git LFS pointer, not the video", LFS_REMEDY)
+        raise Rejected("corrupt_video", f"{file.name} is not an MP4, MOV, WebM, Matroska or AVI file", _REMEDY)
+    capture = cv2.VideoCapture(str(file), cv2.CAP_FFMPEG)
+    try:
+        fps, frames = capture.get(cv2.CAP_PROP_FPS), 0
+        width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+        if width * height > max_pixels:
+            message = f"{file.name} is {width}x{height} pixels, more than data.max_pixels={max_pixels}"
+            raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+        while fps > 0:
+            read, frame = capture.read()
+            if not read:
+                break
+            frames += 1
+            yield Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)), 1 / fps
+    finally:
+        capture.release()
+    if not frames:
+        raise Rejected("video_without_frames", f"{file.name} has no frames that can be decoded", _REMEDY)

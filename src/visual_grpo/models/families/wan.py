@@ -1,0 +1,122 @@
+"""Wan 2.1 text to video as a `FlowModel`; a test checks that its ODE matches the pipeline's with Euler's steps.
+
+Shapes: N prompts, b rows, C x f x h x w latents of one video, whose F frames are 4 (f - 1) + 1.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+from pydantic import Field
+from torch import Tensor
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, VideoSample
+from visual_grpo.config import ModelConfig, Strict
+from visual_grpo.models.family import Family
+from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.parts import TextConditions, as_images, tokens_and_limit, transformer_module
+from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.model import Model
+from visual_grpo.models.module import ModelSettings
+
+
+class WanOptions(Strict):
+    max_sequence_length: int = Field(512, ge=1, le=512, description="text tokens of a prompt, padded to so many")
+    negative_prompt: str = Field("", description="what guidance steers away from")
+    tiles: bool = Field(
+        False, description="decode in tiles of 256 pixels that overlap: less memory, more time, slightly other pixels"
+    )
+
+
+Conditions = TextConditions[Tensor]
+"""Each prompt [1, L, D], zero after its tokens, which the transformer reads as the pipeline lets it."""
+
+
+class Wan:
+    def __init__(self, pipeline: Any, settings: ModelSettings) -> None:
+        """``settings``: a size of multiples of 16, 4 k + 1 frames."""
+        assert settings.frames is not None, "Family.check_frames"
+        self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, settings.options
+        h, w = (side // pipeline.vae_scale_factor_spatial for side in settings.size)
+        latent_frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
+        self.latent_shape = (self.transformer.config.in_channels, latent_frames, h, w)
+        self.fps = settings.fps
+        self._decoding = threading.Lock()
+        if self.options.tiles:
+            pipeline.vae.enable_tiling()
+
+    def schedule(self, steps: int) -> Schedule:
+        """Returns Euler's schedule with the checkpoint's shift, which does not depend on the size."""
+        self.pipeline.scheduler.set_timesteps(steps)
+        return Schedule.of(self.pipeline.scheduler)
+
+    @torch.no_grad()
+    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
+        return Conditions.of(records, self._encode, self.options.negative_prompt, guidance_scale)
+
+    def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
+        return conditions.velocity(self._forward, torch.cat, entries)
+
+    @torch.no_grad()
+    def pixels(self, latents: Tensor) -> list[VideoSample]:
+        vae = self.pipeline.vae
+        mean, std = (
+            torch.tensor(values, device=latents.device, dtype=vae.dtype).view(-1, 1, 1, 1)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        latents = latents.to(vae.dtype) / (1 / std) + mean
+        with self._decoding:  # The VAE keeps features between its calls: two at a time would mix them up.
+            decoded = vae.decode(latents, return_dict=False)[0]
+        return [VideoSample(frames=torch.stack(as_images(video.movedim(0, 1))), fps=self.fps) for video in decoded]
+
+    def text_tokens(self, prompt: str) -> tuple[int, int]:
+        """Returns a prompt's tokens and how many are read."""
+        return tokens_and_limit(prompt_clean(prompt), (self.pipeline.tokenizer, self.options.max_sequence_length))
+
+    def _encode(self, prompt: str) -> Tensor:
+        """[1, L, D]."""
+        length = self.options.max_sequence_length
+        text, _ = self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False, max_sequence_length=length)
+        return text.to(self.transformer.dtype)
+
+    def _forward(self, state: Tensor, timestep: float, texts: Tensor) -> Tensor:
+        velocity: Tensor = self.transformer(
+            hidden_states=state.to(self.transformer.dtype),
+            timestep=torch.full((len(state),), timestep, device=state.device),
+            encoder_hidden_states=texts,
+            return_dict=False,
+        )[0]
+        return velocity.float()
+
+
+def load(path: str, config: ModelConfig) -> Any:
+    """Loads a folder or hub id, frozen, with Euler's steps in place of the checkpoint's UniPC, whose steps depend on
+    earlier ones and have no likelihood; the VAE in float32, as its authors use it."""
+    pipeline = load_pipeline("WanPipeline", path, config, prepare=lambda pipeline: pipeline.vae.float())
+    if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
+        raise UserError(f"The model {path!r} is of Wan 2.2, which the family wan does not draw with; it takes Wan 2.1.")
+    pipeline.vae.enable_slicing()  # One video is decoded at a time.
+    if not isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler):
+        pipeline.saved_scheduler, shift = pipeline.scheduler, pipeline.scheduler.config.flow_shift
+        pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    return pipeline
+
+
+_MODULES = transformer_module(["to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2"])
+
+FAMILY = Family(
+    name="wan",
+    modules=_MODULES,
+    tasks=("t2i",),
+    saved_as=("WanPipeline",),
+    load=load,
+    build=lambda pipeline, settings: Model(Wan(pipeline, settings), _MODULES, settings),
+    frame_counts=range(5, 82, 4),
+    options=WanOptions,
+)

@@ -1,0 +1,140 @@
+"""Videos as targets: files, animations and folders of frames, at the frames a second that the data ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.data.clips import GREYS, clip
+from tests.data.making import data_config, jsonl, picture, prepare
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import VideoSample
+from visual_grpo.common.videos import encoded_video, read_frames, read_sample
+from visual_grpo.data.drift import profile_of
+from visual_grpo.data.preparation import remove_unused_images
+from visual_grpo.data.sources import find_records
+
+FRAMES: dict[str, Any] = {"frames": 5, "fps": 8.0}
+
+
+def greys(target: Path | None) -> list[int]:
+    assert target is not None
+    sample = read_sample(target, 8.0)
+    assert sample.frames.shape == (len(sample.frames), 3, 32, 64)
+    return [round(float(frame.float().mean())) for frame in sample.frames]
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".webm", ".avi", ".mov", ".webp", ".gif", ""])
+@pytest.mark.parametrize(("fps", "shown"), [(8.0, (0, 1, 2, 3, 4)), (4.0, (0, 2, 4, 6, 8)), (16.0, (0, 0, 1, 1, 2))])
+def test_the_frames_are_those_shown_at_the_times_asked_for(
+    tmp_path: Path, suffix: str, fps: float, shown: tuple[int, ...]
+) -> None:
+    clip(tmp_path / f"data/cat{suffix}")
+    (tmp_path / "data/cat.txt").write_text("a cat walks", encoding="utf-8")
+    [record] = prepare(tmp_path, frames=5, fps=fps)
+    assert record.prompt == "a cat walks"
+    # The pictures of a folder have no times: they are as many a second as the data ask for.
+    expected = range(5) if suffix == "" else shown
+    assert greys(record.target_image) == pytest.approx([GREYS[row] for row in expected], abs=4)
+
+
+def test_a_folder_of_ten_clips_with_prompts_is_read_at_the_first_try(tmp_path: Path) -> None:
+    for number in range(10):
+        clip(tmp_path / f"data/{number}.mp4", GREYS[number % 3 :])
+        (tmp_path / f"data/{number}.txt").write_text(f"clip {number}", encoding="utf-8")
+    records = prepare(tmp_path, **FRAMES, held_out_share=0.2)
+    assert len(records) == 10
+    assert len(list(profile_of(records).values)) > 3
+    folder = tmp_path / "out/images"
+    before = sorted(folder.glob("*/*.png"))
+    assert len(before) == 50
+    (folder / "unused").mkdir()
+    remove_unused_images(records.path)
+    assert sorted(folder.glob("*/*.png")) == before
+    assert not (folder / "unused").exists()
+
+
+def test_records_name_files_and_folders(tmp_path: Path) -> None:
+    clip(tmp_path / "data/a.mp4")
+    clip(tmp_path / "data/b")
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": name, "target_image": name} for name in ("a.mp4", "b")])
+    first, second = (greys(record.target_image) for record in prepare(tmp_path, **FRAMES))
+    assert first == pytest.approx(second, abs=4)
+
+
+def test_a_table_names_videos(tmp_path: Path) -> None:
+    clip(tmp_path / "data/a.mp4")
+    for column in ("file_name", "video"):
+        (tmp_path / "data/metadata.csv").write_text(f"{column},text\na.mp4,a cat\n", encoding="utf-8")
+        [record] = prepare(tmp_path, **FRAMES)
+        assert len(greys(record.target_image)) == 5
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a still image": (lambda folder: picture(folder / "cat.png"), "cat.png is a still image, and data.frames asks for"),
+    "a short video": (
+        lambda folder: clip(folder / "cat.mp4", GREYS[:3]),
+        "has 3 frames at 8 a second, fewer than",
+    ),
+    "an empty folder": (
+        lambda folder: (folder / "cat").mkdir(),
+        "the folder cat has no pictures",
+    ),
+    "a playlist": (
+        lambda folder: (folder / "cat.mp4").write_text("#EXTM3U\n/etc/hostname\n"),
+        "cat.mp4 is not an MP4, MOV, WebM, Matroska or AVI file",
+    ),
+    "a pointer": (
+        lambda folder: (folder / "cat.mp4").write_text("version https://git-lfs.github.com/spec/v1\n"),
+        "is a Git LFS pointer, not the video",
+    ),
+    "a damaged file": (
+        lambda folder: (folder / "cat.mp4").write_bytes(clip(folder / "whole.mp4").read_bytes()[:300]),
+        "cat.mp4 has no frames that can be decoded",
+    ),
+    "an animation cut off": (
+        lambda folder: (folder / "cat.webp").write_bytes(clip(folder / "whole.webp").read_bytes()[:200]),
+        "cat.webp: cannot be read as an image",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_video_is_rejected_in_one_sentence(tmp_path: Path, name: str) -> None:
+    make, told = BAD[name]
+    (tmp_path / "data").mkdir()
+    make(tmp_path / "data")
+    for whole in (tmp_path / "data").glob("whole.*"):
+        whole.unlink()
+    [target] = [each.name for each in (tmp_path / "data").iterdir()]
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat", "target_image": target}])
+    with pytest.raises(UserError) as error:
+        prepare(tmp_path, **FRAMES)
+    assert told in str(error.value)
+
+
+def test_too_many_pixels_are_told_before_they_are_decoded(tmp_path: Path) -> None:
+    clip(tmp_path / "data/cat.mp4")
+    (tmp_path / "data/cat.txt").write_text("a cat", encoding="utf-8")
+    with pytest.raises(UserError, match=r"cat\.mp4 is 64x48 pixels, more than data\.max_pixels=2000"):
+        prepare(tmp_path, **FRAMES, max_pixels=2000)
+
+
+def test_videos_without_the_parameter_are_named(tmp_path: Path) -> None:
+    clip(tmp_path / "cat.mp4")
+    (tmp_path / "cat.txt").write_text("a cat", encoding="utf-8")
+    with pytest.raises(UserError, match=r"1 \.mp4.* Videos are read where data\.frames says how many frames"):
+        find_records(data_config(tmp_path))
+
+
+def test_a_written_video_reads_back_bit_for_bit_though_frames_are_alike(tmp_path: Path) -> None:
+    noise = torch.randint(0, 256, (4, 3, 32, 64), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    for rows in ([0, 1, 2, 3], [0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]):
+        frames = noise[torch.tensor(rows)]
+        (tmp_path / "video.webp").write_bytes(encoded_video(VideoSample(frames=frames, fps=16.0)))
+        assert torch.equal(read_frames(tmp_path / "video.webp", 4), frames)
+        assert torch.equal(read_frames(tmp_path / "video.webp", 2), frames[[1, 3]])

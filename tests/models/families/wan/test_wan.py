@@ -1,0 +1,101 @@
+"""What is Wan's own: its numbers of frames, a VAE that keeps state, tiles, and the models that it refuses."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.models.families.wan import tiny
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, VideoSample
+from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.models.families.wan import FAMILY, Wan, WanOptions
+from visual_grpo.models.family import find_family
+from visual_grpo.models.module import ModelSettings
+from visual_grpo.training.components import load_model
+
+CPU = ModelConfig(path="unused", device="cpu")
+
+
+def wan(size: tuple[int, int] = (64, 96), frames: int = tiny.FRAMES, **options: Any) -> Wan:
+    settings = ModelSettings(size=size, frames=frames, fps=12.0, policy=PolicyConfig(), options=WanOptions(**options))
+    return Wan(tiny.pipeline(unipc=False), settings)
+
+
+def latents(model: Wan, seed: int = 0, count: int = 1) -> Tensor:
+    return torch.randn(count, *model.latent_shape, generator=torch.Generator().manual_seed(seed))
+
+
+def levels(one: Tensor, other: Tensor) -> int:
+    """The largest difference."""
+    return int((one.int() - other.int()).abs().max())
+
+
+@pytest.mark.parametrize(("frames", "latent_frames"), [(5, 2), (9, 3), (17, 5)])
+def test_videos_have_the_frames_that_were_asked_for(frames: int, latent_frames: int) -> None:
+    model = wan(frames=frames)
+    assert model.latent_shape == (4, latent_frames, 8, 12)
+    [video] = model.pixels(latents(model))
+    assert (video.frames.shape, video.frames.dtype, video.fps) == ((frames, 3, 64, 96), torch.uint8, 12.0)
+
+
+@pytest.mark.parametrize("frames", [None, 1, 4, 6, 8, 85])
+def test_another_number_of_frames_is_refused(frames: int | None, tmp_path: Path) -> None:
+    told = rf"data.frames is {'null' if frames is None else frames}; wan draws videos of 5, 9, 13, \.\.\. or 81 frames"
+    with pytest.raises(UserError, match=told):
+        FAMILY.check_frames(frames)
+    tiny.pipeline().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=told):
+        load_model(str(tmp_path), size=(64, 96), frames=frames, device="cpu")
+
+
+def test_a_family_of_images_refuses_frames() -> None:
+    with pytest.raises(UserError, match=r"data.frames is 5, but sd3 draws no videos: set data.frames to null"):
+        find_family("sd3").check_frames(5)
+
+
+def test_threads_that_decode_at_once_do_not_mix_up_their_videos() -> None:
+    model = wan(frames=5)
+    states = [latents(model, seed) for seed in range(8)]
+    alone = [model.pixels(state)[0].frames for state in states]
+    with ThreadPoolExecutor(4) as pool:
+        together = [videos[0].frames for videos in pool.map(model.pixels, states * 3)]
+    assert all(torch.equal(video, alone[row % 8]) for row, video in enumerate(together))
+
+
+def test_a_batch_is_decoded_as_its_rows_are() -> None:
+    model = wan(frames=5)
+    states = latents(model, count=3)
+    for row, video in enumerate(model.pixels(states)):
+        assert levels(video.frames, model.pixels(states[row : row + 1])[0].frames) <= 1
+
+
+def test_tiles_change_little() -> None:
+    whole, tiled = wan((320, 32), 5), wan((320, 32), 5, tiles=True)
+    state = latents(whole)
+    seamless, video = whole.pixels(state)[0].frames, tiled.pixels(state)[0].frames
+    assert 0 < (seamless.int() - video.int()).abs().float().mean() < 8
+
+
+def test_wan_2_2_is_refused(tmp_path: Path) -> None:
+    pipeline = tiny.pipeline()
+    pipeline.register_modules(transformer_2=pipeline.transformer)
+    pipeline.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"is of Wan 2\.2, which the family wan does not draw with; it takes Wan 2\.1"):
+        FAMILY.load(str(tmp_path), CPU)
+
+
+def test_the_vae_keeps_its_precision_and_unipc_is_replaced(tmp_path: Path) -> None:
+    tiny.pipeline().save_pretrained(tmp_path)
+    pipeline = FAMILY.load(str(tmp_path), CPU.model_copy(update={"dtype": "bfloat16"}))
+    assert (pipeline.vae.dtype, pipeline.text_encoder.dtype) == (torch.float32, torch.bfloat16)
+    assert type(pipeline.scheduler).__name__ == "FlowMatchEulerDiscreteScheduler"
+    assert pipeline.scheduler.config.shift == 3.0
+    model = load_model(str(tmp_path), size=(64, 64), frames=5, dtype="bfloat16", device="cpu")
+    [video] = model.generate([PromptRecord(id="1", prompt="a cat")], [0], SamplerConfig(steps=2, guidance_scale=3.0))
+    assert isinstance(video, VideoSample)
