@@ -263,7 +263,7 @@ def test_nodes_and_mlflow_get_the_rewards_that_the_records_decide(runs):
     used = json.loads((runs["data"] / "baseline.json").read_text())
     assert used == {"reward": "text", "rewards": ["ocr", "edge_density", "colour_entropy"]}
     logged = runs["quoted"]["params"]
-    assert (logged["reward"], logged["rewards.ocr.weight"]) == ("text", "1.0")
+    assert (logged["reward"], logged["rewards.ocr.weight"]) == ("listed", "1.0")
 
 
 def test_own_data_need_nothing_of_the_starter(runs):

@@ -342,9 +342,11 @@ class TestFiles:
         (tmp_path / "mine.dvc").rename(tmp_path / "folder/mine.dvc")
         assert "DVC tracks data in mine.dvc: fetch them with dvc pull." in refusal(tmp_path, path=tmp_path / "folder")
 
-    def test_edits_in_folders_of_captions_are_refused(self, tmp_path):
+    def test_edits_in_folders_of_captions_are_those_beside_the_target(self, tmp_path):
         split_folders(tmp_path / "data", ("control", "target"))
-        assert "(folders found: control, target). Write records.jsonl" in refusal(tmp_path, task="i2i")
+        records = prepare(tmp_path, task="i2i")
+        assert {record.prompt for record in records} == {f"picture {number}" for number in range(10, 16)}
+        assert all(len(record.source_images) == 1 for record in records)
 
 
 class TestColours:

@@ -47,6 +47,6 @@ def test_a_difference_ends_the_command_with_where_to_look() -> None:
 
 def test_another_kind_of_model_is_refused(pipeline_folder: Path) -> None:
     with pytest.raises(
-        UserError, match=r"compares a text-to-image flow model of one module.*; glm_image has the modules"
+        UserError, match=r"compares a flow model of one module.*; glm_image has the modules"
     ):
         check(resolve(asked(pipeline_folder, "glm_image")))
