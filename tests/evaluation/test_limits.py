@@ -29,10 +29,15 @@ def every_ten(*values: float) -> list[float]:
 
 def settings(**grpo: Any) -> dict[str, Any]:
     shared = {"loss": "grpo", "steps": 40, "updates_per_rollout": 1, "learning_rate": 0.1, "target_kl": None}
-    return {"grpo": shared | {"schedule": "constant", "warmup_steps": 0} | grpo, "modules": grpo.pop("modules", {})}
+    shared |= {"prompts_per_step": 4, "group_size": 8, "kl_weight": 0.0, "schedule": "constant", "warmup_steps": 0}
+    return {"grpo": shared | grpo, "modules": {}}
 
 
 HALF_EQUAL = np.where(STEPS > 20, 0.8, 0.0)
+FAST = np.minimum(0.3 + (STEPS - 1) / 6, 0.8)
+RISEN = np.interp(STEPS, [1, 20, 40], [0.3, 0.8, 0.6])
+FALLEN = np.interp(STEPS, [1, 30, 40], [0.3, 0.8, 0.6])
+OF_DIT = {"modules": {"dit": {"learning_rate": 0.2, "target_kl": 0.3}}}
 CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
     (curves(), settings(), None),
     (curves(zero_variance_share=0.5, clip_fraction=0.1, eval__total=every_ten(0.4, 0.5, 0.6, 0.59)), settings(), None),
@@ -40,31 +45,62 @@ CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
     (curves(ar__zero_variance_share=0.1, dit__zero_variance_share=0.9), settings(), "90% of the groups of dit"),
     (curves(clip_fraction=0.5, update_1__clip_fraction=0.9), settings(), r"50% of the decisions lost .*updates_per_ro"),
     (curves(clip_fraction=0.9), settings(loss="gspo"), None),
-    (curves(eval__total=every_ten(0.5, 0.6, 0.5, 0.3)), settings(), r"fell from 0.6 at step 20 to 0.3, while .*anchor"),
+    (curves(eval__total=every_ten(0.5, 0.6, 0.5, 0.3)), settings(), r"fell from 0.6 at step 20 to 0.3, while .*"),
     (curves(np.where(STEPS < 25, RISING, 0.2)), settings(), r"fell from 0\.5\d* around step 24 to 0\.2\S* .*set grpo"),
     (curves(np.where(STEPS < 25, RISING, 0.2)), settings(target_kl=0.1), r"lower grpo\.target_kl \(0\.1\)"),
-    (curves(0.5), settings(), r"did not rise above its noise \(0\.\d+ in .* 0\.01\d from .*raise grpo\.prompts"),
+    (
+        curves(0.5),
+        settings(),
+        r"did not rise above its noise \(0\.\d+ in .* 0\.01\d from .*raise grpo\.steps, grpo\.prompts",
+    ),
     (curves(learning_rate=0.02), settings(target_kl=0.01), r"target_kl \(0\.01\) held the steps at 20% of the"),
     (curves(learning_rate=0.1 * (41 - STEPS) / 40), settings(target_kl=0.01, schedule="linear"), None),
     (curves(learning_rate=0.02 * (41 - STEPS) / 40), settings(target_kl=0.01, schedule="linear"), "at 20% of"),
     (
-        curves(dit__learning_rate=0.02),
-        settings() | {"modules": {"dit": {"learning_rate": 0.2, "target_kl": 0.3}}},
-        r"target_kl \(0\.3\) held the steps of dit at 10% of",
+        curves(ar__learning_rate=0.1, dit__learning_rate=0.02),
+        settings() | OF_DIT,
+        r": modules\.dit\.target_kl \(0\.3\) held the steps of dit at 10% of",
+    ),
+    (curves(dit__learning_rate=0.2, ar__learning_rate=0.1), settings() | OF_DIT, None),
+    (curves(FAST), settings(), None),
+    (
+        curves(RISEN, eval__total=every_ten(0.5, 0.8, 0.7, 0.6)),
+        settings(),
+        "^What limited the training: the reward fell",
+    ),
+    (curves(FALLEN + 100), settings(), r"fell from 101 around .*lower grpo\.learning_rate, or set grpo\.target_kl"),
+    (curves(learning_rate=0.02), settings() | OF_DIT, r": modules\.dit\.target_kl \(0\.3\) held the steps at 10% of"),
+    (
+        curves(FALLEN, ar__learning_rate=0.1, dit__learning_rate=0.2),
+        settings() | OF_DIT,
+        r"grpo\.learning_rate or modules\.dit\.\S+, or lower modules\.dit\.target_kl \(0\.3",
+    ),
+    (
+        curves(entropy=1.0, learning_rate=0.1, eval__total=every_ten(0.5, 0.6, 0.5, 0.3)),
+        settings(),
+        r"\(grpo\.kl_weight\)",
+    ),
+    (
+        curves(
+            ar__entropy=1.0, ar__learning_rate=0.1, dit__learning_rate=0.1, eval__total=every_ten(0.5, 0.6, 0.5, 0.3)
+        ),
+        settings(),
+        r"\(grpo\.kl_weight, policy\.flow\.anchor\)",
     ),
 ]
 
 
 @pytest.mark.parametrize(("history", "parameters", "sentence"), CASES)
 def test_a_limit_is_named_with_the_parameter_to_look_at(history: Any, parameters: Any, sentence: str | None) -> None:
+    modules = sorted({name.partition("/")[0] for name in history} & {"ar", "dit"}) or ["dit"]
     if sentence is None:
-        assert limit_notes(history, parameters) == []
+        assert limit_notes(history, parameters, modules) == []
     else:
-        (note,) = limit_notes(history, parameters)
+        (note,) = limit_notes(history, parameters, modules)
         assert note.startswith("What limited the training: ")
 
         assert re.search(sentence, note), note
-    assert limit_notes(history.head(FEWEST_STEPS - 1), parameters) == []
+    assert limit_notes(history.head(FEWEST_STEPS - 1), parameters, modules) == []
 
 
 class Coarse(CountingScorer):
@@ -91,6 +127,6 @@ TRAININGS: list[tuple[Any, Any, dict[str, Any], str]] = [
 def test_a_training_that_fails_in_a_way_says_so(policy: Any, scorer: Any, options: Any, sentence: str) -> None:
     trainer = trainer_of(policy(), scorer, steps=24, **options)
     history = pd.DataFrame([{"step": m.step, **m.values} for m in trainer.fit(records(10))])
-    (note,) = limit_notes(history, {"grpo": trainer.config.model_dump(mode="json")})
+    (note,) = limit_notes(history, {"grpo": trainer.config.model_dump(mode="json")}, ["policy"])
 
     assert re.search(sentence, note), note

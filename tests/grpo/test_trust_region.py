@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.grpo.test_trainer import trainer_of
-from tests.toys import ToyGaussianPolicy, ToyTokenPolicy, records
+from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import ReplayChunk
 from visual_grpo.grpo.trust_region import LARGEST_SCALE, TrustRegion
 
 TARGET = 0.01
@@ -94,10 +96,66 @@ def test_a_target_that_no_step_reaches_is_refused_with_the_largest_movement() ->
     trainer = trainer_of(ToyGaussianPolicy(), steps=30, learning_rate=1e-4, target_kl=TARGET, warmup_steps=2)
     with pytest.raises(
         UserError,
-        match=r"target_kl is 0\.01, but 12 updates moved the policy by at most [1-9]\S*e-07, the last with 10 times"
+        match=r"target_kl is 0\.01, but 12 updates moved the policy by at most [1-9]\S*e-05 times what they should,"
+        r" the last with 10 times"
         r" grpo\.learning_rate \(0\.0001\)\. Set target_kl to what can be reached",
     ):
         list(trainer.fit(records(10)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": 4, "updates_per_rollout": 16, "learning_rate": 0.01},
+        {"steps": 20, "schedule": "linear", "learning_rate": 0.016},
+    ],
+)
+def test_a_run_is_not_refused_whose_updates_reach_their_own_parts_of_the_target(options: Any) -> None:
+    moved, metrics = moves(ToyGaussianPolicy(), target_kl=TARGET, **options)
+    assert len(moved) == options["steps"]
+    assert metrics[0]["learning_rate"] != metrics[-1]["learning_rate"]
+
+
+class Counting(ToyGaussianPolicy):
+    """Notes the rows of every replay without gradient, as which the movement is measured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.measured: list[list[int]] = []
+
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+        if not torch.is_grad_enabled():
+            self.measured.append(rows.tolist())
+        yield from super().replay(trajectory, rows)
+
+
+@pytest.mark.parametrize(
+    ("size", "want"), [(None, [[0, 7, 12, 18]]), (1, [[0], [7], [12], [18]]), (3, [[0, 7, 12], [18]])]
+)
+def test_the_movement_is_measured_on_one_scored_sample_of_each_prompt(size: int | None, want: Any) -> None:
+    policy = Counting()
+    scorer = CountingScorer(unscored=(6, 14, 15))
+    options: dict[str, Any] = {"micro_batch_size": size, "prompts_per_step": 4, "group_size": 6, "target_kl": TARGET}
+    list(trainer_of(policy, scorer, steps=1, learning_rate=0.01, **options).fit(records(10)))
+    assert policy.measured == want
+
+
+def test_an_update_that_stays_too_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    region = TrustRegion([nn.Parameter(torch.ones(1))], TARGET)
+    region.begin(lambda: 1.0)
+    region.hold(1.0)
+    assert "An update may exceed target_kl (0.01): it was still too long 8 times" in caplog.text
+
+
+def test_a_later_update_that_goes_too_far_shortens_the_whole_step() -> None:
+    weight = nn.Parameter(torch.tensor([0.0]))
+    region = TrustRegion([weight], TARGET)
+    region.begin(lambda: float(weight.detach()) ** 2)
+    weight.data.fill_(0.05)
+    assert region.hold(0.5) == pytest.approx(1)
+    weight.data.fill_(0.125)
+    left = region.hold(1.0)
+    assert (left, float(weight.detach()), region.scale) == pytest.approx((0.8, 0.1, 0.8))
 
 
 @pytest.mark.parametrize("target", [None, TARGET])

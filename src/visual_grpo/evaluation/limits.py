@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from visual_grpo.config import ModuleConfig
 from visual_grpo.evaluation.plots import columns_of
 from visual_grpo.grpo.losses import LOSSES
 
@@ -18,21 +19,33 @@ _EQUAL, _CLIPPED, _HELD = 0.7, 0.3, 0.5
 """Shares above which groups with equal rewards and clipped decisions are too many, and below which the highest learning
 rate used is not the one given."""
 
-Finding = Callable[[pd.DataFrame, Mapping[str, Any]], str | None]
+
+Settings = Mapping[str, Mapping[str, tuple[str, Any]]]
+"""Module, ``all`` if there is one only -> name -> the parameter that gives the setting, and its value."""
+Finding = Callable[[pd.DataFrame, Settings], str | None]
 
 
-def limit_notes(history: pd.DataFrame, parameters: Mapping[str, Any]) -> list[str]:
+def limit_notes(history: pd.DataFrame, parameters: Mapping[str, Any], modules: Sequence[str]) -> list[str]:
     """Returns a sentence on the first limit in the order of `_FINDINGS`; empty where the curves show none.
 
-    ``history`` has a row of metrics for each step; ``parameters`` are the training's, as a tree; empty = not known.
+    ``history`` has a row of metrics for each step; ``parameters`` are the training's, as a tree; empty = not known;
+    ``modules`` are the trained ones.
     """
     if len(history) < FEWEST_STEPS or not parameters:
         return []
-    found = (finding(history, parameters) for finding in _FINDINGS)
+    settings = {module if len(modules) > 1 else "all": _settings_of(module, parameters) for module in modules}
+    found = (finding(history, settings) for finding in _FINDINGS)
     return [f"What limited the training: {sentence}." for sentence in found if sentence is not None][:1]
 
 
-def _eval_falls(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None:
+def _settings_of(module: str, parameters: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    shared = {"target_kl": None} | parameters["grpo"]  # Trainings of older versions have none.
+    own = ModuleConfig.model_construct(**parameters.get("modules", {}).get(module) or {}).grpo()
+    sections = (("grpo", shared), (f"modules.{module}", own))
+    return {name: (f"{section}.{name}", value) for section, values in sections for name, value in values.items()}
+
+
+def _eval_falls(history: pd.DataFrame, settings: Settings) -> str | None:
     if "eval/total" not in history:
         return None
     judged = history[["step", "eval/total"]].dropna()
@@ -41,82 +54,87 @@ def _eval_falls(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | N
     steps, scores = judged["step"].to_numpy(), judged["eval/total"].to_numpy()
     best = int(scores.argmax())
     since = history.loc[history["step"] > steps[best], "reward/total"]
-    before = history.loc[history["step"] <= steps[best], "reward/total"]
-    spread = np.abs(np.diff(scores)).mean()
-    if scores[-1] >= scores[best] - spread or not _is_above(since, before.tail(len(since))):
+    half, noise, spread = (len(since) + 1) // 2, _noise(history["reward/total"]), np.abs(np.diff(scores)).mean()
+    if scores[-1] >= scores[best] - spread or not _is_above(since.tail(half), since.head(half), noise):
         return None
+    flow = columns_of(history, "learning_rate").keys() - columns_of(history, "entropy").keys()
     return (
         f"the eval prompts fell from {scores[best]:.3g} at step {steps[best]:.0f} to {scores[-1]:.3g}, while the reward"
         " of the training samples rose, so it learned what does not carry over: let sampling.rollout agree with"
-        " sampling.eval, or stay nearer to the base model (grpo.kl_weight, policy.flow.anchor)"
+        f" sampling.eval, or stay nearer to the base model ({_named(settings, 'kl_weight')}"
+        f"{', policy.flow.anchor' if flow else ''})"
     )
 
 
-def _collapses(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None:
+def _collapses(history: pd.DataFrame, settings: Settings) -> str | None:
     reward, window = history["reward/total"], max(3, len(history) // 10)
     smooth = reward.rolling(window).mean().to_numpy()
     peak = int(np.nanargmax(smooth))
     top, end = smooth[peak], smooth[-1]
     # The highest of many noisy means is above the truth.
-    if top - end < max(5 * _noise(reward) / math.sqrt(window), 0.1 * abs(top)):
+    if top - end < max(5 * _noise(reward) / math.sqrt(window), 0.1 * (top - np.nanmin(smooth))):
         return None
-    target = parameters["grpo"].get("target_kl")
-    advice = "set grpo.target_kl" if target is None else f"lower grpo.target_kl ({target:g})"
+    targets = dict(of["target_kl"] for of in settings.values())
+    lower = " or ".join(f"lower {name} ({value:g})" for name, value in targets.items() if value is not None)
     return (
-        f"the reward fell from {top:.3g} around step {history['step'].iloc[peak]:.0f} to {end:.3g} at the"
-        f" end, as after steps that are too large: lower grpo.learning_rate, or {advice}"
+        f"the reward fell from {top:.3g} around step {history['step'].iloc[peak]:.0f} to {end:.3g} at the end, as after"
+        f" steps that are too large: lower {_named(settings, 'learning_rate')}, or {lower or 'set grpo.target_kl'}"
     )
 
 
-def _equal_groups(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None:
+def _equal_groups(history: pd.DataFrame, settings: Settings) -> str | None:
     for module, column in columns_of(history, "zero_variance_share").items():
         if (share := _late(history[column])) > _EQUAL:
             return (
                 f"in the second half, {share:.0%} of the groups{_of(module)} had equal rewards, which teach nothing:"
-                " raise grpo.group_size or grpo.max_refills, or use a finer reward"
+                f" raise {settings[module]['group_size'][0]} or grpo.max_refills, or use a finer reward"
             )
     return None
 
 
-def _clipped(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None:
-    if LOSSES[parameters["grpo"]["loss"]].sequence_ratio:  # Its clips are that narrow.
-        return None
+def _clipped(history: pd.DataFrame, settings: Settings) -> str | None:
     for module, column in columns_of(history, "clip_fraction").items():
-        if (share := _late(history[column])) > _CLIPPED:
+        of = settings[module]
+        narrow = LOSSES[of["loss"][1]].sequence_ratio  # Such clips cut many ratios by design.
+        if (share := _late(history[column])) > _CLIPPED and not narrow:
             return (
                 f"in the second half, {share:.0%} of the decisions{_of(module)} lost their gradient to the clip: lower"
-                " grpo.updates_per_rollout or grpo.learning_rate, or set grpo.target_kl"
+                f" {of['updates_per_rollout'][0]} or {of['learning_rate'][0]}, or set {of['target_kl'][0]}"
             )
     return None
 
 
-def _held(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None:
+def _held(history: pd.DataFrame, settings: Settings) -> str | None:
     for module, column in columns_of(history, "learning_rate").items():
-        own = (parameters.get("modules") or {}).get(module) or {}
-        given, target = (own.get(name) or parameters["grpo"].get(name) for name in ("learning_rate", "target_kl"))
-        share = history[column].max() / given  # Of the peak, which every schedule has.
+        (_, rate), (name, target) = settings[module]["learning_rate"], settings[module]["target_kl"]
+        share = history[column].max() / rate  # Of the peak, which every schedule has.
         if target is not None and share < _HELD:
             return (
-                f"grpo.target_kl ({target:g}) held the steps{_of(module)} at {share:.0%} of the learning rate: if the"
-                " reward still rises, raise the target"
+                f"{name} ({target:g}) held the steps{_of(module)} at {share:.0%} of the learning rate: if the reward"
+                " still rises, raise the target"
             )
     return None
 
 
-def _is_noise(history: pd.DataFrame, parameters: Mapping[str, Any]) -> str | None:
-    reward = history["reward/total"]
-    third = len(reward) // 3
-    first, last = reward.head(third), reward.tail(third)
-    if _is_above(last, first):
+def _is_noise(history: pd.DataFrame, settings: Settings) -> str | None:
+    reward = history["reward/total"]  # A fast learner has all of it before the first third is over.
+    first, last, noise = reward.head(max(3, len(reward) // 10)), reward.tail(len(reward) // 3), _noise(reward)
+    if _is_above(last, first, noise):
         return None
     return (
-        f"the reward did not rise above its noise ({first.mean():.3g} in the first third, {last.mean():.3g} in the"
-        f" last, {_noise(reward):.2g} from step to step): raise grpo.prompts_per_step or grpo.group_size, grpo.steps"
-        " or grpo.learning_rate"
+        f"the reward did not rise above its noise ({first.mean():.3g} in the first {len(first)} steps,"
+        f" {last.mean():.3g} in the last third, {noise:.2g} from step to step): raise grpo.steps,"
+        f" {_named(settings, 'prompts_per_step')}, {_named(settings, 'group_size')} or"
+        f" {_named(settings, 'learning_rate')}"
     )
 
 
 _FINDINGS: tuple[Finding, ...] = (_eval_falls, _collapses, _equal_groups, _clipped, _is_noise, _held)
+
+
+def _named(settings: Settings, name: str) -> str:
+    """The parameters that give the modules a setting."""
+    return " or ".join(dict.fromkeys(of[name][0] for of in settings.values()))
 
 
 def _of(module: str) -> str:
@@ -133,9 +151,6 @@ def _noise(reward: pd.Series) -> float:
     return float(reward.diff().std()) / math.sqrt(2)
 
 
-def _is_above(later: pd.Series, earlier: pd.Series) -> bool:
-    """Returns whether the mean is higher by two standard errors."""
-    if len(later) < 2 or len(earlier) < 2:
-        return False
-    error = math.sqrt(later.var() / len(later) + earlier.var() / len(earlier))
-    return float(later.mean() - earlier.mean()) > 2 * error
+def _is_above(later: pd.Series, earlier: pd.Series, noise: float) -> bool:
+    """Returns whether the mean is higher by two standard errors; ``noise`` is a step's deviation."""
+    return float(later.mean() - earlier.mean()) > 2 * noise * math.sqrt(1 / len(later) + 1 / len(earlier))

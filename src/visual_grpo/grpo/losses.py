@@ -274,11 +274,11 @@ class PolicyLoss:
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
         if self.config.kl_weight:
             loss = loss + self.config.kl_weight * self._kl(chunk)
-        if chunk.penalty is not None and self.penalised:
-            loss = loss + chunk.penalty
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
+        penalties = [compute() for compute in chunk.penalties] if self.penalised else []
+        loss = sum(penalties, loss)
         weights = step_weights(mask, self.kind.aggregation, **self.counts)[:, chunk.steps]
         # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
         total = torch.where(counted, weights * loss, 0.0).sum()
@@ -293,8 +293,8 @@ class PolicyLoss:
             }
             if chunk.kl is not None:
                 metrics["kl"] = torch.where(counted, chunk.kl, 0.0)
-            if chunk.penalty is not None:
-                metrics["penalty"] = torch.where(counted, chunk.penalty, 0.0)
+            if penalties:
+                metrics["penalty"] = torch.where(counted, sum(penalties), 0.0)
         return total, metrics, counted
 
     def _kl(self, chunk: ReplayChunk) -> Tensor:

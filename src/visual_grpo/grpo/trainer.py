@@ -7,6 +7,7 @@ the samples. Shapes: B rows in group-major order (N prompts x G samples), S deci
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -189,7 +190,7 @@ class GRPOTrainer(Generic[T]):
 
     @torch.no_grad()
     def _moved(self, batches: list[TrainBatch[T]]) -> float:
-        """Returns the KL of the policy to the one that sampled, from one sample of each prompt on all ranks.
+        """Returns the KL of the policy that sampled to the present one, from one sample of each prompt on all ranks.
 
         It is the exact one where the replay gives it, else the k3 estimate.
         """
@@ -197,11 +198,12 @@ class GRPOTrainer(Generic[T]):
         def own() -> tuple[float, int]:
             total, steps = 0.0, 0
             for batch in batches:
-                for rows, places in batch.micro_batches(self.config.micro_batch_size):
-                    some = slice(None, None, self.config.group_size)
-                    for chunk in self.policy.replay(batch.rollout.trajectory, places[some]):
-                        counted = batch.rollout.mask[rows[some]][:, chunk.steps]
-                        old = batch.old_log_probs[rows[some]][:, chunk.steps]
+                groups = batch.rows // self.config.group_size
+                first = groups.diff(prepend=groups.new_tensor([-1])) > 0
+                for rows, places in replace(batch, rows=batch.rows[first]).micro_batches(self.config.micro_batch_size):
+                    for chunk in self.policy.replay(batch.rollout.trajectory, places):
+                        counted = batch.rollout.mask[rows][:, chunk.steps]
+                        old = batch.old_log_probs[rows][:, chunk.steps]
                         kl = k3(chunk.log_probs - old) if chunk.divergence is None else chunk.divergence()
                         total += float(torch.where(counted, kl, 0.0).double().sum())
                         steps += int(counted.sum())

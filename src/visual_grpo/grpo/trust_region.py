@@ -6,6 +6,7 @@ rate. So an update that moves the policy by k instead of t would move it by t wi
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +16,12 @@ from torch import Tensor, nn
 
 from visual_grpo.common.errors import UserError
 
+log = logging.getLogger(__name__)
+
 LARGEST_SCALE = 10.0
-"""Of the learning rate: far above it the target, and not the one who chose the rate, would decide everything."""
+"""Largest factor on the learning rate; without it, a target out of reach would raise the rate without end."""
 PATIENCE = 10
-"""Updates in which a target has to be reached; they raise the learning rate to the largest scale."""
+"""Updates after the warm-up in which a target has to be reached: enough to raise the rate to the largest scale."""
 _RISE, _LEAST, _TRIES = 1.5, 0.1, 8
 
 
@@ -30,14 +33,14 @@ class TrustRegion:
         self.parameters, self.target = parameters, target
         self.scale = 1.0
         """Factor on the learning rate."""
-        self.moved = self.largest = 0.0
-        """By the last step so far, and the largest that was measured."""
+        self.moved = self.reached = 0.0
+        """By the last step so far, and the largest share of an update's own target that was measured."""
         self._updates = 0
         self._start: list[Tensor] = []
         self._measure: Callable[[], float] = lambda: math.nan
 
     def begin(self, measure: Callable[[], float]) -> None:
-        """Begins a step at the present weights; ``measure`` returns the KL of the policy to that of these weights."""
+        """Begins a step at the present weights; ``measure`` returns the KL of their policy to the one by then."""
         self._start = [parameter.detach().clone() for parameter in self.parameters]
         self._measure, self.moved = measure, 0.0
 
@@ -57,33 +60,35 @@ class TrustRegion:
             left, self.moved = left * ratio, self.moved * ratio**2
             if ratio > 0.5:
                 break
+        else:
+            log.warning("An update may exceed target_kl (%g): it was still too long %d times.", self.target, _TRIES)
         self.scale *= left if left < 1 else min(ratio, _RISE)
         self.scale = min(self.scale, LARGEST_SCALE)
         self._updates += 1
         return left
 
     def refuse_unreached(self, learning_rate: float, warmup: int) -> None:
-        """Raises UserError where updates have moved the policy by less than half of the target so far."""
-        if self._updates < PATIENCE + warmup or self.largest >= self.target / 2:
+        """Raises UserError where updates have moved the policy by less than half of their targets so far."""
+        if self._updates < PATIENCE + warmup or self.reached >= 0.5:
             return
         raise UserError(
             f"grpo.target_kl is {self.target:g}, but {self._updates} updates moved the policy by at most"
-            f" {self.largest:.2g}, the last with {self.scale:.3g} times grpo.learning_rate ({learning_rate:g}). Set"
-            " target_kl to what can be reached, raise the learning rate, or leave target_kl out."
+            f" {self.reached:.2g} times what they should, the last with {self.scale:.3g} times grpo.learning_rate"
+            f" ({learning_rate:g}). Set target_kl to what can be reached, raise the learning rate, or leave it out."
         )
 
     def state(self) -> dict[str, Any]:
         """Returns what a bit-exact continuation needs, as JSON."""
-        return {"scale": self.scale, "largest": self.largest, "updates": self._updates}
+        return {"scale": self.scale, "reached": self.reached, "updates": self._updates}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.scale, self.largest, self._updates = state["scale"], state["largest"], state["updates"]
+        self.scale, self.reached, self._updates = state["scale"], state["reached"], state["updates"]
 
     def _ratio(self, target: float) -> float:
         """Of the length that reaches ``target`` to that of the last measurement."""
         if not math.isfinite(self.moved):
             return _LEAST
-        self.largest = max(self.largest, self.moved)
+        self.reached = max(self.reached, self.moved / target)
         return max(math.sqrt(target / self.moved), _LEAST) if self.moved > 0 else math.inf
 
     @torch.no_grad()

@@ -84,7 +84,7 @@ def compare_with_baseline(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
     training, modules = read_facts(adapters), modules_of(adapters)
-    limits = limit_notes(report.read_history(adapters), training.get("parameters", {}))
+    limits = limit_notes(report.read_history(adapters), training.get("parameters", {}), modules)
     changed = provenance.code_notes(training, read_scores(trained).attrs["depends_on"])
     evaluation = report.evaluate(
         baseline,

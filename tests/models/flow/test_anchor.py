@@ -82,9 +82,8 @@ def test_the_loss_of_a_row_is_that_of_its_prompts_picture(rows: list[int], flow:
     pairs = zip(*(p.replay(r.trajectory, chosen) for p, r in ((with_anchor, got), (without, plain))), strict=True)
     for column, (chunk, other) in enumerate(pairs):
         want = WEIGHT * squared_errors(got.trajectory.anchor, SLOPE, column)[chosen // 2, None]
-        if other.penalty is not None:
-            want = want + other.penalty.detach()
-        torch.testing.assert_close(chunk.penalty.detach().double(), want.double(), rtol=1e-4, atol=1e-5)
+        found, rest = (sum(compute() for compute in part.penalties) for part in (chunk, other))
+        torch.testing.assert_close(found.double(), (want + rest).double(), rtol=1e-4, atol=1e-5, check_stride=False)
         torch.testing.assert_close(chunk.log_probs, other.log_probs, rtol=0, atol=0)
 
 
@@ -115,6 +114,16 @@ def test_the_gradient_is_that_of_the_mean_over_prompts_and_levels_whatever_the_m
     norm = want.abs().clamp(min=1.0)  # The trainer clips at 1.
     torch.testing.assert_close(gradients[0].double(), want / norm, rtol=1e-4, atol=1e-6)
     assert metrics.values["penalty"] == pytest.approx(WEIGHT * float(errors.detach()), rel=1e-4)
+
+
+def test_it_is_computed_only_where_a_loss_adds_it() -> None:
+    policy, calls = policy_with(), list[Any]()
+    got = rollout(policy)
+    policy.model.transformer.register_forward_hook(lambda *arguments: calls.append(arguments))
+    chunks = list(policy.replay(got.trajectory, torch.arange(6)))
+    assert len(calls) == len(chunks) == 2
+    chunks[0].penalties[0]()
+    assert len(calls) == 3
 
 
 def test_the_signal_check_does_not_take_the_anchor_for_a_reward() -> None:

@@ -14,6 +14,7 @@ from tests.models.toy_flow import SlopeAdapter, ToyFlow
 from visual_grpo.common.types import Scores
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.flow.forward_process import norm_penalty, stratified
 from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.rows import random_seeds
 
@@ -82,19 +83,16 @@ def test_log_ratio_divergence_and_penalty_by_the_formula(rows: list[int]) -> Non
             torch.testing.assert_close(value.double(), distance, rtol=1e-4, atol=0)
         excess = new.flatten(1).norm(dim=1) / base.flatten(1).norm(dim=1) - 1
         assert (excess > 0).all()
-        torch.testing.assert_close(chunk.penalty.detach()[:, 0].double(), 0.3 * excess, rtol=1e-4, atol=0)
+        torch.testing.assert_close(chunk.penalties[0]().detach()[:, 0].double(), 0.3 * excess, rtol=1e-4, atol=0)
     slope = policy.model.transformer.slope
-    (gradient,) = torch.autograd.grad(chunk.penalty.sum(), [slope])
+    (gradient,) = torch.autograd.grad(chunk.penalties[0]().sum(), [slope])
     assert gradient < 0, "a smaller |slope| shrinks the velocity"
 
 
 def test_a_norm_below_the_references_costs_nothing() -> None:
-    policy = policy_with(norm_penalty=0.3)
-    denoiser, reference = policy.denoiser, torch.ones(2, 4, 12, 16)
-    found = denoiser.penalty(torch.stack([0.9 * reference[0], 1.5 * reference[0]]), reference)
-    assert found is not None
+    reference = torch.ones(2, 4, 12, 16)
+    found = norm_penalty(torch.stack([0.9 * reference[0], 1.5 * reference[0]]), reference, 0.3)
     torch.testing.assert_close(found, torch.tensor([[0.0], [0.15]]))
-    assert policy_with().denoiser.penalty(reference, reference) is None
 
 
 def test_the_velocitys_norm_is_reported_relative_to_its_targets() -> None:
@@ -136,6 +134,12 @@ def test_stratified_levels_are_drawn_from_equal_parts_of_the_whole_schedule() ->
     policy = policy_with(window_steps=2, stratified=True)
     found = [policy.rollout(RECORDS, 2, torch.Generator().manual_seed(seed)).trajectory.steps for seed in range(12)]
     assert [set(steps) for steps in zip(*found, strict=True)] == [{0, 1}, {2, 3}]
+
+
+def test_a_place_that_is_rounded_up_is_in_the_last_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 + the largest random number below 1 is 16 in float32."""
+    monkeypatch.setattr(torch, "rand", lambda count, **_: torch.full((count,), 1 - 2**-24))
+    assert max(stratified(16, 16, torch.Generator())) == 15
 
 
 def test_adaptive_weights_are_the_published_ones() -> None:

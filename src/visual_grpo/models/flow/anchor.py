@@ -49,7 +49,7 @@ def draw_anchor(
     """Draws a picture of each of N prompts by the ODE without the adapter.
 
     Args:
-        seeds: [N]; decide the start noise of the pictures, as of the prompt's samples, and their noise.
+        seeds: [N]; decide the pictures' noise, and their start noise, also the samples' with ``share_start_noise``.
         count: S; the levels are drawn one from each of so many parts of the ``steps``.
     """
     with adapter.disabled():
@@ -61,11 +61,13 @@ def draw_anchor(
     return Anchor(timesteps=tuple(schedule.timesteps[step] for step in drawn), states=states, targets=targets)
 
 
-def anchor_loss(model: FlowModel[C], anchor: Anchor, conditions: C, column: int, entries: Tensor) -> Tensor:
-    """Returns the mean squared error of the velocity at the picture of b rows' prompts, [b, 1] with gradient.
+def anchor_loss(
+    model: FlowModel[C], anchor: Anchor, column: int, conditions: C, entries: Tensor, weight: float
+) -> Tensor:
+    """Returns the weighted mean squared error of the velocity at the picture of b rows' prompts, [b, 1] with gradient.
 
     ``entries``: [b] int64, the rows' prompts.
     """
     own, row = entries.unique(return_inverse=True)
     velocity = model.velocity(conditions, own)(anchor.states[own, column], anchor.timesteps[column])
-    return (velocity - anchor.targets[own, column]).square().flatten(1).mean(1)[row, None].cpu()
+    return weight * (velocity - anchor.targets[own, column]).square().flatten(1).mean(1)[row, None].cpu()

@@ -156,10 +156,6 @@ class Denoiser(Generic[C]):
         sigma, next_sigma = schedule.sigmas[step], schedule.sigmas[step + 1]
         return transition(velocity, state, sigma, next_sigma, self.flow.noise, self.flow.sampler)
 
-    def penalty(self, mean: Tensor, reference_mean: Tensor) -> Tensor | None:
-        """[b, 1] that the loss of a step adds, with gradient; None = nothing. Means are [b, C, h, w]."""
-        return None
-
     def _transition(
         self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int
     ) -> tuple[Tensor, float]:

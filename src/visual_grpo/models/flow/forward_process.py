@@ -3,7 +3,8 @@
 The ODE generates a sample x0. Noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
 is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2), where v is the model's velocity of x:
 ``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise, so ratio, KL
-and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one.
+and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one. ``adaptive``
+weights the log-probability, and so the ratio, of each decision.
 
 Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; the penalty
 on the velocity's norm, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
@@ -84,17 +85,11 @@ class MatchingDenoiser(Denoiser[C]):
         """Returns v [b, C, h, w] at the noise level of ``step``, with gradient where it is on, and `STD`."""
         return self.model.velocity(conditions, entries)(state, schedule.timesteps[step]), STD
 
-    def penalty(self, mean: Tensor, reference_mean: Tensor) -> Tensor | None:
-        """[b, 1] on the CPU: the weighted share by which |v| exceeds that without the adapter; None without weight."""
-        if not self.flow.norm_penalty:
-            return None
-        excess = (_norms(mean[:, None]) / _norms(reference_mean[:, None]) - 1).clamp(min=0)
-        return self.flow.norm_penalty * excess.cpu()
-
 
 def stratified(steps: int, count: int, generator: torch.Generator) -> list[int]:
     """Draws ``count`` of ``steps`` denoising steps, one from each of so many equal parts."""
-    drawn: list[int] = ((torch.arange(count) + torch.rand(count, generator=generator)) * steps / count).long().tolist()
+    places = (torch.arange(count) + torch.rand(count, generator=generator)) * steps / count
+    drawn: list[int] = places.long().clamp(max=steps - 1).tolist()  # The last place can be rounded up to ``steps``.
     return drawn
 
 
@@ -103,6 +98,11 @@ def noised(clean: Tensor, seeds: Sequence[int], levels: Sequence[float]) -> tupl
     noise = noises(seeds, len(levels), clean.shape[1:]).to(clean.device)
     level = torch.tensor(levels, device=clean.device).view(1, -1, *[1] * (clean.ndim - 1))
     return (1 - level) * clean[:, None] + level * noise, noise - clean[:, None]
+
+
+def norm_penalty(velocity: Tensor, reference: Tensor, weight: float) -> Tensor:
+    """[b, 1] on the CPU: the weighted share by which |v| exceeds that without the adapter; both are [b, C, h, w]."""
+    return weight * (_norms(velocity[:, None]) / _norms(reference[:, None]) - 1).clamp(min=0).cpu()
 
 
 def _norms(velocities: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ C x h x w latents of one image.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -20,7 +20,7 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.anchor import Anchor, anchor_loss, draw_anchor
-from visual_grpo.models.flow.forward_process import denoiser_of
+from visual_grpo.models.flow.forward_process import denoiser_of, norm_penalty
 from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import log_prob, moved_by, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
@@ -155,22 +155,22 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
                 if trajectory.weights is not None:
                     log_probs = log_probs * trajectory.weights[rows, column]
-                kl = penalty = None
+                kl, penalties = None, list[Callable[[], Tensor]]()
                 if trajectory.reference_means is not None:
                     reference_mean = trajectory.reference_means[rows, column]
                     kl = transition_kl(mean, reference_mean, std)[:, None].cpu()
-                    penalty = self.denoiser.penalty(mean, reference_mean)
-                if trajectory.anchor is not None:
-                    entries, weight = trajectory.entries[rows], self.config.flow.anchor
-                    loss = weight * anchor_loss(self.model, trajectory.anchor, trajectory.conditions, column, entries)
-                    penalty = loss if penalty is None else penalty + loss
+                    if weight := self.config.flow.norm_penalty:
+                        penalties.append(partial(norm_penalty, mean, reference_mean, weight))
+                if (anchor := trajectory.anchor) is not None:
+                    given = column, trajectory.conditions, trajectory.entries[rows], self.config.flow.anchor
+                    penalties.append(partial(anchor_loss, self.model, anchor, *given))
                 moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
                 yield ReplayChunk(
                     steps=slice(column, column + 1),
                     log_probs=log_probs[:, None].cpu(),
                     kl=kl,
                     divergence=moved,
-                    penalty=penalty,
+                    penalties=penalties,
                 )
 
     @torch.no_grad()
