@@ -25,7 +25,7 @@ def clip(path: Path, greys: Sequence[int] = GREYS, fps: float = 8.0) -> Path:
     if not path.suffix:
         path.mkdir()
         for number, frame in enumerate([first, *others]):
-            frame.save(path / f"{number:02d}.png")
+            frame.save(path / f"{number}.png")
     elif path.suffix in (".webp", ".gif"):
         first.save(path, save_all=True, append_images=others, duration=round(1000 / fps), loop=0, lossless=True)
     else:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from visual_grpo.common.videos import encoded_video, read_frames, read_sample
 from visual_grpo.data.drift import profile_of
 from visual_grpo.data.preparation import remove_unused_images
 from visual_grpo.data.sources import find_records
+from visual_grpo.data.videos import read_clip
 
 FRAMES: dict[str, Any] = {"frames": 5, "fps": 8.0}
 
@@ -80,6 +82,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda folder: clip(folder / "cat.mp4", GREYS[:3]),
         "has 3 frames at 8 a second, fewer than",
     ),
+    "a slow video": (lambda folder: clip(folder / "cat.mp4", fps=1), "cat.mp4 shows one picture for the 0.625 s"),
     "an empty folder": (
         lambda folder: (folder / "cat").mkdir(),
         "the folder cat has no pictures",
@@ -138,3 +141,38 @@ def test_a_written_video_reads_back_bit_for_bit_though_frames_are_alike(tmp_path
         (tmp_path / "video.webp").write_bytes(encoded_video(VideoSample(frames=frames, fps=16.0)))
         assert torch.equal(read_frames(tmp_path / "video.webp", 4), frames)
         assert torch.equal(read_frames(tmp_path / "video.webp", 2), frames[[1, 3]])
+
+
+@pytest.mark.parametrize("fps", [12.0, 15.0, 24.0, 30.0, 60.0])
+def test_a_long_written_video_keeps_its_times(tmp_path: Path, fps: float) -> None:
+    frames = torch.arange(81, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8) * 3
+    (tmp_path / "video.webp").write_bytes(encoded_video(VideoSample(frames=frames, fps=fps)))
+    read = read_clip(tmp_path / "video.webp", data_config(tmp_path, frames=81, fps=fps))
+    assert [picture.getpixel((0, 0))[0] for picture in read] == [3 * number for number in range(81)]
+
+
+def test_frames_of_a_varying_rate_are_taken_at_their_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As phones and screen recorders write them: OpenCV cannot, so its reader gives such times here."""
+    seconds = [0.0, 0.5, 1.0, 1.5, *(2 + number / 8 for number in range(1, 8))]
+
+    class Varying:
+        def __init__(self, *file: object) -> None:
+            self.whole, self.number = real(*file), -1
+
+        def read(self) -> object:
+            self.number += 1
+            return self.whole.read()
+
+        def get(self, name: int) -> float:
+            if name == cv2.CAP_PROP_POS_MSEC:
+                return 1000 * seconds[min(self.number, len(seconds) - 1)]
+            return self.whole.get(name)
+
+        def release(self) -> None:
+            self.whole.release()
+
+    real = cv2.VideoCapture
+    monkeypatch.setattr(cv2, "VideoCapture", Varying)
+    pictures = read_clip(clip(tmp_path / "a.mp4"), data_config(tmp_path, frames=9, fps=8))
+    found = [picture.getpixel((0, 0))[0] for picture in pictures]
+    assert found == pytest.approx([20, 20, 20, 20, 40, 40, 40, 40, 60], abs=4)

@@ -6,6 +6,7 @@ The encoder joins frames that are alike into a longer one, so frames are read at
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -41,13 +42,14 @@ def read_sample(prepared: Path, fps: float) -> Sample:
 def encoded_video(video: VideoSample) -> bytes:
     """Returns the content of a lossless WebP that plays in a loop."""
     file = io.BytesIO()
+    ends = [round(1000 * end / video.fps) for end in range(len(video.frames) + 1)]  # Rounded durations would add up.
     first, *others = map(to_pil, video.frames)
     first.save(
         file,
         "WEBP",
         save_all=True,
         append_images=others,
-        duration=round(1000 / video.fps),
+        duration=[end - start for start, end in pairwise(ends)],
         loop=0,
         lossless=True,
         quality=0,  # Of a lossless file: how hard it is made smaller.

@@ -90,13 +90,15 @@ class RewardConfig(Strict):
         return {"weight": 0.0, **tree} if is_judge else tree
 
     @model_validator(mode="after")
-    def _judges_without_taking_part(self) -> Self:
+    def _parts_agree(self) -> Self:
         if self.judge and self.weight:
             raise ValueError(
                 f"a judge is never optimised, and this has the weight {self.weight:g}: leave one of them out"
             )
         if self.judge_of is not None and not self.judge:
             raise ValueError(f"judge_of is {self.judge_of}, and judge is not true: set judge: true, or leave both out")
+        if self.over_frames == "minimum" and self.weight < 0:
+            raise ValueError(f"over_frames is minimum, the best frame at the weight {self.weight:g}: set it to mean")
         return self
 
     @field_validator("options")

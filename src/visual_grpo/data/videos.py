@@ -6,6 +6,7 @@ Frames are taken at ``data.fps`` from the beginning; each is the picture that is
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +25,11 @@ _REMEDY = "Replace the video or remove the record"
 
 
 def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
-    """Returns ``data.frames`` RGB pictures of a video file, an animation, or a folder of pictures in order of name.
+    """Returns ``data.frames`` RGB pictures of a video file, an animation, or a folder of pictures in order of name and
+    number.
 
     A folder's pictures are ``data.fps`` a second. Raises Rejected for a still image, a video that is damaged, has too
-    many pixels or is too short, and one that is not a file of its own.
+    many pixels, is too short or shows one picture only, and one that is not a file of its own.
     """
     assert data.frames is not None
     if not isinstance(video, Path):
@@ -47,6 +49,9 @@ def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
         seconds = f"{len(pictures)} frames at {data.fps:g} a second"
         message = f"{video.name} has {seconds}, fewer than data.frames={data.frames}"
         raise Rejected("video_too_short", message, "Lower data.frames, raise data.fps, or remove the record")
+    if len(set(map(id, pictures))) == 1:
+        message = f"{video.name} shows one picture for the {data.frames / data.fps:.3g} s that data.frames last"
+        raise Rejected("still_video", message, "Lower data.fps, or remove the record")
     return pictures
 
 
@@ -58,10 +63,15 @@ def clip_digest(video: Path) -> str:
 
 
 def _pictures(folder: Path) -> list[Path]:
-    files = sorted(file for file in folder.iterdir() if is_image_name(file.name) and file.is_file())
+    files = sorted((file for file in folder.iterdir() if is_image_name(file.name) and file.is_file()), key=_by_number)
     if not files:
         raise Rejected("video_without_frames", f"the folder {folder.name} has no pictures", _REMEDY)
     return files
+
+
+def _by_number(file: Path) -> list[tuple[int, str]]:
+    """Sorts frame_2 before frame_10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", file.name)]
 
 
 def _at_times(shown: Iterator[tuple[Image.Image, float]], data: DataConfig) -> list[Image.Image]:
@@ -97,18 +107,21 @@ def _decoded(file: Path, max_pixels: int) -> Iterator[tuple[Image.Image, float]]
         raise Rejected("corrupt_video", f"{file.name} is not an MP4, MOV, WebM, Matroska or AVI file", _REMEDY)
     capture = cv2.VideoCapture(str(file), cv2.CAP_FFMPEG)
     try:
-        fps, frames = capture.get(cv2.CAP_PROP_FPS), 0
+        fps = capture.get(cv2.CAP_PROP_FPS)
         width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
         if width * height > max_pixels:
             message = f"{file.name} is {width}x{height} pixels, more than data.max_pixels={max_pixels}"
             raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+        last: tuple[Image.Image, float] | None = None
         while fps > 0:
             read, frame = capture.read()
+            start = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # Of this frame: rates vary, as on phones.
+            if last is not None:
+                yield last[0], start - last[1] if read and start > last[1] else 1 / fps
             if not read:
                 break
-            frames += 1
-            yield Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)), 1 / fps
+            last = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)), start
     finally:
         capture.release()
-    if not frames:
+    if last is None:
         raise Rejected("video_without_frames", f"{file.name} has no frames that can be decoded", _REMEDY)

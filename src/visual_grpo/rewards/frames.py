@@ -37,6 +37,8 @@ class PerFrame:
         self.needs = replace(own, video=True)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "function":  # Of a copy that is not filled yet.
+            raise AttributeError(name)
         return getattr(self.function, name)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[VideoSample]) -> RewardOutput:
