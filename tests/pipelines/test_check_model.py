@@ -46,7 +46,5 @@ def test_a_difference_ends_the_command_with_where_to_look() -> None:
 
 
 def test_another_kind_of_model_is_refused(pipeline_folder: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"compares a flow model of one module.*; glm_image has the modules"
-    ):
+    with pytest.raises(UserError, match=r"compares a flow model of one module.*; glm_image has the modules"):
         check(resolve(asked(pipeline_folder, "glm_image")))
