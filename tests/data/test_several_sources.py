@@ -111,3 +111,62 @@ def test_what_is_missing_is_said(missing: str, said: str, tmp_path: Path) -> Non
         assert len(list(prepared)) == COUNT - 1
         assert said in str(prepared.report)
         assert "2 sources without a target of the same name" in str(prepared.report["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("targets", "sources", "edits", "said"),
+    [
+        (("cats/a", "dogs/a"), ("cats/a.png", "dogs/a.png"), {"cats/a": 1, "dogs/a": 1}, None),
+        (("t/cats/a", "t/dogs/a"), ("cats/a.png", "dogs/a.png"), {"t/cats/a": 1, "t/dogs/a": 1}, None),
+        (("a",), ("a.bmp", "a.png"), {"a": 1}, "1 source of the same name as another not used"),
+        (("a", "a_2"), ("a_2.png",), {"a_2": 1}, "no image of the same name in source (a.png, .jpg, ...)"),
+        (("a", "b"), ("a_1.png", "a_2.png", "b.png"), {"a": 2, "b": 1}, None),
+    ],
+)
+def test_a_target_gets_the_sources_of_its_own_name(
+    targets: tuple[str, ...], sources: tuple[str, ...], edits: dict[str, int], said: str | None, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    for number, target in enumerate(targets):
+        picture(data / f"{target}.png", colour=(number, 90, 0)).with_suffix(".txt").write_text(target)
+    for number, source in enumerate(sources):
+        picture(data / "source" / source, colour=(50 * number, 0, 90))
+    prepared = prepare(tmp_path, task="i2i")
+    assert {record.prompt: len(record.source_images) for record in prepared} == edits
+    assert said is None or said in str(prepared.report)
+
+
+@pytest.mark.parametrize(
+    ("columns", "choice", "said"),
+    [
+        (("source_image", "control_path_1", "control_path_2"), {}, r"data.columns.source=\[control_path_1,control_pa"),
+        (("control_path_1", "input_image_1"), {}, r"also in input_image_1"),
+        (("source_image", "control_path_1"), {"ignored": ["control_path_1"]}, None),
+        (("source_image", "control_path_1"), {"source": ["control_path_1"]}, None),
+    ],
+)
+def test_sources_in_two_kinds_of_columns_are_refused(
+    columns: tuple[str, ...], choice: dict[str, list[str]], said: str | None, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    picture(data / "a.png")
+    jsonl(data / "list.jsonl", [{"caption": "a", "image_path": "a.png", **dict.fromkeys(columns, "a.png")}])
+    if said is None:
+        assert [len(record.source_images) for record in prepare(tmp_path, task="i2i", columns=choice)] == [1]
+    else:
+        with pytest.raises(UserError, match=said):
+            prepare(tmp_path, task="i2i")
+
+
+@pytest.mark.parametrize("choice", [{}, {"source": ["control_path_1", "control_path_2"]}])
+def test_a_gap_before_a_source_is_rejected(choice: dict[str, list[str]], tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    picture(data / "a.png")
+    row = {"caption": "a", "image_path": "a.png"}
+    first, second = "control_path_1", "control_path_2"
+    gaps = [(None, "a.png"), ("a.png", None), (None, None)]
+    jsonl(data / "list.jsonl", [row | {first: one, second: other} for one, other in gaps])
+    prepared = prepare(tmp_path, task="i2i", columns=choice)
+    assert [len(record.source_images) for record in prepared] == [1]
+    assert "control_path_1 is empty before a later source" in str(prepared.report)
+    assert "there is no source_image" in str(prepared.report)

@@ -129,6 +129,14 @@ def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
         check_before_training(family, pipeline, built, settings, task_of(family), 4.0, "float32")
 
 
+def test_a_mixed_family_is_compared_with_and_without_sources(tmp_path: Path) -> None:
+    fault = FAULTS["sources in another order"]
+    family, (build, options) = faulty(tmp_path, fault), CASES[fault.family]
+    pipeline, settings = build(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=options_of(family, options))
+    with pytest.raises(UserError, match=r"latents, guidance 4, 1 prompt, 2 sources: "):
+        check_before_training(family, pipeline, family.build(pipeline, settings), settings, "mixed", 4.0, "float32")
+
+
 def test_velocities_of_another_shape_are_refused(tmp_path: Path) -> None:
     family = faulty(tmp_path, Fault("flux", ".float(), h)", ".float(), w)", ""))
     pipeline, settings = flux.pipeline(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())

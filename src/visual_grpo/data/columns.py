@@ -85,9 +85,12 @@ def record_from_row(
         if missing := [name for name in data.columns.named() if name not in row]:
             raise _no_column(missing[0], row)
         fields = {field: columns.take(field, names[field]) for field in ("prompt", "target")}
-        if len(several := data.columns.source or _numbered_sources(row, data, canonical)) > 1:
+        if len(several := data.columns.source or _numbered_sources(columns.left, place, folder, data, canonical)) > 1:
             taken = [columns.take("source", [name]) for name in several]
-            fields["source"] = [image for image in taken if image is not None]
+            fields["source"] = [image for image in taken if image is not None] or None
+            if None in taken[: len(fields["source"] or ())]:
+                remedy = "Add it, or name the columns of sources with data.columns.source"
+                raise Rejected("missing_source", f"{several[taken.index(None)]} is empty before a later source", remedy)
         else:
             fields["source"] = columns.take("source", several or names["source"])
         prompts: dict[str, Any] = {}
@@ -153,7 +156,9 @@ def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[st
     return free | chosen
 
 
-def _numbered_sources(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> list[str]:
+def _numbered_sources(
+    row: Mapping[str, Any], place: Place, folder: Path, data: DataConfig, canonical: bool
+) -> list[str]:
     """Returns columns of pictures with one known name for a source and numbers, in their order, such as
     ``control_path_0`` and ``control_path_1``; the one without a number is the first."""
     known = {} if data.task == "segmentation" else dict.fromkeys(PICTURES["source"][: 1 if canonical else None])
@@ -163,7 +168,15 @@ def _numbered_sources(row: Mapping[str, Any], data: DataConfig, canonical: bool)
         if base in known and (value is None or _is_image(value)):
             found.setdefault(base, []).append((int(number or -1), name))
     series: list[list[tuple[int, str]]] = [columns for columns in found.values() if max(columns)[0] >= 0]
-    return [name for _, name in sorted(series[0])] if series else []
+    chosen = [name for _, name in sorted(series[0])] if series else []
+    columns = [name for each in found.values() for _, name in each]
+    if series and (others := [name for name in columns if name not in chosen and _is_picture(row[name], folder)]):
+        raise UserError(
+            f"{place}: there are sources in the columns {', '.join(chosen)}, and also in {', '.join(others)}. Say which"
+            f" to edit with data.columns.source=[{','.join(chosen)}], or with data.columns.ignored=[{','.join(others)}]"
+            " what is not wanted."
+        )
+    return chosen
 
 
 def _no_column(name: str, row: Mapping[str, Any]) -> Rejected:

@@ -112,7 +112,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 " under the name of its target (several: source_1, source_2), or write records.jsonl with prompt,"
                 " source_image and target_image on each line."
             )
-        images = [image for image in images if sources.folder_of(image) is None]
+        images = list(sources.targets)
     if others := [image for image in images if _is_regularisation(path, image)]:
         yield Note(
             f"{counted(len(others), 'picture')}, such as {others[0]}, train as any other: there is no regularisation"
@@ -138,44 +138,69 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             )
     if sources is not None and (unused := sources.unused()):
         yield Note(f"{counted(len(unused), 'source')} without a target of the same name not used, such as {unused[0]}")
+    if sources is not None and (seconds := sources.seconds):
+        yield Note(f"{counted(len(seconds), 'source')} of the same name as another not used, such as {seconds[0]}")
 
 
 class _Sources:
     """The images to edit below a folder of captions, as trainers of editing models lay them out.
 
-    ``source/a.png`` (or control, reference, input; source_1 and source_2 of two) is edited to ``*/a.png``;
-    ``source/a_0.png`` and ``source/a_1.png`` are two of one target.
+    ``source/a.png`` (or control, reference, input; source_1 and source_2 of two) is edited to ``a.png`` or ``*/a.png``,
+    ``source/cats/a.png`` to ``cats/a.png`` or ``*/cats/a.png``; ``source/a_0.png`` and ``source/a_1.png`` are two
+    of one target.
     """
 
     def __init__(self, images: Sequence[str]) -> None:
-        self._named: dict[tuple[str, str], list[str]] = {}
-        """(folder, name without suffix) -> images."""
-        self._numbered: dict[tuple[str, str], list[str]] = {}
-        """The same, by the name without its number."""
-        self._unused = {image for image in images if self.folder_of(image) is not None}
-        for image in sorted(self._unused, key=lambda image: (len(image), image)):  # a_2 before a_10.
-            folder, stem = str(self.folder_of(image)), PurePosixPath(image).stem
-            self._named.setdefault((folder, stem), []).append(image)
-            self._numbered.setdefault((folder, _NUMBER.sub("", stem)), []).append(image)
-        self.folders = sorted({folder for folder, _ in self._named}, key=lambda folder: (len(folder), folder))
+        named: dict[tuple[str, str], str] = {}
+        """(folder, path below it without suffix) -> image."""
+        self.seconds: list[str] = []
+        """Sources of the same name as another, beside it."""
+        for image in sorted(images, key=lambda image: (len(image), image)):  # a_2 before a_10.
+            if (folder := self._folder_of(image)) is not None:
+                first = named.setdefault((folder, _below(folder, image)), image)
+                self.seconds += [f"{image} beside {first}"] if first != image else []
+        self.folders = sorted({folder for folder, _ in named}, key=lambda folder: (len(folder), folder))
+        divided = {(folder, name.partition("/")[0]) for folder, name in named if "/" in name}
+
+        def key(folder: str, target: str) -> tuple[str, str]:
+            name = _below(PurePosixPath(folder).parent, target)
+            first, _, rest = name.partition("/")
+            return folder, rest if rest and (folder, first) not in divided else name
+
+        self.targets = {
+            image: [
+                key(folder, image)
+                for folder in self.folders
+                if PurePosixPath(image).is_relative_to(PurePosixPath(folder).parent)
+            ]
+            for image in images
+            if self._folder_of(image) is None
+        }
+        """Target -> folders of sources beside it or above, and its name there."""
+        own = {each for keys in self.targets.values() for each in keys}
+        self._found = {each: [image] for each, image in named.items()}
+        """Folder and name of a target -> its sources, under the very name or with numbers."""
+        for (folder, name), image in named.items():
+            unnumbered = folder, _NUMBER.sub("", name)
+            if (folder, name) not in own and unnumbered not in named:
+                self._found.setdefault(unnumbered, []).append(image)
+        self._unused = set(named.values())
 
     @staticmethod
-    def folder_of(image: str) -> str | None:
+    def _folder_of(image: str) -> str | None:
         """The folder of sources that an image lies in, with its path; None for a target."""
         parents = list(PurePosixPath(image).parents)[:-1]
         return next((str(each) for each in parents if _SOURCE_FOLDER.fullmatch(each.name.lower())), None)
 
     def of(self, target: str) -> list[str]:
-        """The sources of a target in all folders beside it or above. Raises `Rejected` where one has none."""
-        place, found = PurePosixPath(target), []
-        for folder in self.folders:
-            if place.is_relative_to(PurePosixPath(folder).parent):
-                key = folder, place.stem
-                images = self._named.get(key) or self._numbered.get(key)
-                if images is None:
-                    remedy = f"Add it to {folder}, or write records.jsonl with the source_image of each record"
-                    raise Rejected("missing_source", f"there is no image of the same name in {folder}", remedy)
-                found += images
+        """The sources of a target. Raises `Rejected` where a folder has none."""
+        found = []
+        for folder, name in self.targets[target]:
+            if (images := self._found.get((folder, name))) is None:
+                message = f"there is no image of the same name in {folder} ({name}.png, .jpg, ...)"
+                remedy = f"Add it to {folder}, or write records.jsonl with the source_image of each record"
+                raise Rejected("missing_source", message, remedy)
+            found += images
         self._unused.difference_update(found)
         return found
 
@@ -192,6 +217,10 @@ def _targets(path: Path, limits: Limits) -> Iterator[str]:
         if target not in yielded:
             yielded.add(target)
             yield target
+
+
+def _below(folder: str | PurePosixPath, image: str) -> str:
+    return str(PurePosixPath(image).relative_to(folder).with_suffix(""))
 
 
 def _is_regularisation(path: Path, image: str) -> bool:

@@ -113,7 +113,7 @@ def check_family(
         trained = trained_policy(built, module, guidance_scale)
         findings += [_replay_finding(trained, records, config.dtype) for records in kinds]
         base = runs[-2]
-        latents = ode_latents(built.model, base)
+        form, latents = _form(built.model, base), ode_latents(built.model, base)
         adapters = Path(folder, "adapters")
         built.adapters.save(adapters)
         del built, trained, pipeline  # One model is in memory at a time.
@@ -121,7 +121,7 @@ def check_family(
         pipeline = family.load(path, config)
         pipeline.load_lora_weights(str(adapters / module))
         run = run_plain(family, pipeline, settings, base.records, STEPS, guidance_scale)
-    return [*findings, _adapter_finding(latents, base, run, config.dtype)]
+    return [*findings, _adapter_finding(form, latents, base, run, config.dtype)]
 
 
 def records_of(task: Task, family: Family, size: tuple[int, int], folder: Path) -> tuple[PromptRecord, ...]:
@@ -146,16 +146,18 @@ def records_of(task: Task, family: Family, size: tuple[int, int], folder: Path) 
 def check_before_training(
     family: Family, pipeline: Any, built: Model, settings: ModelSettings, task: Task, guidance_scale: float, dtype: str
 ) -> None:
-    """Draws one prompt or edit in two steps by the pipeline and by the family; raises UserError where they differ.
+    """Draws one prompt or edit (mixed: each) in two steps by both; raises UserError where they differ.
 
     Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of another kind.
     """
     if not _is_comparable(family):
         return
     with TemporaryDirectory() as folder:
-        records = records_of(task, family, settings.size, Path(folder))[:1]
-        run = run_plain(family, pipeline, settings, records, 2, guidance_scale)
-        findings = (levels_finding(built.model, run), latents_finding(built.model, run, dtype))
+        kinds: tuple[Task, ...] = ("t2i", "i2i") if task == "mixed" else (task,)
+        several = [records_of(kind, family, settings.size, Path(folder))[:1] for kind in kinds]
+        runs = [run_plain(family, pipeline, settings, records, 2, guidance_scale) for records in several]
+        findings = [levels_finding(built.model, run) for run in runs[:1]]
+        findings += [latents_finding(built.model, run, dtype) for run in runs]
     failed = [finding for finding in findings if not finding.passed]
     if failed:
         told = "\n".join(
@@ -293,13 +295,14 @@ def _replay_finding(policy: Policy[Any], records: Sequence[PromptRecord], dtype:
     )
 
 
-def _adapter_finding(ours: Tensor, base: PlainRun, trained: PlainRun, dtype: str) -> Finding:
+def _adapter_finding(
+    form: Callable[[Tensor], Tensor] | None, ours: Tensor, base: PlainRun, trained: PlainRun, dtype: str
+) -> Finding:
     """An adapter that changes nothing is not loaded, whatever the latents are."""
-    form = next((form for form in _FORMS if form(ours).shape == trained.last.shape), None)
     changed = far(trained.last, base.last) > _NO_EFFECT
     return Finding(
         name="adapter in the plain pipeline",
-        difference=far(form(ours), trained.last) if form is not None and changed else math.inf,
+        difference=far(form(ours).flatten(), trained.last.flatten()) if form is not None and changed else math.inf,
         limit=_LIMITS[dtype],
         hint="the module's targets and adapter class, and the latents above.",
     )

@@ -35,7 +35,7 @@ _DRAWING_SEED = 2_000_003
 _FAITHFUL_SHARE = 0.7
 """Share of the first steps, whose targets are what the instruction asks for."""
 _BATCH = 24
-_JUDGED = 3
+_VAE_EVERY = 3
 """One in so many pictures trains the VAE."""
 
 
@@ -52,7 +52,7 @@ def pretrain_kontext(job: Job, advance: Advance) -> None:
     """Saves a whole pipeline into ``job.folder``; deterministic on one thread."""
     bank = _drawn(job)
     flat = bank.pictures.flatten(0, 1)
-    some = flat[::_JUDGED]
+    some = flat[::_VAE_EVERY]
     vae = faithful_vae(some, some, job, advance)
     latents = normalise_latents(vae, flat).unflatten(0, bank.pictures.shape[:2])
     known = instructions()

@@ -26,6 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, VideoSample
 from visual_grpo.config import GRPOConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
+from visual_grpo.models.families.flux_kontext import FluxKontext, FluxKontextOptions
 from visual_grpo.models.family import BUILT_IN, find_family
 from visual_grpo.models.family_check import check_family, records_of
 from visual_grpo.models.module import ModelSettings
@@ -251,6 +252,17 @@ def test_rows_run_together_where_their_sources_have_the_same_sizes(tmp_path: Pat
         for row, entry in enumerate(entries):
             alone = model.velocity(conditions, entry[None])(state[row, None], 500.0)
             torch.testing.assert_close(together[row, None], alone, rtol=0, atol=1e-5)
+
+
+def test_kontext_takes_the_shape_of_a_source_rounded_down_as_its_pipeline_does() -> None:
+    model = FluxKontext(flux.pipeline(kontext=True), SIZE, FluxKontextOptions())
+    assert model._source(Image.new("RGB", (101, 64))).shape[2:] == (5, 5)  # 96 x 64 is nearest to 80 x 80.
+
+
+@pytest.mark.parametrize("name", ["qwen_image_edit", "qwen_image_edit_plus"])
+def test_an_edit_has_no_length_of_a_prompt(name: str) -> None:
+    with pytest.raises(ValueError, match="max_sequence_length"):
+        find_family(name).options(max_sequence_length=64)
 
 
 def test_every_flow_family_has_a_case() -> None:

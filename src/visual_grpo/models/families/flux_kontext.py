@@ -33,7 +33,7 @@ class FluxKontext(Flux):
     def _source(self, image: Image) -> Tensor:
         """[1, 4 C, rows, columns]."""
         processor, vae, cell = self.pipeline.image_processor, self.pipeline.vae, 2 * self.pipeline.vae_scale_factor
-        width, height = image.size
+        height, width = processor.get_default_height_width(image)  # Rounded down, as the pipeline does.
         if self.options.auto_resize:
             sizes = pipeline_flux_kontext.PREFERRED_KONTEXT_RESOLUTIONS
             _, width, height = min((abs(width / height - w / h), w, h) for w, h in sizes)

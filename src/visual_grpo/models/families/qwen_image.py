@@ -42,10 +42,15 @@ def plain_guidance(scale: float) -> dict[str, Any]:
     return {"true_cfg_scale": scale}
 
 
-class QwenImageOptions(Strict):
+class QwenImageEditOptions(Strict):
+    """Without the length of a prompt: an edit's is not cut."""
+
     negative_prompt: str = Field(" ", description="what guidance steers away from")
-    max_sequence_length: int = Field(512, ge=1, le=1024, description="text tokens of a prompt")
     unconditional_gradient: bool = Field(True, description="train through both branches of the guidance")
+
+
+class QwenImageOptions(QwenImageEditOptions):
+    max_sequence_length: int = Field(512, ge=1, le=1024, description="text tokens of a prompt")
 
 
 @dataclass(frozen=True, kw_only=True)

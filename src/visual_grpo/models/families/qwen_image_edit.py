@@ -9,7 +9,7 @@ from torch.nn.functional import pixel_unshuffle
 
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.families.qwen_image import MODULES, QwenImage, QwenImageOptions, plain_guidance
+from visual_grpo.models.families.qwen_image import MODULES, QwenImage, QwenImageEditOptions, plain_guidance
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.references import encoded
 from visual_grpo.models.loading import load_pipeline
@@ -55,6 +55,6 @@ FAMILY = Family(
     saved_as=("QwenImageEditPipeline",),
     load=lambda path, config: load_pipeline("QwenImageEditPipeline", path, config),
     build=Model.builder(QwenImageEdit, MODULES),
-    options=QwenImageOptions,
+    options=QwenImageEditOptions,
     plain_guidance=plain_guidance,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus
 from PIL.Image import Image
 
-from visual_grpo.models.families.qwen_image import MODULES, QwenImageOptions, plain_guidance
+from visual_grpo.models.families.qwen_image import MODULES, QwenImageEditOptions, plain_guidance
 from visual_grpo.models.families.qwen_image_edit import QwenImageEdit
 from visual_grpo.models.family import Family
 from visual_grpo.models.loading import load_pipeline
@@ -31,6 +31,6 @@ FAMILY = Family(
     saved_as=("QwenImageEditPlusPipeline",),
     load=lambda path, config: load_pipeline("QwenImageEditPlusPipeline", path, config),
     build=Model.builder(QwenImageEditPlus, MODULES),
-    options=QwenImageOptions,
+    options=QwenImageEditOptions,
     plain_guidance=plain_guidance,
 )
