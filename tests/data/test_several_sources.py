@@ -60,6 +60,7 @@ LAYOUTS: dict[str, Callable[[Path], object]] = {
         data / "train.jsonl", rows(data, "input_images", prompt="instruction", target="output_image")
     ),
     "two folders of sources": lambda data: captioned(data, "control_1/{}.png", "control_2/{}.png"),
+    "a folder of sources, one of references": lambda data: captioned(data, "source_images/{}.png", "reference/{}.png"),
     "two sources in a folder": lambda data: captioned(data, "source/{}_0.png", "source/{}_1.png"),
 }
 
@@ -111,6 +112,14 @@ def test_what_is_missing_is_said(missing: str, said: str, tmp_path: Path) -> Non
         assert len(list(prepared)) == COUNT - 1
         assert said in str(prepared.report)
         assert "2 sources without a target of the same name" in str(prepared.report["warnings"])
+
+
+def test_a_gap_in_the_numbers_of_a_folder_is_rejected(tmp_path: Path) -> None:
+    captioned(tmp_path / "data", "source/{}_0.png", "source/{}_1.png")
+    (tmp_path / "data/source/3_0.png").unlink()
+    prepared = prepare(tmp_path, task="i2i")
+    assert len(list(prepared)) == COUNT - 1
+    assert "not numbered from 0 without a gap: source/3_1.png" in str(prepared.report)
 
 
 @pytest.mark.parametrize(

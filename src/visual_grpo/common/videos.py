@@ -42,7 +42,7 @@ def read_sample(prepared: Path, fps: float) -> Sample:
 def encoded_video(video: VideoSample) -> bytes:
     """Returns the content of a lossless WebP that plays in a loop."""
     file = io.BytesIO()
-    ends = [round(1000 * end / video.fps) for end in range(len(video.frames) + 1)]  # Rounded durations would add up.
+    ends = [int(1000 * end / video.fps) for end in range(len(video.frames) + 1)]  # Rounded durations would add up.
     first, *others = map(to_pil, video.frames)
     first.save(
         file,

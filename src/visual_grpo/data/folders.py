@@ -159,7 +159,10 @@ class _Sources:
             if (folder := self._folder_of(image)) is not None:
                 first = named.setdefault((folder, _below(folder, image)), image)
                 self.seconds += [f"{image} beside {first}"] if first != image else []
-        self.folders = sorted({folder for folder, _ in named}, key=lambda folder: (len(folder), folder))
+        self.folders = sorted(
+            {folder for folder, _ in named},
+            key=lambda folder: ("reference" in PurePosixPath(folder).name.lower(), len(folder), folder),
+        )
         divided = {(folder, name.partition("/")[0]) for folder, name in named if "/" in name}
 
         def key(folder: str, target: str) -> tuple[str, str]:
@@ -180,10 +183,21 @@ class _Sources:
         own = {each for keys in self.targets.values() for each in keys}
         self._found = {each: [image] for each, image in named.items()}
         """Folder and name of a target -> its sources, under the very name or with numbers."""
+        numbers: dict[tuple[str, str], list[int]] = {}
         for (folder, name), image in named.items():
             unnumbered = folder, _NUMBER.sub("", name)
             if (folder, name) not in own and unnumbered not in named:
                 self._found.setdefault(unnumbered, []).append(image)
+                numbers.setdefault(unnumbered, []).append(int(name.rpartition("_")[2]))
+        least: dict[str, int] = {}
+        for (folder, _), found in numbers.items():
+            least[folder] = min(least.get(folder, found[0]), found[0])
+        self._gaps = {
+            each: least[each[0]]
+            for each, found in numbers.items()
+            if found != list(range(least[each[0]], least[each[0]] + len(found)))
+        }
+        """Those whose numbers do not follow each other from the folder's first, which is their value."""
         self._unused = set(named.values())
 
     @staticmethod
@@ -200,6 +214,9 @@ class _Sources:
                 message = f"there is no image of the same name in {folder} ({name}.png, .jpg, ...)"
                 remedy = f"Add it to {folder}, or write records.jsonl with the source_image of each record"
                 raise Rejected("missing_source", message, remedy)
+            if (first := self._gaps.get((folder, name))) is not None:
+                message = f"the sources in {folder} are not numbered from {first} without a gap: {', '.join(images)}"
+                raise Rejected("missing_source", message, "Add the missing ones, or remove the record")
             found += images
         self._unused.difference_update(found)
         return found

@@ -115,12 +115,12 @@ def _decoded(file: Path, max_pixels: int) -> Iterator[tuple[Image.Image, float]]
         last: tuple[Image.Image, float] | None = None
         while fps > 0:
             read, frame = capture.read()
-            start = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # Of this frame: rates vary, as on phones.
+            time = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000  # Of this frame: rates vary, as on phones.
             if last is not None:
-                yield last[0], start - last[1] if read and start > last[1] else 1 / fps
+                yield last[0], time - last[1] if read and time > last[1] else 1 / fps
             if not read:
                 break
-            last = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)), start
+            last = Image.fromarray(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)), time
     finally:
         capture.release()
     if last is None:
