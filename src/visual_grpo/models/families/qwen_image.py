@@ -119,9 +119,12 @@ class QwenImage:
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
         """Returns a prompt's tokens and how many are read."""
+        return self._token_count(prompt), self.options.max_sequence_length
+
+    def _token_count(self, prompt: str) -> int:
         start = self.pipeline.prompt_template_encode_start_idx
         text = self.pipeline.prompt_template_encode.format(prompt)
-        return len(self.pipeline.tokenizer(text).input_ids) - start, self.options.max_sequence_length
+        return len(self.pipeline.tokenizer(text).input_ids) - start
 
     def _forward(self, state: Tensor, timestep: float, text: PaddedText, references: References) -> Tensor:
         """[b, T, 4 C] float32."""

@@ -24,8 +24,7 @@ class QwenImageEdit(QwenImage):
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
         """Returns a prompt's tokens twice: an edit's text is not cut."""
-        count, _ = super().text_tokens(prompt)
-        return count, count
+        return (count := self._token_count(prompt)), count
 
     def _encode(self, prompt: str, record: PromptRecord) -> Tensor:
         images = [self._read(image) for image in map(read_image, record.source_images)]
