@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import PromotionConfig, RewardConfig, flatten
+from visual_grpo.config.rewards import with_variables
 from visual_grpo.config.schema import ParameterError, validate
-from visual_grpo.config.training import with_variables
 from visual_grpo.starter.parameters import with_world
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """Videos as files: a lossless, looping WebP of every frame.
 
-The encoder joins frames that are alike into a longer one, so frames are read at their times, never by their number.
+The encoder merges equal neighbouring frames into a longer one, so frames are read by time, not by number.
 """
 
 from __future__ import annotations

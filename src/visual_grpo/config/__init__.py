@@ -12,6 +12,7 @@ from visual_grpo.config.policy import (
     SamplingConfig,
     SignalCheckConfig,
 )
+from visual_grpo.config.rewards import RewardConfig
 from visual_grpo.config.schema import BESIDE_FLOW, Parameters, flatten, merged
 from visual_grpo.config.training import (
     AlarmConfig,
@@ -19,7 +20,6 @@ from visual_grpo.config.training import (
     EvaluationConfig,
     GRPOConfig,
     ModuleConfig,
-    RewardConfig,
     TrackingConfig,
     TrainConfig,
 )

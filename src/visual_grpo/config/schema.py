@@ -28,12 +28,12 @@ from visual_grpo.config.pipelines import (
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
 from visual_grpo.config.presets import AUTO, LISTED, PRESETS, PresetName, place, with_rewards
+from visual_grpo.config.rewards import RewardConfig
 from visual_grpo.config.training import (
     AlarmConfig,
     EvaluationConfig,
     GRPOConfig,
     ModuleConfig,
-    RewardConfig,
     TrackingConfig,
     TrainConfig,
 )

@@ -28,8 +28,8 @@ def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
     """Returns ``data.frames`` RGB pictures of a video file, an animation, or a folder of pictures in order of name and
     number.
 
-    A folder's pictures are ``data.fps`` a second. Raises Rejected for a still image, a video that is damaged, has too
-    many pixels, is too short or shows one picture only, and one that is not a file of its own.
+    A folder's pictures are ``data.fps`` a second. Raises Rejected for a still image, for a video that is damaged, too
+    large, too short or shows one picture only, and for a video inside a table.
     """
     assert data.frames is not None
     if not isinstance(video, Path):
