@@ -173,8 +173,9 @@ format: setup  ## Fix style with ruff
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# In the order of the files: xdist would run those with few but long tests last, one after the other.
 test: setup  ## Run the tests on all cores
-	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile
+	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
 test-quantised: quantised  ## Run the tests that need bitsandbytes
 	@$(BIN)/pytest --numprocesses=auto --maxprocesses=8 --dist=loadfile tests/quantised

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_run import parameters
+from tests.training.few_steps import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.models.family import find_family

@@ -135,6 +135,7 @@ def make_run(config: Parameters, folder: Path) -> TrainingRun:
     )
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     def config(name: str, resume: str) -> Parameters:
         return loaded(

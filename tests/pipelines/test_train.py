@@ -21,7 +21,7 @@ from PIL import Image
 
 from tests.conftest import SIZE
 from tests.pipelines.painted import folders
-from tests.training.test_run import STEPS, parameters
+from tests.training.few_steps import STEPS, parameters
 from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config.adapter_folder import adapter_digest
@@ -195,7 +195,7 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
 ) -> None:
     """Another baseline would not mend that: it would replace the one that belongs to the checkpoint."""
     file = tmp_path / "an_edited_judge.py"
-    file.write_text("from tests.training.test_run import brightness\n")
+    file.write_text("from tests.training.few_steps import brightness\n")
     monkeypatch.syspath_prepend(tmp_path)
     rewards = {"brightness": {"function": "an_edited_judge:brightness"}}
     project.run(rewards=rewards)

@@ -48,8 +48,8 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "wan": ("wan_folder", {**FLOW, "data": {"height": 32, "width": 32, "frames": 5}}),
     "qwen2_5_vl": ("vl_folder", VL),
 }
-SLOW = ("ar", "dit", "alternating", "checkpointed", "matching", "flux", "flux2_klein", "z_image", "wan")
-"""What joint, sd3 and qwen_image run covers most of these, but for the settings of matching."""
+SLOW = ("ar", "dit", "alternating", "checkpointed", "matching", "qwen_image", "flux", "flux2_klein", "z_image", "wan")
+"""What joint and sd3 run covers most of these, but for the settings of matching."""
 
 
 @pytest.fixture

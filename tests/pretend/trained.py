@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.toys import reproducible
-from tests.training.test_run import parameters
+from tests.training.few_steps import parameters
 from visual_grpo.common.types import Needs, PromptRecord, Sample, TextSample, VideoSample
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer

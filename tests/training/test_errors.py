@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.toys import CountingScorer
-from tests.training.test_run import brightness, contents, execute, make_run, parameters, rows
+from tests.training.few_steps import brightness, parameters
+from tests.training.test_run import contents, execute, make_run, rows
 from tests.training.test_run_toys import TokenModel, token_run
 from visual_grpo.common.errors import UserError
 from visual_grpo.training.run import TrainingRun

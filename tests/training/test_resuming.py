@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.toys import CountingScorer
-from tests.training.test_run import STEPS, execute, ignore, interrupt_at, parameters, rows
+from tests.training.few_steps import STEPS, parameters
+from tests.training.test_run import execute, ignore, interrupt_at, rows
 from tests.training.test_run_toys import TokenModel, saved, token_run
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters

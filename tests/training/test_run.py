@@ -12,8 +12,9 @@ import torch
 
 from tests.conftest import SIZE
 from tests.toys import reproducible
+from tests.training.few_steps import RECORDS, STEPS, brightness, parameters
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.common.types import PromptRecord, StepMetrics
+from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
@@ -22,46 +23,6 @@ from visual_grpo.starter.parameters import with_world
 from visual_grpo.training import components
 from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
-
-STEPS = 6
-RECORDS = [PromptRecord(id=f"r{i}", prompt=f"a thing number {i}") for i in range(9)]
-
-
-def parameters(folder: Path, **changes: Any) -> Parameters:
-    tree: dict[str, Any] = {
-        "seed": 3,
-        "data": {"path": "unused", "height": SIZE[0], "width": SIZE[1]},
-        "starter": {"world": "shapes", "records_per_prompt": 1, "vae_steps": 1, "dit_steps": 1, "ar_steps": 1},
-        "model": {"path": "unused", "device": "cpu", "threads": 1},
-        "policy": {"train": "ar", "signal_check": {"rollouts": 0}},
-        "sampling": {
-            "rollout": {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "steps": 1, "guidance_scale": 1.0},
-            "eval": {"steps": 1, "guidance_scale": 1.5},
-        },
-        "rewards": {"brightness": {"function": "tests.training.test_run:brightness"}},
-        "grpo": {
-            "steps": STEPS,
-            "prompts_per_step": 2,
-            "group_size": 3,
-            "updates_per_rollout": 2,
-            "learning_rate": 1e-3,
-            "kl_weight": 0.01,
-            "schedule": "cosine",
-        },
-        "evaluation": {"every": 2, "prompts": 2, "images_per_prompt": 1},
-        "tracking": {"checkpoint_every": 2, "checkpoints": str(folder / "checkpoints")},
-    }
-    for key, value in changes.items():
-        if isinstance(value, dict):
-            tree[key] = tree.get(key, {}) | value
-        else:
-            tree[key] = value
-    return Parameters.model_validate(with_world(tree))
-
-
-def brightness(prompts: Any, images: Any) -> list[float]:
-    """Draws a random number as a careless reward does: the generators must be in the checkpoint."""
-    return [float(image.float().mean()) / 255 + 1e-3 * random.random() for image in images]
 
 
 def make_run(
@@ -196,7 +157,7 @@ def test_the_released_models_configuration_trains_a_saved_small_pipeline(pipelin
     tree["data"] |= {"height": SIZE[0], "width": SIZE[1]}
     tree["model"] |= {"path": str(pipeline_folder), "device": "cpu"}
     tree["rewards"] |= {"ssim": None, "edge_density": None}
-    tree["rewards"]["brightness"] = {"function": "tests.training.test_run:brightness"}
+    tree["rewards"]["brightness"] = {"function": "tests.training.few_steps:brightness"}
     tree["grpo"] |= {"steps": 1, "warmup_steps": 0, "prompts_per_step": 2, "group_size": 3}
     tree["evaluation"] |= {"prompts": 1}
     tree["policy"] |= {"signal_check": {"rollouts": 0}}  # Random weights have nothing to learn.

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from tests.toys import CountingScorer, ToyTokenPolicy
-from tests.training.test_run import RECORDS, STEPS, execute, ignore, parameters
+from tests.training.few_steps import RECORDS, STEPS, parameters
+from tests.training.test_run import execute, ignore
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores, StepMetrics
 from visual_grpo.config import SignalCheckConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.test_run import parameters
+from tests.training.few_steps import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OWN_TORCHRUN
 from visual_grpo.config.policy import DistributedConfig

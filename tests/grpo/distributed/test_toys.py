@@ -67,7 +67,7 @@ def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -
     ("how", "said"),
     [
         ("user", "UserError: the disk is full"),
-        ("memory", "MemoryError: no more"),
+        pytest.param("memory", "MemoryError: no more", marks=pytest.mark.slow),
         ("bug", "ZeroDivisionError: a bug"),
         ("alone", "UserError: only here"),
     ],

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
-from tests.training.test_run import parameters
+from tests.training.few_steps import parameters
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.processes import is_rank
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.distributed import launch, ranks, sharding, torchrun
+from visual_grpo.grpo.distributed import launch, ranks, sharding
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.signal_check import probe_gradient
@@ -175,10 +174,16 @@ def wait(spec: object, victim: int, notes: str) -> None:
 
 def command(folder: Path, processes: int, job: Any, sharded: bool, arguments: dict[str, Any]) -> Path:
     """A program that runs ``job`` as ``kedro run`` runs a pipeline; `result` then has what it gives on rank 0."""
-    (folder / "job").write_bytes(pickle.dumps((processes, job, sharded, arguments)))
+    (folder / "job").write_bytes(pickle.dumps((job, sharded, arguments)))
     program = folder / "kedro"
+    # What only ranks need is not imported by the process that starts them.
     program.write_text(
-        f"from pathlib import Path\nfrom tests.grpo.distributed import toys\ntoys.main(Path({str(folder)!r}))\n"
+        "from pathlib import Path\n"
+        "from visual_grpo.common.processes import is_rank\n"
+        "if not is_rank():\n"
+        "    from visual_grpo.grpo.distributed import torchrun\n"
+        f"    torchrun.rerun({processes})\n"
+        f"from tests.grpo.distributed import toys\ntoys.main(Path({str(folder)!r}))\n"
     )
     return program
 
@@ -188,9 +193,7 @@ def result(folder: Path) -> Any:
 
 
 def main(folder: Path) -> None:
-    processes, job, sharded, arguments = pickle.loads((folder / "job").read_bytes())
-    if not is_rank():
-        torchrun.rerun(processes)
+    job, sharded, arguments = pickle.loads((folder / "job").read_bytes())
     spec = Spec(parameters(folder, distributed={"sharded": sharded}))
 
     def run() -> None:
