@@ -83,10 +83,12 @@ def test_the_plain_pipeline_loads_it_and_draws(built: StarterConfig) -> None:
     assert min(generation.suppress_tokens) == pipeline.transformer.config.prior_vq_quantizer_codebook_size
 
 
-def test_the_same_seed_gives_the_same_weights_bit_for_bit(built: StarterConfig, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_files_bit_for_bit_in_any_folder(built: StarterConfig, tmp_path: Path) -> None:
     for seed, same in ((SEED, True), (SEED + 1, False)):
-        job = pretrained(tmp_path / str(seed), seed)
+        job = pretrained(tmp_path / str(seed) / "parts", seed)
         assert weights_are_equal(job.folder, Path(built.model)) == [same] * 3
+        modules.save_pipeline(job, tmp_path / str(seed))
+        assert (content_digest(tmp_path / str(seed)) == content_digest(built.model)) == same
 
 
 def test_a_model_of_edits_edits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKL,
+    ConfigMixin,
     FlowMatchEulerDiscreteScheduler,
     GlmImagePipeline,
     GlmImageTransformer2DModel,
@@ -144,7 +145,10 @@ def save_pipeline(job: Job, folder: Path) -> None:
     """Saves the trained modules with the fixed ones as a GlmImagePipeline; removes the modules' own folders."""
 
     def saved(module: Any, name: str) -> Any:
-        return module.from_pretrained(job.folder / name, use_safetensors=True)
+        loaded = module.from_pretrained(job.folder / name, use_safetensors=True)
+        if isinstance(loaded, ConfigMixin):  # diffusers saves where it was loaded from: a draft of this process.
+            loaded.register_to_config(_name_or_path="")
+        return loaded
 
     is_trained = (job.folder / "text_encoder").exists()  # only where words are drawn
     pipeline = GlmImagePipeline(
