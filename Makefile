@@ -21,7 +21,7 @@ WORKER := .venv-workers/$(NAME)
 BENCH := .venv-bench
 
 .PHONY: help setup demo repro retrain test test-slow test-kill lint format docs lock audit sbom sign verify ui sync viz clean
-.PHONY: quantised test-quantised house worker install-worker bench gpu-check gpu-kit gpu-bench upgrade schedule-systemd
+.PHONY: quantised test-quantised house base worker install-worker bench gpu-check gpu-kit gpu-bench upgrade schedule-systemd
 
 ##@ Start
 
@@ -185,6 +185,12 @@ test-slow: setup  ## Run only the slow tests
 
 test-kill: setup  ## Kill trainings, resume and compare (an hour)
 	@$(BIN)/pytest -m kill
+
+# Where `make test` says that a shipped base is not that of the default recipe.
+base: BASES := src/visual_grpo/starter/bases
+base: setup  ## Pretrain the base model that the package ships
+	@$(BIN)/kedro run --env=base --pipeline=starter --params=starter.pretrain=true
+	@rm -rf $(BASES)/shapes_glm_image && cp -R data/06_models/base $(BASES)/shapes_glm_image
 
 house: setup  ## Measure the repository: files, lines, floors, start-up
 	@$(BIN)/python .ci/house.py

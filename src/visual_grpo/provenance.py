@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from visual_grpo.common.device import device_kind, resolve_device
+from visual_grpo.common.device import device_kind, processor, resolve_device
 from visual_grpo.common.digests import option_files
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest, option_code
@@ -311,10 +311,10 @@ def source_digest() -> str:
 def _numerics(device_name: str, few_bits: bool) -> str:
     device = resolve_device(device_name)
     versions = [f"{name} {_version(name)}" for name in (*LIBRARIES, *["bitsandbytes"] * few_bits)]
-    processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    hardware = processor()
     if device.type == "cuda":
-        processor += f" {torch.cuda.get_device_name(device)}"
-    return ", ".join([f"python {platform.python_version()}", *versions, f"{device.type} {processor}"])
+        hardware += f" {torch.cuda.get_device_name(device)}"
+    return ", ".join([f"python {platform.python_version()}", *versions, f"{device.type} {hardware}"])
 
 
 def _version(library: str) -> str:

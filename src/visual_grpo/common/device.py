@@ -1,9 +1,10 @@
-"""The torch device, the library that quantizes on it, the CPU cores, and work in a thread."""
+"""The torch device, the processor, the library that quantizes on it, the CPU cores, and work in a thread."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -32,6 +33,11 @@ def resolve_device(name: str, setting: str = "model.device") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"{setting} is {name!r}, but torch finds no CUDA device; use auto or cpu.")
     return device
+
+
+def processor() -> str:
+    """Returns the kind of processor, which the last bits of a result depend on: ``x86_64 AVX512``."""
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def require_bitsandbytes(setting: str, value: str) -> None:

@@ -65,9 +65,9 @@ def content_digest(folder: str | Path) -> str | None:
     return tree_digest(root, (root / file for file in inside if not any(part.startswith(".") for part in file.parts)))
 
 
-def record_content(folder: Path) -> None:
-    """Writes the digest of a model that was just made beside its files."""
-    (folder / _RECORD).write_text(json.dumps({"content": content_digest(folder)}), encoding="utf-8")
+def record_content(folder: Path, **made: str) -> None:
+    """Writes the digest of a model that was just ``made`` so, such as on which processor, beside its files."""
+    (folder / _RECORD).write_text(json.dumps({"content": content_digest(folder), **made}), encoding="utf-8")
 
 
 def recorded_content(folder: Path) -> str | None:

@@ -94,6 +94,7 @@ class StarterConfig(Strict):
     dit_steps: int = Field(ge=1, description="optimiser steps of the DiT")
     ar_steps: int = Field(ge=1, description="optimiser steps for each kind of record: mixed takes twice as many")
     vl_steps: int = Field(1000, ge=1, description="optimiser steps of the vision-language model")
+    pretrain: bool = Field(False, description="pretrain the model even if it is there or comes with the package")
     processes: int = Field(
         2, ge=1, le=2, description="parts of the pretraining (at most 2) that run in parallel, one core each"
     )

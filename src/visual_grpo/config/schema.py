@@ -146,6 +146,15 @@ class Parameters(Strict):
         return self
 
     @model_validator(mode="after")
+    def _pretrains_its_own_model(self) -> Self:
+        if self.starter.pretrain and not self.model_is_pretrained:
+            raise ValueError(
+                f"starter.pretrain is true, but model.path names {self.model.path}, which is not the starter's model."
+                " Leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _corrected_to_the_replay(self) -> Self:
         if self.grpo.sampler_correction is not None and not self.grpo.replays(self.model.dtype):
             raise ValueError(

@@ -8,19 +8,31 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from pkgutil import resolve_name
+from shutil import copyfile
 from typing import Any
 
 import torch
 
-from visual_grpo.common.console import progress
+from visual_grpo.common.console import note, progress
+from visual_grpo.common.device import processor
 from visual_grpo.common.digests import record_content, recorded_content
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter.pretraining import Advance, Job, own_code, run_side_by_side, write_once
+from visual_grpo.starter.pretraining import (
+    Advance,
+    Job,
+    digest_of,
+    own_code,
+    run_side_by_side,
+    stamped,
+    write_once,
+)
 from visual_grpo.starter.worlds import SmallModel, find_world
 
 _VERSION = 7
 """Raised when the same configuration gives other weights."""
+BASES = Path(__file__).parent / "bases"
+"""Small models that come with the package, as the pretraining left them (`make base`)."""
 
 
 def render_dataset(config: StarterConfig, data: DataConfig, seed: int) -> None:
@@ -30,14 +42,36 @@ def render_dataset(config: StarterConfig, data: DataConfig, seed: int) -> None:
 
 
 def pretrain_model(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, str | None]:
-    """Pretrains a small model of ``family`` on the world, unless it is there for the same arguments.
+    """Pretrains a small model of ``family`` on the world, unless it is there for the same arguments or in `BASES`.
 
-    ``config.processes`` does not change the weights. Returns ``digest``, of the model's configuration, and ``content``,
-    of its files.
+    With ``config.pretrain`` it is pretrained in any case. ``config.processes`` does not change the weights. Returns
+    ``digest``, of the model's configuration, and ``content``, of its files.
     """
     folder, recipe = Path(config.model), model_recipe(config, data, family, seed)
-    digest = write_once(folder, recipe, lambda fresh: _pretrain(fresh, config, data, family, seed))
+    base = None if config.pretrain else find_base(recipe)
+
+    def write(fresh: Path) -> None:
+        if base is None:
+            _pretrain(fresh, config, data, family, seed)
+            return
+        _copy(base, fresh)
+        note("This base model comes with the project; starter.pretrain=true pretrains it again.")
+
+    digest = write_once(folder, recipe, write, even_if_there=config.pretrain)
     return {"digest": digest, "content": recorded_content(folder)}
+
+
+def find_base(recipe: Mapping[str, Any]) -> Path | None:
+    """Returns the folder in `BASES` that the same recipe gave, if there is one."""
+    return next((base for base in BASES.iterdir() if stamped(base) == digest_of(recipe)), None)
+
+
+def _copy(base: Path, folder: Path) -> None:
+    """File by file: folders of a read-only checkout are not to be read-only here, too."""
+    for file in filter(Path.is_file, base.rglob("*")):
+        copied = folder / file.relative_to(base)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copyfile(file, copied)
 
 
 def model_recipe(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
@@ -81,7 +115,7 @@ def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, family: str
     if small.assemble is not None:
         with hidden_progress_bars():
             resolve_name(small.assemble)(job, folder)
-    record_content(folder)
+    record_content(folder, processor=processor())
 
 
 def _pretrain_alone(path: str, job: Job, advance: Advance) -> None:

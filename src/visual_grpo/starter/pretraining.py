@@ -55,15 +55,22 @@ def digest_of(recipe: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
 
 
-def write_once(folder: Path, recipe: Mapping[str, Any], write: Callable[[Path], None]) -> str:
+def stamped(folder: Path) -> str | None:
+    """Returns the digest of the recipe that ``folder`` was written for, if `write_once` wrote it."""
+    stamp = folder / _STAMP
+    return str(json.loads(stamp.read_text(encoding="utf-8"))["digest"]) if stamp.is_file() else None
+
+
+def write_once(
+    folder: Path, recipe: Mapping[str, Any], write: Callable[[Path], None], *, even_if_there: bool = False
+) -> str:
     """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same recipe; returns its digest.
 
     After an error or an interruption the folder is as it was.
     """
     digest = digest_of(recipe)
     heal(folder)
-    stamp = folder / _STAMP
-    if not stamp.is_file() or json.loads(stamp.read_text(encoding="utf-8"))["digest"] != digest:
+    if even_if_there or stamped(folder) != digest:
         with fresh_folder(folder) as fresh:
             write(fresh)
             (fresh / _STAMP).write_text(json.dumps({"digest": digest}), encoding="utf-8")
