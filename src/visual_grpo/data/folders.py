@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
+from visual_grpo.data.edit_folders import EditSources
 from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text, shorten
 
 TARGETS = "target_images"
@@ -18,10 +19,6 @@ _HEADER = 2
 """Lines of a table's beginning: its header and a row."""
 _REGULARISATION = frozenset({"reg", "regularization", "regularisation"})
 """Names of folders, in lower case, whose pictures other trainers take to keep what the model knows of a class."""
-
-_SOURCE_FOLDER = re.compile(r"(sources?|controls?|references?|inputs?)(_?(images?|path))?_?\d*")
-"""Names of folders, in lower case, with the images to edit; the images beside them are targets."""
-_NUMBER = re.compile(r"_\d+$")
 
 
 def find_prompts(path: Path, limits: Limits) -> Path | None:
@@ -96,13 +93,13 @@ def find_captions(path: Path, limits: Limits) -> Path | None:
 def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each image; an image without a caption is rejected.
 
-    The sources of an edit lie in folders of their own (`_Sources`), under the name of its target.
+    The sources of an edit lie in folders of their own (`EditSources`), under the name of its target.
 
     Raises:
         UserError: the task needs source images, and there is no folder of them.
     """
     images = list(_targets(path, limits))
-    sources = _Sources(images) if data.task == "i2i" else None
+    sources = EditSources(images) if data.task == "i2i" else None
     if sources is not None:
         if not sources.folders:
             folders = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir())) or "none"
@@ -112,7 +109,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 " under the name of its target (several: source_1, source_2), or write records.jsonl with prompt,"
                 " source_image and target_image on each line."
             )
-        images = list(sources.targets)
+        images = sources.targets
     if others := [image for image in images if _is_regularisation(path, image)]:
         yield Note(
             f"{counted(len(others), 'picture')}, such as {others[0]}, train as any other: there is no regularisation"
@@ -142,89 +139,6 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         yield Note(f"{counted(len(seconds), 'source')} of the same name as another not used, such as {seconds[0]}")
 
 
-class _Sources:
-    """The images to edit below a folder of captions, as trainers of editing models lay them out.
-
-    ``source/a.png`` (or control, reference, input; source_1 and source_2 of two) is edited to ``a.png`` or ``*/a.png``,
-    ``source/cats/a.png`` to ``cats/a.png`` or ``*/cats/a.png``; ``source/a_0.png`` and ``source/a_1.png`` are two
-    of one target.
-    """
-
-    def __init__(self, images: Sequence[str]) -> None:
-        named: dict[tuple[str, str], str] = {}
-        """(folder, path below it without suffix) -> image."""
-        self.seconds: list[str] = []
-        """Sources of the same name as another, beside it."""
-        for image in sorted(images, key=lambda image: (len(image), image)):  # a_2 before a_10.
-            if (folder := self._folder_of(image)) is not None:
-                first = named.setdefault((folder, _below(folder, image)), image)
-                self.seconds += [f"{image} beside {first}"] if first != image else []
-        self.folders = sorted(
-            {folder for folder, _ in named},
-            key=lambda folder: ("reference" in PurePosixPath(folder).name.lower(), len(folder), folder),
-        )
-        divided = {(folder, name.partition("/")[0]) for folder, name in named if "/" in name}
-
-        def key(folder: str, target: str) -> tuple[str, str]:
-            name = _below(PurePosixPath(folder).parent, target)
-            first, _, rest = name.partition("/")
-            return folder, rest if rest and (folder, first) not in divided else name
-
-        self.targets = {
-            image: [
-                key(folder, image)
-                for folder in self.folders
-                if PurePosixPath(image).is_relative_to(PurePosixPath(folder).parent)
-            ]
-            for image in images
-            if self._folder_of(image) is None
-        }
-        """Target -> folders of sources beside it or above, and its name there."""
-        own = {each for keys in self.targets.values() for each in keys}
-        self._found = {each: [image] for each, image in named.items()}
-        """Folder and name of a target -> its sources, under the very name or with numbers."""
-        numbers: dict[tuple[str, str], list[int]] = {}
-        for (folder, name), image in named.items():
-            unnumbered = folder, _NUMBER.sub("", name)
-            if (folder, name) not in own and unnumbered not in named:
-                self._found.setdefault(unnumbered, []).append(image)
-                numbers.setdefault(unnumbered, []).append(int(name.rpartition("_")[2]))
-        least: dict[str, int] = {}
-        for (folder, _), found in numbers.items():
-            least[folder] = min(least.get(folder, found[0]), found[0])
-        self._gaps = {
-            each: least[each[0]]
-            for each, found in numbers.items()
-            if found != list(range(least[each[0]], least[each[0]] + len(found)))
-        }
-        """Those whose numbers do not follow each other from the folder's first, which is their value."""
-        self._unused = set(named.values())
-
-    @staticmethod
-    def _folder_of(image: str) -> str | None:
-        """The folder of sources that an image lies in, with its path; None for a target."""
-        parents = list(PurePosixPath(image).parents)[:-1]
-        return next((str(each) for each in parents if _SOURCE_FOLDER.fullmatch(each.name.lower())), None)
-
-    def of(self, target: str) -> list[str]:
-        """The sources of a target. Raises `Rejected` where a folder has none."""
-        found = []
-        for folder, name in self.targets[target]:
-            if (images := self._found.get((folder, name))) is None:
-                message = f"there is no image of the same name in {folder} ({name}.png, .jpg, ...)"
-                remedy = f"Add it to {folder}, or write records.jsonl with the source_image of each record"
-                raise Rejected("missing_source", message, remedy)
-            if (first := self._gaps.get((folder, name))) is not None:
-                message = f"the sources in {folder} are not numbered from {first} without a gap: {', '.join(images)}"
-                raise Rejected("missing_source", message, "Add the missing ones, or remove the record")
-            found += images
-        self._unused.difference_update(found)
-        return found
-
-    def unused(self) -> list[str]:
-        return sorted(self._unused)
-
-
 def _targets(path: Path, limits: Limits) -> Iterator[str]:
     """Yields pictures and videos; a folder with a caption beside it stands for the frames in it."""
     names, yielded = list(limits.walk(path)), set[str]()
@@ -234,10 +148,6 @@ def _targets(path: Path, limits: Limits) -> Iterator[str]:
         if target not in yielded:
             yielded.add(target)
             yield target
-
-
-def _below(folder: str | PurePosixPath, image: str) -> str:
-    return str(PurePosixPath(image).relative_to(folder).with_suffix(""))
 
 
 def _is_regularisation(path: Path, image: str) -> bool:
