@@ -191,20 +191,21 @@ def test_unscored_samples_have_pictures_of_their_own(tmp_path: Path) -> None:
     assert "trained could not be scored" in text
 
 
-def test_an_edit_is_shown_with_its_sources_above(tmp_path: Path) -> None:
-    for colour in ("red", "lime"):
+def test_an_edit_is_shown_with_its_sources_and_its_target_above(tmp_path: Path) -> None:
+    for colour in ("red", "lime", "blue"):
         Image.new("RGB", (32, 32), colour).save(tmp_path / f"{colour}.png")
     plain, one, two = records("held_out", 3)
     edits = [
         plain,
         replace(one, source_images=(tmp_path / "red.png",)),
-        replace(two, source_images=(tmp_path / "red.png", tmp_path / "lime.png")),
+        replace(two, source_images=(tmp_path / "red.png", tmp_path / "lime.png"), target_image=tmp_path / "blue.png"),
     ]
     folder = reported(tmp_path, gain=0.2, splits={"held_out": edits})
     [samples] = re.findall(r'<section id="samples">.*?</section>', read(folder), re.DOTALL)
-    assert [card.count('alt="source image"') for card in samples.split("<figure")[1:]] == [0, 1, 2]
-    red, lime = (data_uri(tmp_path / f"{colour}.png", page.CARD_SIDE) for colour in ("red", "lime"))
-    assert (samples.count(red), samples.count(lime)) == (2, 1)
+    captions = [re.findall(r"<small>(source.*?|target)</small>", card) for card in samples.split("<figure")[1:]]
+    assert captions == [[], ["source"], ["source 1", "source 2", "target"]]
+    uris = [data_uri(tmp_path / f"{colour}.png", page.CARD_SIDE) for colour in ("red", "lime", "blue")]
+    assert [samples.count(uri) for uri in uris] == [2, 1, 1]
 
 
 def pairs(total_baseline: list[float], total_trained: list[float], **columns: list[Any]) -> pd.DataFrame:

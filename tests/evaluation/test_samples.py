@@ -153,7 +153,12 @@ def test_units_and_sources_stand_beside_the_scores(tmp_path: Path) -> None:
     found = [
         PromptRecord(id="a", prompt="left wing", split_group="bird"),
         PromptRecord(id="b", prompt="right wing", split_group="bird"),
-        PromptRecord(id="c", prompt="mix them", source_images=tuple(tmp_path / name for name in names)),
+        PromptRecord(
+            id="c",
+            prompt="mix them",
+            source_images=tuple(tmp_path / name for name in names),
+            target_image=tmp_path / "t.png",
+        ),
     ]
     folder = tmp_path / "scores"
     rows = made(folder, asked_for(found, 1)).set_index("id")
@@ -161,7 +166,8 @@ def test_units_and_sources_stand_beside_the_scores(tmp_path: Path) -> None:
     assert rows["source"]["a"] is None
     assert [(folder / path).resolve() for path in rows["source"]["c"]] == [(tmp_path / n).resolve() for n in names]
     assert not any(Path(path).is_absolute() for path in rows["source"]["c"])
-    assert not {"source", "answer"} & set(paint(tmp_path / "plain"))
+    assert (folder / rows["target"]["c"]).resolve() == (tmp_path / "t.png").resolve()
+    assert not {"source", "target", "answer"} & set(paint(tmp_path / "plain"))
 
 
 class Ranking:

@@ -34,6 +34,7 @@ def test_a_model_is_checked_at_a_size_that_is_not_square(folder: Path, capsys: p
     assert [row["passed"] for row in found["checks"]] == [True] * 7
     shown = capsys.readouterr().out
     assert shown.count("equal") == 7
+    assert "Comparing with the pipeline 8/8" in shown
     assert "The family flux draws, replays and saves what its pipeline does." in shown
 
 

@@ -7,9 +7,10 @@ that a log stays readable.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,6 +21,7 @@ from rich.text import Text
 
 from visual_grpo.common.errors import sanitize
 
+T = TypeVar("T")
 Value = float | int | str
 
 _PLAIN_WIDTH = 120
@@ -52,6 +54,12 @@ class Bar:
         self._display.update(self._task.id, advance=n, shown=escape(sanitize(self._shown)))
         if self._display.get_time() - self._printed_at >= self._every:
             self.print()
+
+    def track(self, items: Iterable[T]) -> Iterator[T]:
+        """Yields the items, each a step that is done when the next is asked for."""
+        for item in items:
+            yield item
+            self.advance()
 
     def complete(self) -> None:
         """Counts all steps as done, where their number was only an estimate."""

@@ -89,7 +89,7 @@ def join(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
     keys = [list(frame[KEY].itertuples(index=False, name=None)) for frame in (baseline, trained)]
     _check_same("images (sampler, split, id, index, seed)", set(keys[0]), set(keys[1]))
     return baseline.merge(
-        trained.drop(columns=["prompt", "unit", "source"], errors="ignore"),
+        trained.drop(columns=["prompt", "unit", "source", "target"], errors="ignore"),
         on=KEY,
         suffixes=("_baseline", "_trained"),
         validate="one_to_one",

@@ -206,13 +206,12 @@ def _headlines_first(pairs: pd.DataFrame, headline: Mapping[str, Any]) -> pd.Dat
 def _card(row: Mapping[str, Any], baseline: Path, trained: Path, side: int) -> dict[str, Any]:
     numbers = [row["total_baseline"], row["total_trained"], row["difference"]]
     before, after, gain = (None if pd.isna(number) else round(float(number), 4) for number in numbers)
-    sources = row.get("source")
     return {
         "prompt": row["prompt"],
         "split": row["split"],
         "sampler": row["sampler"],
         "index": row["index"],
-        "sources": [] if sources is None else [data_uri(baseline / path, side) for path in sources],
+        "given": [(name, data_uri(baseline / path, side)) for name, path in _given(row).items()],
         "baseline": data_uri(baseline / row["file_baseline"], side),
         "trained": data_uri(trained / row["file_trained"], side),
         "before": before,
@@ -220,6 +219,14 @@ def _card(row: Mapping[str, Any], baseline: Path, trained: Path, side: int) -> d
         "change": gain,
         "answers": [row.get("answer_baseline"), row.get("answer_trained")],
     }
+
+
+def _given(row: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the pictures of an edit by their captions: its sources, and its target if it has one."""
+    sources, target = row.get("source"), row.get("target")
+    paths = [] if sources is None else list(sources)
+    given = {"source" if len(paths) == 1 else f"source {number}": path for number, path in enumerate(paths, 1)}
+    return given | ({"target": target} if paths and isinstance(target, str) else {})
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -162,7 +162,7 @@ def generate_and_score(
             if advance is not None:
                 advance(len(batch), reward=summed / scored)
     table = pd.concat(frames, ignore_index=True)
-    table = table.drop(columns=[column for column in ("answer", "source") if table[column].isna().all()])
+    table = table.drop(columns=[column for column in ("answer", "source", "target") if table[column].isna().all()])
     table.attrs = {"depends_on": dict(depends_on), "weights": dict(scores.weights)}
     table.attrs |= {"judges": scorer.judges, "measures": scorer.measures}
     table.to_parquet(folder / SCORES, index=False)
@@ -228,6 +228,7 @@ def _rows(
         record, is_text = request.record, isinstance(sample, TextSample)
         # Relative paths stay valid if scores and prepared images are moved together.
         sources = [os.path.relpath(path, folder) for path in record.source_images]
+        target = record.target_image if is_image(sample) else None
         rows.append(
             {
                 "sampler": sampler,
@@ -240,6 +241,7 @@ def _rows(
                 "file": f"{sampler}/{file_stem(record.id)}_{request.index}{suffix_of(sample)}",
                 "answer": sample.text if is_text else None,
                 "source": None if is_text else sources or None,
+                "target": None if target is None else os.path.relpath(target, folder),
             }
         )
     columns = {"total": scores.total}

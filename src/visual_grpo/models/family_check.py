@@ -20,6 +20,7 @@ from accelerate.utils.memory import clear_device_cache
 from PIL import Image
 from torch import Tensor
 
+from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.images import stretch
 from visual_grpo.common.types import Policy, PromptRecord, VideoSample
@@ -94,24 +95,30 @@ def check_family(
     config = config.model_copy(update={"base_weights": "full"})
     policy = PolicyConfig(flow=FlowConfig(window_start=1, window_steps=3), denoise_batch=4)
     settings = ModelSettings(size=size, frames=frames, policy=policy, options=options)
-    with TemporaryDirectory() as folder:
+    tasks = [task for task in family.tasks if task in ("t2i", "i2i")]
+    drawn = 7 * len(tasks) + 1  # By each of both three times, and in the replay; one adapter.
+    with TemporaryDirectory() as folder, console.progress("Comparing with the pipeline", drawn) as bar:
         pipeline = family.load(path, config)
-        kinds = [records_of(task, family, size, Path(folder)) for task in ("t2i", "i2i") if task in family.tasks]
-        runs = [
-            run_plain(family, pipeline, settings, records, STEPS, scale, images=scale > 1 and len(records) > 1)
+        kinds = [records_of(task, family, size, Path(folder)) for task in tasks]
+        cases = [
+            (records, scale)
             for several in kinds
             for records, scale in ((several, 1.0), (several, guidance_scale), (several[:1], guidance_scale))
+        ]
+        runs = [
+            run_plain(family, pipeline, settings, records, STEPS, scale, images=scale > 1 and len(records) > 1)
+            for records, scale in bar.track(cases)
         ]
         built = family.build(pipeline, settings)
         set_execution(built.adapters.networks, built.modules, config)
         findings = [levels_finding(built.model, runs[0])]
-        findings += [latents_finding(built.model, run, config.dtype) for run in runs]
+        findings += [latents_finding(built.model, run, config.dtype) for run in bar.track(runs)]
         findings += [pixels_finding(built.model, run, config.dtype) for run in runs if run.images is not None]
         if (saved := getattr(pipeline, "saved_scheduler", None)) is not None:
             findings.append(_scheduler_finding(family, pipeline, saved, settings, runs[1]))
         (module,) = family.modules
         trained = trained_policy(built, module, guidance_scale)
-        findings += [_replay_finding(trained, records, config.dtype) for records in kinds]
+        findings += [_replay_finding(trained, records, config.dtype) for records in bar.track(kinds)]
         base = runs[-2]
         form, latents = _form(built.model, base), ode_latents(built.model, base)
         adapters = Path(folder, "adapters")
@@ -121,6 +128,7 @@ def check_family(
         pipeline = family.load(path, config)
         pipeline.load_lora_weights(str(adapters / module))
         run = run_plain(family, pipeline, settings, base.records, STEPS, guidance_scale)
+        bar.advance()
     return [*findings, _adapter_finding(form, latents, base, run, config.dtype)]
 
 

@@ -42,7 +42,8 @@ from visual_grpo.common.types import PromptRecord
 folder = Path('FOLDER')  # of this card; a relative path of the base model counts from the project's folder
 model = load_model({base!r}, size={size}, {video}train={modules}, adapters=folder)
 sampler = SamplerConfig(**{sampler})
-[sample] = model.generate([PromptRecord(id='1', prompt='...')], [0], sampler)  # seed 0"""
+[sample] = model.generate([PromptRecord(id='1', prompt='...'{sources})], [0], sampler)  # seed 0"""
+_SOURCES = ", source_images=(Path('SOURCE.png'),)"
 _LOADING_PLAIN = """
 Without this package, by diffusers or peft:
 
@@ -75,12 +76,14 @@ def model_card(facts: Mapping[str, Any], modules: Sequence[str], result: Sequenc
     sampler = config.sampling.eval.model_dump(mode="json", exclude_defaults=True)
     size, frames = (config.data.height, config.data.width), config.data.frames
     video = "" if frames is None else f"frames={frames}, fps={config.data.fps:g}, "
+    sources = "" if config.data.task == "t2i" else _SOURCES
+    loading = {"base": base, "size": size, "video": video, "modules": list(modules), "sampler": sampler}
     card = _CARD.format(
         base=json.dumps(base),
         modules=" and ".join(modules),
         about="\n".join(f"- {name}: {text}" for name, text in about.items() if text),
         result="\n".join(result or [_NO_RESULT]),
-        loading=_LOADING.format(base=base, size=size, video=video, modules=list(modules), sampler=sampler),
+        loading=_LOADING.format(sources=sources, **loading),
     )
     calls = facts.get("loading", {}).items()
     code = "\n".join(f"folder = 'FOLDER/{module}'\n{call}" for module, call in calls)

@@ -36,9 +36,9 @@
   function card(pair) {
     const figure = make("figure", place, undefined, "pair");
     make("figcaption", figure, pair.prompt).dir = "auto";
-    if (pair.sources.length) {
+    if (pair.given.length) {
       const row = make("div", figure, undefined, "sides");
-      for (const source of pair.sources) side(row, source, "source");
+      for (const [caption, picture] of pair.given) side(row, picture, caption);
     }
     const row = make("div", figure, undefined, "sides");
     side(row, pair.baseline, `base ${worth(pair.before)}`, pair.answers[0]);
