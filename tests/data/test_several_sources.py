@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.making import jsonl, picture, prepare
-from visual_grpo.common.errors import UserError
+from tests.data.making import data_config, jsonl, picture, prepare
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import read_image, read_size
+from visual_grpo.operations.preflight.data import look_at_folder
 
 COUNT = 12
 """Enough records that both splits have some."""
@@ -67,7 +69,7 @@ LAYOUTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize(
     ("layout", "task"),
-    [(name, task) for name in LAYOUTS for task in ("i2i", "mixed") if task == "i2i" or "fold" not in name],
+    [(name, task) for name in LAYOUTS for task in ("i2i", "mixed")],
 )
 def test_both_sources_reach_the_record_in_their_order(layout: str, task: str, tmp_path: Path) -> None:
     LAYOUTS[layout](tmp_path / "data")
@@ -122,6 +124,38 @@ def test_a_gap_in_the_numbers_of_a_folder_is_rejected(tmp_path: Path) -> None:
     assert "not numbered from 0 without a gap: source/3_1.png" in str(prepared.report)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_edits_are_no_prompts(layout: str, tmp_path: Path) -> None:
+    """Whatever they lie in, where the task is forgotten."""
+    LAYOUTS[layout](tmp_path / "data")
+    with pytest.raises(UserError, match=r"there is a source image, .*, but data.task is t2i. Set data.task to i2i"):
+        prepare(tmp_path)
+    (problem,) = look_at_folder(data_config(tmp_path / "data"), ("t2i", "i2i")).problems
+    assert str(problem).endswith("have a source_image, so they are edits, and data.task is t2i.")
+    assert problem.remedy == Remedy(parameters={"data.task": "i2i"})
+
+
+@pytest.mark.parametrize("task", ["t2i", "mixed"])
+def test_pictures_with_captions_train_whatever_their_folder_is_called(task: str, tmp_path: Path) -> None:
+    for name in ("input/0", "source/0"):
+        picture(tmp_path / f"data/{name}.png", colour=(len(name), 90, 0)).with_suffix(".txt").write_text(name)
+    picture(tmp_path / "data/input/1.png")
+    prepared = prepare(tmp_path, task=task)
+    assert [len(record.source_images) for record in prepared] == [0, 0]
+    assert "input/1.png" in str(prepared.report["rejected"])
+
+
+def test_a_mixed_folder_has_prompts_and_edits(tmp_path: Path) -> None:
+    captioned(tmp_path / "data", "source/{}_1.png", "source/{}_2.png")
+    for number in (0, 1):
+        (tmp_path / f"data/source/3_{number + 1}.png").unlink()
+    prepared = prepare(tmp_path, task="mixed")
+    assert {record.prompt.split()[2]: len(record.source_images) for record in prepared} == {
+        str(n): 0 if n == 3 else 2 for n in range(COUNT)
+    }
+    assert prepared.report["sources"] == {"0": 1, "2": COUNT - 1}
+
+
 @pytest.mark.parametrize(
     ("targets", "sources", "edits", "said"),
     [
@@ -130,6 +164,9 @@ def test_a_gap_in_the_numbers_of_a_folder_is_rejected(tmp_path: Path) -> None:
         (("a",), ("a.bmp", "a.png"), {"a": 1}, "1 source of the same name as another not used"),
         (("a", "a_2"), ("a_2.png",), {"a_2": 1}, "no image of the same name in source (a.png, .jpg, ...)"),
         (("a", "b"), ("a_1.png", "a_2.png", "b.png"), {"a": 2, "b": 1}, None),
+        (("a", "b"), ("a_1.jpeg", "a_2.png", "b_01.png", "b_2.png"), {"a": 2, "b": 2}, None),
+        (("a", "b"), ("a.png", "a_1.png", "b.png"), {"b": 1}, "source/a.png is one source, and source/a_1.png are num"),
+        (("a", "a_1"), ("a.png", "a_1.png"), {"a": 1, "a_1": 1}, None),
     ],
 )
 def test_a_target_gets_the_sources_of_its_own_name(
@@ -148,23 +185,33 @@ def test_a_target_gets_the_sources_of_its_own_name(
 @pytest.mark.parametrize(
     ("columns", "choice", "said"),
     [
-        (("source_image", "control_path_1", "control_path_2"), {}, r"data.columns.source=\[control_path_1,control_pa"),
-        (("control_path_1", "input_image_1"), {}, r"also in input_image_1"),
+        (
+            ("source_image", "control_path_1", "control_path_2"),
+            {},
+            "source=[control_path_1,control_path_2,source_image]",
+        ),
+        (("control_path_1", "input_image_1"), {}, "there are pictures in input_image_1, which nothing reads"),
+        (("source", "reference_image"), {}, "data.columns.source=[source,reference_image]"),
+        (("source", "input_image"), {}, "what is not wanted with data.columns.ignored=[input_image]"),
+        (("source_image", "mask_img"), {"ignored": ["mask_img"]}, None),
         (("source_image", "control_path_1"), {"ignored": ["control_path_1"]}, None),
         (("source_image", "control_path_1"), {"source": ["control_path_1"]}, None),
     ],
 )
-def test_sources_in_two_kinds_of_columns_are_refused(
+def test_pictures_of_an_edit_that_nothing_reads_are_refused(
     columns: tuple[str, ...], choice: dict[str, list[str]], said: str | None, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
-    picture(data / "a.png")
-    jsonl(data / "list.jsonl", [{"caption": "a", "image_path": "a.png", **dict.fromkeys(columns, "a.png")}])
-    if said is None:
-        assert [len(record.source_images) for record in prepare(tmp_path, task="i2i", columns=choice)] == [1]
-    else:
-        with pytest.raises(UserError, match=said):
-            prepare(tmp_path, task="i2i")
+    row = {"caption": "a", "image_path": "a.png"} | {column: f"{column}.png" for column in columns}
+    for number, name in enumerate(list(row.values())[1:]):
+        picture(data / name, colour=(number, 90, 0))
+    jsonl(data / "list.jsonl", [row])
+    for task in ("i2i", "mixed"):
+        if said is None:
+            assert [len(record.source_images) for record in prepare(tmp_path, task=task, columns=choice)] == [1]
+        else:
+            with pytest.raises(UserError, match=re.escape(said)):
+                prepare(tmp_path, task=task)
 
 
 @pytest.mark.parametrize("choice", [{}, {"source": ["control_path_1", "control_path_2"]}])

@@ -195,6 +195,11 @@ class TestColumns:
             ("t2i", {"prompt": "a", "photo": embedded()}, "data.columns.target=photo"),
             ("i2i", {"text": "a", "image": embedded(), "control": embedded()}, "data.columns.source=control"),
             ("mixed", {"text": "a", "image": embedded(), "control": embedded()}, "data.columns.source=control"),
+            (
+                "t2i",
+                {"text": "a", "image": embedded(), "edited_image": embedded()},
+                "which nothing reads. Columns found",
+            ),
             ("segmentation", {"query": "a", "image": embedded(), "labels": embedded()}, "data.columns.target=labels"),
         ],
     )

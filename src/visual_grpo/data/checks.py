@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -135,8 +136,10 @@ def _join_metadata(record: Record) -> str:
 def _check_task(task: Task, record: Record) -> None:
     sources = len(record.source_images)
     if task == "t2i" and sources:
-        message = "source_image is given, but data.task is t2i"
-        raise Rejected("unexpected_source", message, "Set data.task to i2i or mixed, or leave source_image out")
+        first = record.source_images[0]
+        name = os.path.relpath(first, record.folder) if isinstance(first, Path) else first.name
+        message = f"there is a source image, {name}, but data.task is t2i"
+        raise Rejected("unexpected_source", message, "Set data.task to i2i or mixed, or leave the source out")
     if task == "i2i" and not sources:
         message = "there is no source_image, and data.task is i2i"
         if record.columns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -77,7 +77,7 @@ def record_from_row(
         canonical: a row of records.jsonl: with a ``prompt``, only the first names of `PICTURES` are fields.
 
     Raises:
-        UserError: the row has no picture of a kind that the task needs, but a column of pictures that is not used.
+        UserError: the row has a column of pictures that is not used and might be meant (`_might_be_meant`).
     """
     columns, names = _Row(row, data.columns.ignored), _names(row, data, canonical)
     record_id, group = columns.take("id", ["id"]), columns.take("group", ["group"])
@@ -85,7 +85,7 @@ def record_from_row(
         if missing := [name for name in data.columns.named() if name not in row]:
             raise _no_column(missing[0], row)
         fields = {field: columns.take(field, names[field]) for field in ("prompt", "target")}
-        if len(several := data.columns.source or _numbered_sources(columns.left, place, folder, data, canonical)) > 1:
+        if len(several := data.columns.source or _numbered_sources(columns.left, data, canonical)) > 1:
             taken = [columns.take("source", [name]) for name in several]
             fields["source"] = [image for image in taken if image is not None] or None
             if None in taken[: len(fields["source"] or ())]:
@@ -100,9 +100,9 @@ def record_from_row(
         return rejected.at(place, record_id)
     is_metadata = canonical or isinstance(columns.left.get("metadata"), Mapping)
     metadata = columns.take("metadata", ["metadata"]) if is_metadata else None
-    used = [fields["source"], fields["target"]]
+    used = [fields["target"], *(fields["source"] if isinstance(fields["source"], list) else [fields["source"]])]
     unused = [name for name, value in columns.left.items() if value not in used and _is_picture(value, folder)]
-    if unused and (fields["target"] is None or (fields["source"] is None and data.task != "t2i")):
+    if unused and _might_be_meant(unused, fields, data):
         raise UserError(_not_used(unused, fields, columns, place, data))
     target = fields["target"]
     return Record(
@@ -156,9 +156,7 @@ def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[st
     return free | chosen
 
 
-def _numbered_sources(
-    row: Mapping[str, Any], place: Place, folder: Path, data: DataConfig, canonical: bool
-) -> list[str]:
+def _numbered_sources(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> list[str]:
     """Returns columns of pictures with one known name for a source and numbers, in their order, such as
     ``control_path_0`` and ``control_path_1``; the one without a number is the first."""
     known = {} if data.task == "segmentation" else dict.fromkeys(PICTURES["source"][: 1 if canonical else None])
@@ -167,16 +165,8 @@ def _numbered_sources(
         base, number = _NUMBERED.fullmatch(name.lower()).groups()  # type: ignore[union-attr]
         if base in known and (value is None or _is_image(value)):
             found.setdefault(base, []).append((int(number or -1), name))
-    series: list[list[tuple[int, str]]] = [columns for columns in found.values() if max(columns)[0] >= 0]
-    chosen = [name for _, name in sorted(series[0])] if series else []
-    columns = [name for each in found.values() for _, name in each]
-    if series and (others := [name for name in columns if name not in chosen and _is_picture(row[name], folder)]):
-        raise UserError(
-            f"{place}: there are sources in the columns {', '.join(chosen)}, and also in {', '.join(others)}. Say which"
-            f" to edit with data.columns.source=[{','.join(chosen)}], or with data.columns.ignored=[{','.join(others)}]"
-            " what is not wanted."
-        )
-    return chosen
+    series = [columns for columns in found.values() if max(columns)[0] >= 0]
+    return [name for _, name in sorted(series[0])] if series else []
 
 
 def _no_column(name: str, row: Mapping[str, Any]) -> Rejected:
@@ -184,19 +174,36 @@ def _no_column(name: str, row: Mapping[str, Any]) -> Rejected:
     return Rejected("missing_column", message, f"Correct data.columns.{nearest_hint(name, row)}")
 
 
+def _might_be_meant(unused: Sequence[str], fields: Mapping[str, Any], data: DataConfig) -> bool:
+    """Tells whether pictures that nothing reads may be what the task needs.
+
+    An edit's prompt may speak of any, unless its sources have been named by hand. Thumbnails and depths lie beside
+    other targets, where only a second target counts.
+    """
+    if fields["target"] is None or (fields["source"] is None and data.task != "t2i"):
+        return True
+    if data.task in ("i2i", "mixed"):
+        return not data.columns.source
+    return data.task == "t2i" and not {name.lower() for name in unused}.isdisjoint(PICTURES["target"])
+
+
 def _not_used(unused: list[str], fields: Mapping[str, Any], columns: _Row, place: Place, data: DataConfig) -> str:
-    """Says which columns of pictures have no known name, and how to name them."""
-    lacks = "source" if data.task != "t2i" and fields["source"] is None else "target"
-    known = QUERIES if data.task == "segmentation" else PICTURES
-    found = ", ".join(f"{name} ({columns.became.get(name, 'not used')})" for name in (*columns.became, *columns.left))
-    kind = {"source": "picture to edit", "target": "target picture"}[lacks]
-    if data.task == "segmentation":
-        kind = {"source": "image", "target": "mask"}[lacks]
+    """Says which columns of pictures are not used, and how to name them."""
+    is_query, has_source = data.task == "segmentation", data.task != "t2i"
+    field = "source" if has_source and (fields["source"] is None or fields["target"] is not None) else "target"
+    kinds = {"source": "image" if is_query else "picture to edit", "target": "mask" if is_query else "target picture"}
     name = unused[0] if len(unused) == 1 else "NAME"
+    lacks = ""
+    if fields[field] is None:
+        known = ", ".join((QUERIES if is_query else PICTURES)[field])
+        lacks = f", and no {kinds[field]}. Columns known for the {kinds[field]}: {known}"
+    elif field == "source":
+        name = f"[{','.join([*(column for column, became in columns.became.items() if became == field), *unused])}]"
+    found = ", ".join(f"{name} ({columns.became.get(name, 'not used')})" for name in (*columns.became, *columns.left))
     return (
-        f"{place}: there are pictures in the column {unused[0]!r}, which is not known, and no {kind}. Columns found:"
-        f" {found}. Columns known for the {kind}: {', '.join(known[lacks])}. Say which it is with"
-        f" data.columns.{lacks}={name}, or what is not wanted with data.columns.ignored=[{','.join(unused)}]."
+        f"{place}: there are pictures in {', '.join(unused)}, which nothing reads{lacks}. Columns found: {found}. Say"
+        f" what to read with data.columns.{field}={name}, or what is not wanted with"
+        f" data.columns.ignored=[{','.join(unused)}]."
     )
 
 

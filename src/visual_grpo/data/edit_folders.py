@@ -21,14 +21,14 @@ Name = tuple[str, str]
 
 
 class EditSources:
-    """The sources of each target among ``images``, which are paths relative to the folder of captions."""
+    """The ``sources`` of each of the ``targets``: paths of images relative to the folder of captions."""
 
-    def __init__(self, images: Sequence[str]) -> None:
-        named = _named(images)
-        self.folders = _in_order({folder for folder, _ in named})
+    def __init__(self, sources: Iterable[str], targets: Iterable[str]) -> None:
+        named = _named(sources)
+        folders = _in_order({folder for folder, _ in named})
         self.seconds = [f"{other} beside {first}" for first, *others in named.values() for other in others]
         """Sources of the same name as another, which is used."""
-        self._names = _names_of_targets(images, self.folders, named)
+        self._names = _names_of_targets(targets, folders, named)
         self._named = {name: first for name, (first, *_) in named.items()}
         self._numbered = _numbered(self._named, {name for names in self._names.values() for name in names})
         self._first: dict[str, int] = {}
@@ -37,12 +37,11 @@ class EditSources:
             self._first[folder] = min(self._first.get(folder, number), number)
         self._unused = set(self._named.values())
 
-    @property
-    def targets(self) -> list[str]:
-        return list(self._names)
+    def has(self, target: str) -> bool:
+        return any(name in self._named or name in self._numbered for name in self._names[target])
 
     def of(self, target: str) -> list[str]:
-        """Returns the sources of a target. Raises `Rejected` where a folder has none, or a number is missing."""
+        """Returns the sources of a target. Raises `Rejected` where a folder has none, or its numbers are unclear."""
         found = [image for name in self._names[target] for image in self._of_name(name)]
         self._unused.difference_update(found)
         return found
@@ -52,13 +51,18 @@ class EditSources:
 
     def _of_name(self, name: Name) -> list[str]:
         folder, stem = name
-        if name in self._named:
-            return [self._named[name]]
-        if name not in self._numbered:
+        series = self._numbered.get(name, [])
+        if (one := self._named.get(name)) is not None:
+            if series:
+                message = f"{one} is one source, and {', '.join(image for _, image in series)} are numbered ones"
+                remedy = f"Number every source of a target ({stem}_0, {stem}_1, ...), or none"
+                raise Rejected("ambiguous_source", message, remedy)
+            return [one]
+        if not series:
             message = f"there is no image of the same name in {folder} ({stem}.png, .jpg, ...)"
             remedy = f"Add it to {folder}, or write records.jsonl with the source_image of each record"
             raise Rejected("missing_source", message, remedy)
-        numbers, images = zip(*self._numbered[name], strict=True)
+        numbers, images = zip(*series, strict=True)
         first = self._first[folder]
         if numbers != (*range(first, first + len(numbers)),):
             message = f"the sources in {folder} are not numbered from {first} without a gap: {', '.join(images)}"
@@ -66,16 +70,16 @@ class EditSources:
         return [*images]
 
 
-def _named(images: Iterable[str]) -> dict[Name, list[str]]:
-    """Returns the images that lie in folders of sources; those of a name differ in their suffix."""
+def _named(sources: Iterable[str]) -> dict[Name, list[str]]:
+    """Returns the images by name; those of one name differ in their suffix."""
     named: dict[Name, list[str]] = {}
-    for image in sorted(images):
-        if (folder := _folder_of(image)) is not None:
+    for image in sorted(sources):
+        if (folder := folder_of(image)) is not None:
             named.setdefault((folder, _below(folder, image)), []).append(image)
     return named
 
 
-def _folder_of(image: str) -> str | None:
+def folder_of(image: str) -> str | None:
     """Returns the folder of sources that an image lies in, with its path; None for a target."""
     parents = list(PurePosixPath(image).parents)[:-1]
     return next((str(each) for each in parents if _FOLDER.fullmatch(each.name.lower())), None)
@@ -86,7 +90,7 @@ def _in_order(folders: Iterable[str]) -> list[str]:
     return sorted(folders, key=lambda each: ("reference" in PurePosixPath(each).name.lower(), len(each), each))
 
 
-def _names_of_targets(images: Iterable[str], folders: Sequence[str], named: Iterable[Name]) -> dict[str, list[Name]]:
+def _names_of_targets(targets: Iterable[str], folders: Sequence[str], named: Iterable[Name]) -> dict[str, list[Name]]:
     """Returns the names of each target's sources, one for each folder of sources beside the target or above."""
     divided = {(folder, name.partition("/")[0]) for folder, name in named if "/" in name}
 
@@ -96,13 +100,12 @@ def _names_of_targets(images: Iterable[str], folders: Sequence[str], named: Iter
         return folder, rest if rest and (folder, first) not in divided else name
 
     return {
-        image: [
-            name_in(folder, image)
+        target: [
+            name_in(folder, target)
             for folder in folders
-            if PurePosixPath(image).is_relative_to(PurePosixPath(folder).parent)
+            if PurePosixPath(target).is_relative_to(PurePosixPath(folder).parent)
         ]
-        for image in images
-        if _folder_of(image) is None
+        for target in targets
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
-from visual_grpo.data.edit_folders import EditSources
+from visual_grpo.data.edit_folders import EditSources, folder_of
 from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text, shorten
 
 TARGETS = "target_images"
@@ -98,18 +98,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     Raises:
         UserError: the task needs source images, and there is no folder of them.
     """
-    images = list(_targets(path, limits))
-    sources = EditSources(images) if data.task == "i2i" else None
-    if sources is not None:
-        if not sources.folders:
-            folders = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir())) or "none"
-            raise UserError(
-                f"{path} has images with captions, but an edit (data.task=i2i) also needs the image to edit, and"
-                f" nothing says which one that is (folders found: {folders}). Put it into a folder called source,"
-                " under the name of its target (several: source_1, source_2), or write records.jsonl with prompt,"
-                " source_image and target_image on each line."
-            )
-        images = sources.targets
+    images, sources = _targets_and_sources(path, limits, data)
     if others := [image for image in images if _is_regularisation(path, image)]:
         yield Note(
             f"{counted(len(others), 'picture')}, such as {others[0]}, train as any other: there is no regularisation"
@@ -121,7 +110,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 remedy = f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0]).name}"
                 raise Rejected("empty_prompt", "the image has no caption", remedy)
             prompt = _read_caption(path, caption, limits)
-            edited = None if sources is None else sources.of(image)
+            edited = sources.of(image) if data.task == "i2i" or sources.has(image) else None
         except Rejected as rejected:
             yield rejected.at(Place(image))
         else:
@@ -133,10 +122,27 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 target_image=image,
                 caption=caption,
             )
-    if sources is not None and (unused := sources.unused()):
+    if unused := sources.unused():
         yield Note(f"{counted(len(unused), 'source')} without a target of the same name not used, such as {unused[0]}")
-    if sources is not None and (seconds := sources.seconds):
+    if seconds := sources.seconds:
         yield Note(f"{counted(len(seconds), 'source')} of the same name as another not used, such as {seconds[0]}")
+
+
+def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[list[str], EditSources]:
+    """Where the task is not i2i, pictures with captions are targets, whatever their folder is called."""
+    images, is_edit = list(_targets(path, limits)), data.task == "i2i"
+    beside = {image for image in images if folder_of(image) and (is_edit or _caption_of(path, image) is None)}
+    targets = [image for image in images if image not in beside]
+    sources = EditSources(beside, targets)
+    if is_edit and not beside:
+        folders = ", ".join(sorted(entry.name for entry in path.iterdir() if entry.is_dir())) or "none"
+        raise UserError(
+            f"{path} has images with captions, but an edit (data.task=i2i) also needs the image to edit, and"
+            f" nothing says which one that is (folders found: {folders}). Put it into a folder called source,"
+            " under the name of its target (several: source_1, source_2), or write records.jsonl with prompt,"
+            " source_image and target_image on each line."
+        )
+    return (targets, sources) if is_edit or any(map(sources.has, targets)) else (images, EditSources((), images))
 
 
 def _targets(path: Path, limits: Limits) -> Iterator[str]:

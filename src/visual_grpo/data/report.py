@@ -32,6 +32,8 @@ class Report:
         self._records: Counter[str] = Counter()
         self._prompts: dict[str, set[str]] = {split: set() for split in SPLITS}
         """Hashes of the prompts in each split."""
+        self._sources: Counter[int] = Counter()
+        """Number of source images -> records that have so many."""
         self._pictures = 0
         """Records with a picture."""
         self.enlarged = 0
@@ -67,6 +69,7 @@ class Report:
     def accept(self, row: Mapping[str, Any]) -> None:
         """Counts a row of the manifest."""
         self._records[row["split"]] += 1
+        self._sources[len(row["source_images"] or ())] += 1
         self._pictures += row["target_image"] is not None or bool(row["source_images"])
         self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
         self._example = self._example or row["prompt"]
@@ -106,6 +109,7 @@ class Report:
             "records": accepted + rejected,
             "accepted": accepted,
             "example": sanitize(self._example),
+            "sources": {str(number): self._sources[number] for number in sorted(self._sources)},
             "splits": {name: {"records": self._records[name], "prompts": len(self._prompts[name])} for name in SPLITS},
             "rejected": {"total": rejected, "by_reason": dict(self.reasons.most_common()), "listed": listed},
             "warnings": [*map(sanitize, self.warnings)],

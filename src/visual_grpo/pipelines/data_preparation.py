@@ -54,6 +54,7 @@ def report_records(records: RecordTable) -> dict[str, Any]:
             **({"files": files_line(report["files"])} if report["files"]["found"] else {}),
             **({"columns": columns_line(report["columns"])} if report["columns"] else {}),
             **({"splits": splits_line(report["found_splits"])} if report["found_splits"] else {}),
+            **({"sources": sources} if (sources := _sources_line(report["sources"])) else {}),
             "such as": repr(shorten(report["example"])),
             **{split: _split_line(counts) for split, counts in _shown(report["splits"]).items()},
             "rejected": _rejected_line(rejected),
@@ -70,6 +71,13 @@ def report_records(records: RecordTable) -> dict[str, Any]:
 def _shown(splits: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
     """Leaves out the sealed split if nothing is sealed, as by default."""
     return {split: counts for split, counts in splits.items() if split != SEALED or counts["records"]}
+
+
+def _sources_line(sources: Mapping[str, int]) -> str:
+    """Returns "2 a record", or "1 a record (8 records), 2 a record (4 records)"; "" where all have one or none."""
+    if all(int(number) < 2 for number in sources):
+        return ""
+    return ", ".join(f"{number} a record ({counted(count, 'record')})" for number, count in sources.items())
 
 
 def _split_line(counts: Mapping[str, int]) -> str:
