@@ -92,7 +92,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     assert "corrupt.png: cannot be read as an image" in listed[6]["message"]
     assert report["rejected"]["total"] == 8
     assert report["rejected"]["by_reason"]["corrupt_image"] == 3
-    assert report["warnings"] == ["2 images smaller than the prepared size: enlarged"]
+    assert report["warnings"] == ["2 images (such as records.jsonl, line 1) smaller than the prepared size: enlarged"]
 
 
 def test_nothing_left_to_train_on_is_an_error(tmp_path):

@@ -456,7 +456,7 @@ class TestPicturesOfOtherKinds:
         captioned(tmp_path / "data/reg/1.png", 1)
         assert prepare(tmp_path).report["warnings"][:2] == [
             "1 picture, such as reg/1.png, train as any other: there is no regularisation",
-            "1 image of another shape: more than half is cropped away",
+            "1 image (such as long.png) of another shape: more than half is cropped away",
         ]
 
     def test_pictures_that_only_metadata_name_are_told_from_those_that_nothing_names(self, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from visual_grpo.common.types import VideoSample
 from visual_grpo.common.videos import encoded_video, read_frames, read_sample
 from visual_grpo.data.drift import profile_of
 from visual_grpo.data.preparation import remove_unused_images
+from visual_grpo.data.record import Rejected
 from visual_grpo.data.sources import find_records
 from visual_grpo.data.videos import read_clip
 
@@ -84,6 +86,11 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
         "has 3 frames at 8 a second, fewer than",
     ),
     "a slow video": (lambda folder: clip(folder / "cat.mp4", fps=1), "cat.mp4 shows one picture for the 0.625 s"),
+    "frames without times": (
+        lambda folder: clip(folder / "cat.gif", fps=math.inf),
+        "the 11 frames of cat.gif have no times. Write it with times",
+    ),
+    "one frame": (lambda folder: clip(folder / "cat.mp4", GREYS[:1]), "cat.mp4 has 1 frame at 8 a second"),
     "an empty folder": (
         lambda folder: (folder / "cat").mkdir(),
         "the folder cat has no pictures",
@@ -121,10 +128,11 @@ def test_what_is_no_video_is_rejected_in_one_sentence(tmp_path: Path, name: str)
     assert told in str(error.value)
 
 
-def test_too_many_pixels_are_told_before_they_are_decoded(tmp_path: Path) -> None:
-    clip(tmp_path / "data/cat.mp4")
+@pytest.mark.parametrize("suffix", [".mp4", ".gif", ""])
+def test_too_many_pixels_are_told_before_they_are_decoded(tmp_path: Path, suffix: str) -> None:
+    clip(tmp_path / f"data/cat{suffix}")
     (tmp_path / "data/cat.txt").write_text("a cat", encoding="utf-8")
-    with pytest.raises(UserError, match=r"cat\.mp4 is 64x48 pixels, more than data\.max_pixels=2000"):
+    with pytest.raises(UserError, match=r"(cat\.\w+|0\.png) is 64x48 pixels, more than data\.max_pixels=2000"):
         prepare(tmp_path, **FRAMES, max_pixels=2000)
 
 
@@ -142,6 +150,41 @@ def test_a_written_video_reads_back_bit_for_bit_though_frames_are_alike(tmp_path
         (tmp_path / "video.webp").write_bytes(encoded_video(VideoSample(frames=frames, fps=16.0)))
         assert torch.equal(read_frames(tmp_path / "video.webp", 4), frames)
         assert torch.equal(read_frames(tmp_path / "video.webp", 2), frames[[1, 3]])
+
+
+@pytest.mark.parametrize("suffix", [".webp", ".mp4"])
+def test_a_video_that_stands_still_stays_a_video(tmp_path: Path, suffix: str) -> None:
+    """A generated one is scored, for its motion above all."""
+    if suffix == ".webp":
+        (tmp_path / "data").mkdir()
+        still = VideoSample(frames=torch.full((5, 3, 40, 40), 90, dtype=torch.uint8), fps=8.0)
+        (tmp_path / "data/cat.webp").write_bytes(encoded_video(still))
+    else:
+        clip(tmp_path / "data/cat.mp4", [90] * 5)
+    (tmp_path / "data/cat.txt").write_text("a cat that sleeps", encoding="utf-8")
+    [record] = prepare(tmp_path, **FRAMES)
+    assert greys(record.target_image) == pytest.approx([90] * 5, abs=4)
+
+
+def test_no_more_of_an_animation_is_decoded_than_its_frames(tmp_path: Path) -> None:
+    """What is not read may be damaged."""
+    whole = clip(tmp_path / "cat.gif")
+    whole.write_bytes(whole.read_bytes()[: whole.stat().st_size * 7 // 10])
+    assert len(read_clip(whole, data_config(tmp_path, **FRAMES))) == 5
+    with pytest.raises(Rejected, match=r"fewer than|cannot be read"):
+        read_clip(whole, data_config(tmp_path, frames=11, fps=8))
+
+
+def test_frames_are_files_that_are_used_and_a_video_of_another_shape_is_named(tmp_path: Path) -> None:
+    clip(tmp_path / "data/cat")
+    (tmp_path / "data/cat.txt").write_text("a cat", encoding="utf-8")
+    (tmp_path / "data/cat/notes.md").touch()
+    report = prepare(tmp_path, **FRAMES, width=256).report
+    assert (report["files"]["found"], report["files"]["used"], report["files"]["listed"]) == (13, 12, ["cat/notes.md"])
+    assert report["warnings"] == [
+        "1 video (such as cat) of another shape: more than half is cropped away",
+        "1 video (such as cat) smaller than the prepared size: enlarged",
+    ]
 
 
 @pytest.mark.parametrize("fps", [12.0, 15.0, 24.0, 30.0, 60.0])

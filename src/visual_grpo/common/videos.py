@@ -6,6 +6,7 @@ The encoder merges equal neighbouring frames into a longer one, so frames are re
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def read_sample(prepared: Path, fps: float) -> Sample:
 
 
 def encoded_video(video: VideoSample) -> bytes:
-    """Returns the content of a lossless WebP that plays in a loop."""
+    """Returns the content of a lossless WebP that plays in a loop, also where its frames are one picture."""
     file = io.BytesIO()
     ends = [int(1000 * end / video.fps) for end in range(len(video.frames) + 1)]  # Rounded durations would add up.
     first, *others = map(to_pil, video.frames)
@@ -55,7 +56,24 @@ def encoded_video(video: VideoSample) -> bytes:
         quality=0,  # Of a lossless file: how hard it is made smaller.
         method=0,
     )
-    return file.getvalue()
+    content = file.getvalue()
+    is_still = content[12:16] == b"VP8L"  # Of an animation, an extended header comes first.
+    return _one_frame(content, first.size, ends[-1]) if is_still else content
+
+
+def _one_frame(still: bytes, size: tuple[int, int], milliseconds: int) -> bytes:
+    """Makes an animation of one frame of a still WebP, as its container (RFC 9649) has it: the encoder writes none."""
+
+    def number(value: int) -> bytes:
+        return value.to_bytes(3, "little")
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return name + len(content).to_bytes(4, "little") + content
+
+    sides = b"".join(number(side - 1) for side in size)
+    frame = bytes(6) + sides + number(milliseconds) + b"\2" + still[12:]  # At (0, 0), not blended.
+    header = chunk(b"VP8X", b"\2" + bytes(3) + sides)  # With an animation.
+    return chunk(b"RIFF", b"WEBP" + header + chunk(b"ANIM", bytes(6)) + chunk(b"ANMF", frame))
 
 
 def read_frames(file: Path, count: int) -> Tensor:
@@ -71,9 +89,12 @@ def read_frames(file: Path, count: int) -> Tensor:
 
 def read_animation(file: Path) -> tuple[list[Image.Image], list[int]]:
     """Returns the pictures of an animation (RGB), and the milliseconds that each is shown; 0 of a still image."""
-    pictures, durations = [], []
+    pictures, durations = zip(*animated(file), strict=True)
+    return list(pictures), list(durations)
+
+
+def animated(file: Path) -> Iterator[tuple[Image.Image, int]]:
+    """Yields what `read_animation` returns, a picture at a time."""
     with opened(file) as image:
         for frame in ImageSequence.Iterator(image):
-            pictures.append(to_rgb(frame.copy()))
-            durations.append(int(frame.info.get("duration", 0)))
-    return pictures, durations
+            yield to_rgb(frame.copy()), int(frame.info.get("duration", 0))

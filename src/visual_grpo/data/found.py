@@ -80,7 +80,13 @@ class Found:
         if isinstance(item, Record):
             images = item.source_images if isinstance(item.source_images, list) else [item.source_images]
             names = [name for name in (item.caption, item.target_image, *images) if isinstance(name, str)]
-            yield from (self._relative(item.folder / name) for name in names)
+            yield from (self._relative(file) for name in names for file in self._parts(item.folder / name))
+
+    def _parts(self, file: Path) -> list[Path]:
+        """The file, or the frames of a video that is a folder of pictures."""
+        if not self._source.limits.videos or not file.is_dir():
+            return [file]
+        return [frame for frame in file.iterdir() if is_image_name(frame.name)]
 
     def _relative(self, file: Path) -> str:
         return Path(os.path.relpath(file, self._source.folder)).as_posix()

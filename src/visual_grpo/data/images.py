@@ -51,6 +51,9 @@ T = TypeVar("T")
 Size = tuple[int, int]
 """(width, height) in pixels."""
 
+Remark = tuple[str, str]
+"""A kind of file, and what the report says of those that it holds for."""
+
 _VERSION = 2
 """Part of every file's name; raise it when the same original would give different pixels."""
 _MIN_SIDE = 32
@@ -79,8 +82,8 @@ class PreparedQuery(NamedTuple):
     record: Record
     image: PreparedImage
     mask: PreparedImage
-    remarks: list[str]
-    """Readings of the mask that the dataset does not state, for the report."""
+    remarks: list[Remark]
+    """Readings of the mask that the dataset does not state."""
     label: int | None
     """The number that the object is stored as in its mask, where nobody has chosen one."""
 
@@ -201,9 +204,9 @@ class ImageStore:
             message = "the metadata have a box or points, which the prepared ones would replace"
             raise Rejected("ambiguous_key", message, "Move them to the record's top level, or rename them")
         metadata = json.dumps({**metadata, **prompts}, ensure_ascii=False, sort_keys=True)
-        remarks = [original.remark, _unlike_image(record, size)]
+        remarks = [("mask", text) for text in (original.remark, _unlike_image(record, size)) if text]
         label = original.label if value is None else None
-        return PreparedQuery(replace(record, metadata=metadata), image, prepared_mask, [*filter(None, remarks)], label)
+        return PreparedQuery(replace(record, metadata=metadata), image, prepared_mask, remarks, label)
 
 
 def _require_size(name: str | Path, size: Size) -> None:

@@ -27,7 +27,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
-from visual_grpo.data.images import CHOOSE_VALUE, ImageStore
+from visual_grpo.data.images import CHOOSE_VALUE, ImageStore, Remark
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.report import Report, also_rejected
@@ -45,14 +45,9 @@ class Prepared(NamedTuple):
     """The manifest's row of an accepted record."""
 
     row: dict[str, Any]
-    enlarged: int
-    """Number of its images that were smaller than the prepared size."""
-    cropped: int
-    """Number of its images of which less than half is left."""
     pictures: tuple[str, ...]
     """Digests of the prepared pictures that no other split may show."""
-    remarks: Sequence[str]
-    """Readings of its mask that the dataset does not state."""
+    remarks: Sequence[Remark]
     label: int | None
 
 
@@ -110,8 +105,6 @@ class Preparation:
                         report.reject(outcome)
                     else:
                         ids.add(outcome.row["id"])
-                        report.enlarged += outcome.enlarged
-                        report.cropped += outcome.cropped
                         report.remark(outcome.remarks, item.place)
                         groups.add(
                             outcome.row["split_group"], outcome.pictures, held_out=outcome.row["split"] == HELD_OUT
@@ -154,7 +147,7 @@ class Preparation:
         if isinstance(item, Rejected):
             return item
         target, label, is_query = None, None, self._config.task == "segmentation"
-        remarks: Sequence[str] = ()
+        remarks: list[Remark] = []
         try:
             record = checked(item, self._config.task, self.source.limits)
             if is_query:
@@ -191,14 +184,20 @@ class Preparation:
             # It may hold bytes that are not UTF-8, which Parquet refuses.
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
         # Sources after the first keep their shape.
-        sizes = [image.original_size for image in (*sources[:1], target) if image is not None]
-        enlarged = sum(width < self._config.width or height < self._config.height for width, height in sizes)
-        shape = self._config.width / self._config.height
-        left = [] if is_query else [width / height / shape for width, height in sizes]  # Queries are stretched.
-        cropped = sum(not 1 / 2 <= share <= 2 for share in left)
+        remarks += [remark for image in sources[:1] for remark in self._resized("image", image.original_size)]
+        if target is not None:
+            remarks += self._resized("image" if self._config.frames is None else "video", target.original_size)
         # A group that is given decides alone, and many queries may have the same mask.
         shown = [] if record.group is not None else [*sources, *([] if target is None or is_query else [target])]
-        return Prepared(row, enlarged, cropped, tuple(image.sha256 for image in shown), remarks, label)
+        return Prepared(row, tuple(image.sha256 for image in shown), remarks, label)
+
+    def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Remark]:
+        """Says what becomes of an original of another size, (width, height); queries are stretched, not cropped."""
+        (width, height), (to_width, to_height) = size, (self._config.width, self._config.height)
+        if self._config.task != "segmentation" and not 1 / 2 <= width / height * to_height / to_width <= 2:
+            yield kind, "of another shape: more than half is cropped away"
+        if width < to_width or height < to_height:
+            yield kind, "smaller than the prepared size: enlarged"
 
 
 def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:

@@ -10,6 +10,7 @@ from typing import Any
 from visual_grpo.common.errors import UserError, counted, sanitize
 from visual_grpo.config import DataConfig
 from visual_grpo.data.found import UNNAMED
+from visual_grpo.data.images import Remark
 from visual_grpo.data.manifest import FEW_PROMPTS, prompt_hash
 from visual_grpo.data.record import Place, Rejected, shorten
 from visual_grpo.data.splits import HELD_OUT, SEALED, SPLITS
@@ -36,16 +37,12 @@ class Report:
         """Number of source images -> records that have so many."""
         self._pictures = 0
         """Records with a picture."""
-        self.enlarged = 0
-        """Images smaller than the prepared size."""
-        self.cropped = 0
-        """Images of which less than half is left."""
         self.joined = 0
         """Groups that share a picture with another."""
         self._held_out: set[str] = set()
         """Groups of records that are held out together: an evaluation's independent units."""
         self._unit = {"segmentation": "image", "i2i": "edit"}.get(config.task, "prompt")
-        self._remarks: dict[str, tuple[int, Place]] = {}
+        self._remarks: dict[Remark, tuple[int, Place]] = {}
         """Each with its count and the first place."""
         self._wordless: list[str] = []
         """Prompts without a letter."""
@@ -60,8 +57,8 @@ class Report:
         if len(self.rejections) < _MAX_LISTED:
             self.rejections.append(rejection)
 
-    def remark(self, remarks: Iterable[str], place: Place) -> None:
-        """Counts readings of masks that the dataset does not state."""
+    def remark(self, remarks: Iterable[Remark], place: Place) -> None:
+        """Counts what a user should know of single files."""
         for remark in remarks:
             count, first = self._remarks.get(remark, (0, place))
             self._remarks[remark] = (count + 1, first)
@@ -120,8 +117,6 @@ class Report:
             if share > 0 and not self._records[split]:
                 warning = f"the split {split} is empty although its share is {share:.0%}"
                 self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
-        for remark, (count, place) in self._remarks.items():
-            self.warnings.append(f"{counted(count, 'mask')} (such as {place}) {remark}")
         raise_share = " or raise data.held_out_share" if self._shares[HELD_OUT] > 0 else ""
         if 0 < len(self._held_out) < FEW_PROMPTS:
             self.warnings.append(
@@ -134,10 +129,8 @@ class Report:
         if self._wordless:
             some = f"{counted(len(self._wordless), 'prompt')} without a letter, such as {shorten(self._wordless[0])!r}"
             self.warnings.append(f"{some}: labels for a detector, for example, are no prompts")
-        if self.cropped:
-            self.warnings.append(f"{counted(self.cropped, 'image')} of another shape: more than half is cropped away")
-        if self.enlarged:
-            self.warnings.append(f"{counted(self.enlarged, 'image')} smaller than the prepared size: enlarged")
+        for (kind, text), (count, place) in self._remarks.items():
+            self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
 
 
 def no_records_left(rejections: Sequence[Rejected], count: int) -> str:

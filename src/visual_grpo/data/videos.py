@@ -14,8 +14,9 @@ import cv2
 from PIL import Image
 
 from visual_grpo.common.digests import file_digest
-from visual_grpo.common.images import ImageError, read_image
-from visual_grpo.common.videos import read_animation
+from visual_grpo.common.errors import counted
+from visual_grpo.common.images import ImageError, read_image, read_size
+from visual_grpo.common.videos import animated
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import LFS_REMEDY, Original, Rejected, is_image_name, is_lfs_pointer
 
@@ -29,7 +30,7 @@ def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
     number.
 
     A folder's pictures are ``data.fps`` a second. Raises Rejected for a still image, for a video that is damaged, too
-    large, too short or shows one picture only, and for a video inside a table.
+        large or too short, for one that moves too slowly to be seen, and for a video inside a table.
     """
     assert data.frames is not None
     if not isinstance(video, Path):
@@ -37,19 +38,20 @@ def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
     try:
         shown: Iterator[tuple[Image.Image, float]]
         if video.is_dir():
-            shown = ((read_image(file), 1 / data.fps) for file in _pictures(video))
+            shown = ((_read_frame(file, data), 1 / data.fps) for file in _pictures(video))
         elif is_image_name(video.name):
-            shown = _animation(video)
+            shown = _animation(video, data)
         else:
-            shown = _decoded(video, data.max_pixels)
+            shown = _decoded(video, data)
         pictures = _at_times(shown, data)
+        is_slow = len(set(map(id, pictures))) == 1 < data.frames and next(shown, None) is not None
     except ImageError as error:
         raise Rejected("corrupt_video", str(error), _REMEDY) from error
     if len(pictures) < data.frames:
-        seconds = f"{len(pictures)} frames at {data.fps:g} a second"
-        message = f"{video.name} has {seconds}, fewer than data.frames={data.frames}"
+        has = f"{counted(len(pictures), 'frame')} at {data.fps:g} a second"
+        message = f"{video.name} has {has}, fewer than data.frames={data.frames}"
         raise Rejected("video_too_short", message, "Lower data.frames, raise data.fps, or remove the record")
-    if len(set(map(id, pictures))) == 1:
+    if is_slow:
         message = f"{video.name} shows one picture for the {data.frames / data.fps:.3g} s that data.frames last"
         raise Rejected("still_video", message, "Lower data.fps, or remove the record")
     return pictures
@@ -88,15 +90,33 @@ def _at_times(shown: Iterator[tuple[Image.Image, float]], data: DataConfig) -> l
     return pictures
 
 
-def _animation(file: Path) -> Iterator[tuple[Image.Image, float]]:
-    pictures, durations = read_animation(file)
-    if len(pictures) == 1:
+def _require_pixels(file: Path, size: tuple[int, int], data: DataConfig) -> None:
+    if size[0] * size[1] > data.max_pixels:
+        message = f"{file.name} is {size[0]}x{size[1]} pixels, more than data.max_pixels={data.max_pixels}"
+        raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+
+
+def _read_frame(file: Path, data: DataConfig) -> Image.Image:
+    _require_pixels(file, read_size(file), data)
+    return read_image(file)
+
+
+def _animation(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]]:
+    """Yields pictures while they are asked for: long ones would fill the memory."""
+    _require_pixels(file, read_size(file), data)
+    durations = []
+    for picture, milliseconds in animated(file):
+        durations.append(milliseconds)
+        yield picture, milliseconds / 1000
+    if not any(durations) and len(durations) == 1:
         message = f"{file.name} is a still image, and data.frames asks for videos"
         raise Rejected("still_image", message, "Give a video, an animation or a folder of frames, or unset data.frames")
-    return iter(zip(pictures, (duration / 1000 for duration in durations), strict=True))
+    if not any(durations):
+        message = f"the {len(durations)} frames of {file.name} have no times"
+        raise Rejected("video_without_times", message, "Write it with times, or give a folder of its frames")
 
 
-def _decoded(file: Path, max_pixels: int) -> Iterator[tuple[Image.Image, float]]:
+def _decoded(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]]:
     """Decodes by OpenCV's FFmpeg. Only files that begin as a container of video are opened: FFmpeg would follow a
     playlist to other files."""
     with file.open("rb") as start:
@@ -109,9 +129,7 @@ def _decoded(file: Path, max_pixels: int) -> Iterator[tuple[Image.Image, float]]
     try:
         fps = capture.get(cv2.CAP_PROP_FPS)
         width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
-        if width * height > max_pixels:
-            message = f"{file.name} is {width}x{height} pixels, more than data.max_pixels={max_pixels}"
-            raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+        _require_pixels(file, (width, height), data)
         last: tuple[Image.Image, float] | None = None
         while fps > 0:
             read, frame = capture.read()
