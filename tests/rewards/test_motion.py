@@ -76,6 +76,17 @@ def test_motion_is_in_heights_a_second() -> None:
     assert motion(video(noise=3.0)) < motion(video(1.0)) < motion(RIGHT)
 
 
+@pytest.mark.parametrize("fps", [8.0, 16.0, 24.0])
+@pytest.mark.parametrize("cell", [1, 4, 8])
+def test_noise_is_no_motion(cell: int, fps: float) -> None:
+    """Of pixels and of blocks, in which optical flow finds something like the next frame everywhere."""
+    generator = torch.Generator().manual_seed(cell)
+    drawn = torch.randint(0, 256, (9, 3, 96 // cell, 128 // cell), generator=generator).to(torch.uint8)
+    noise = VideoSample(frames=drawn.repeat_interleave(cell, 2).repeat_interleave(cell, 3), fps=fps)
+    assert motion(noise) < 0.02, "which is least_motion"
+    assert consistency(noise) < 0.2
+
+
 def test_flicker_is_a_change_that_is_undone() -> None:
     def flicker(sample: VideoSample) -> float:
         return Flicker()([RECORD], [sample])[0]

@@ -24,6 +24,10 @@ _FLOW_SIDE, _FLICKER_SIDE = 256, 64
 """Pixels of the longer side to which frames are reduced before they are compared."""
 _BLUR = 1.0
 """Standard deviation in pixels of the blur that takes noise off before motion is looked for."""
+_APART, _PIXELS = 0.01, 0.05
+"""How far the ways there and back may miss each other, squared: a share of theirs, and pixels (Sundaram, Brox and
+Keutzer, Dense point trajectories by GPU-accelerated large displacement optical flow, ECCV 2010, with a tenth of their
+pixels: in small frames noise agrees by chance)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,11 @@ class MotionConsistency:
 
 class Motion:
     """Mean length of the optical flow between neighbouring frames, in heights of the frame a second, times the share of
-    their change that it explains: 0 where nothing moves, near 0 for noise. A guard against videos that stand still."""
+    their change that it explains. A guard against videos that stand still.
+
+    Only flow counts that the flow from the next frame back agrees with: a match for noise can be found in each
+    direction, but not the same one.
+    """
 
     needs = Needs(video=True)
 
@@ -91,18 +99,31 @@ def _moved(sample: VideoSample) -> tuple[float, float]:
     finder = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
     height, width = lumas.shape[1:]
     columns, rows = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
-    change = left = length = 0.0
+    change = explained = steady = length = 0.0
     for before, after in pairwise(lumas):
-        flow = finder.calc(before, after, np.zeros((height, width, 2), np.float32))
-        warped = cv2.remap(
-            after, columns + flow[..., 0], rows + flow[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+        flow, back = (
+            finder.calc(*pair, np.zeros((height, width, 2), np.float32)) for pair in ((before, after), (after, before))
         )
-        change += float(np.abs(after.astype(np.float64) - before).mean())
-        left += float(np.abs(warped.astype(np.float64) - before).mean())
-        length += float(np.hypot(flow[..., 0], flow[..., 1]).mean())
-    explained = max(0.0, 1 - left / change) if change else 0.0
-    # Flow is found in noise as well, where it explains nothing.
-    return explained, explained * length / (len(lumas) - 1) * sample.fps / height
+        moved, returned = (
+            cv2.remap(
+                there, columns + flow[..., 0], rows + flow[..., 1], cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE
+            )
+            for there in (after, back)
+        )
+        changed, left = (np.abs(one.astype(np.float64) - before) for one in (after, moved))
+        agrees = _squared(flow + returned) <= _APART * (_squared(flow) + _squared(returned)) + _PIXELS
+        change += float(changed.mean())
+        explained += float((changed - left).mean())
+        steady += float((agrees * (changed - left)).mean())
+        length += float((agrees * np.sqrt(_squared(flow))).mean())
+    if not change:
+        return 0.0, 0.0
+    return max(0.0, explained / change), max(0.0, steady / change) * length / (len(lumas) - 1) * sample.fps / height
+
+
+def _squared(flow: np.ndarray) -> np.ndarray:
+    """Squared length, [height, width], of vectors [height, width, 2]."""
+    return (flow**2).sum(-1)
 
 
 def _lumas(sample: VideoSample, side: int, least: int, reward: str) -> Tensor:
