@@ -113,7 +113,8 @@ def test_what_is_missing_is_said(missing: str, said: str, tmp_path: Path) -> Non
         prepared = prepare(tmp_path, task="i2i")
         assert len(list(prepared)) == COUNT - 1
         assert said in str(prepared.report)
-        assert "2 sources without a target of the same name" in str(prepared.report["warnings"])
+        said = "1 source without a target of the same name not used, such as control_2/99.png"
+        assert said in prepared.report["warnings"], "the other one of the target that is rejected has one"
 
 
 def test_a_gap_in_the_numbers_of_a_folder_is_rejected(tmp_path: Path) -> None:
@@ -122,6 +123,19 @@ def test_a_gap_in_the_numbers_of_a_folder_is_rejected(tmp_path: Path) -> None:
     prepared = prepare(tmp_path, task="i2i")
     assert len(list(prepared)) == COUNT - 1
     assert "not numbered from 0 without a gap: source/3_1.png" in str(prepared.report)
+
+
+def test_prompts_beside_sources_are_refused_and_the_file_is_read_where_it_is_named(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for number in range(2):
+        picture(data / f"target_images/{number}.png", colour=(number, 90, 0))
+    (data / "prompts.txt").write_text("put a hat on it\nput it on a hat\n")
+    assert len(prepare(tmp_path)) == 2
+    picture(data / "source_images/0.png")
+    for task in ("t2i", "i2i"):
+        with pytest.raises(UserError, match=r"source_images beside it images to edit, .* records.jsonl"):
+            prepare(tmp_path, task=task)
+    assert len(prepare(tmp_path, path=data / "prompts.txt")) == 2
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -165,7 +179,12 @@ def test_a_mixed_folder_has_prompts_and_edits(tmp_path: Path) -> None:
         (("a", "a_2"), ("a_2.png",), {"a_2": 1}, "no image of the same name in source (a.png, .jpg, ...)"),
         (("a", "b"), ("a_1.png", "a_2.png", "b.png"), {"a": 2, "b": 1}, None),
         (("a", "b"), ("a_1.jpeg", "a_2.png", "b_01.png", "b_2.png"), {"a": 2, "b": 2}, None),
-        (("a", "b"), ("a.png", "a_1.png", "b.png"), {"b": 1}, "source/a.png is one source, and source/a_1.png are num"),
+        (
+            ("a", "b"),
+            ("a.png", "a_1.png", "b.png"),
+            {"b": 1},
+            "source/a.png has no number, and source/a_1.png beside it has one",
+        ),
         (("a", "a_1"), ("a.png", "a_1.png"), {"a": 1, "a_1": 1}, None),
     ],
 )
@@ -190,7 +209,7 @@ def test_a_target_gets_the_sources_of_its_own_name(
             {},
             "source=[control_path_1,control_path_2,source_image]",
         ),
-        (("control_path_1", "input_image_1"), {}, "there are pictures in input_image_1, which nothing reads"),
+        (("control_path_1", "input_image_1"), {}, "nothing reads the pictures in the column input_image_1"),
         (("source", "reference_image"), {}, "data.columns.source=[source,reference_image]"),
         (("source", "input_image"), {}, "what is not wanted with data.columns.ignored=[input_image]"),
         (("source_image", "mask_img"), {"ignored": ["mask_img"]}, None),

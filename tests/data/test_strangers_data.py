@@ -198,7 +198,7 @@ class TestColumns:
             (
                 "t2i",
                 {"text": "a", "image": embedded(), "edited_image": embedded()},
-                "which nothing reads. Columns found",
+                "the column image. Columns found: text (prompt), edited_image (target), image (not used)",
             ),
             ("segmentation", {"query": "a", "image": embedded(), "labels": embedded()}, "data.columns.target=labels"),
         ],

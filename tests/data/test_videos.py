@@ -143,6 +143,15 @@ def test_videos_without_the_parameter_are_named(tmp_path: Path) -> None:
         find_records(data_config(tmp_path))
 
 
+def test_videos_beside_pictures_are_named_where_the_parameter_is_not_set(tmp_path: Path) -> None:
+    picture(tmp_path / "data/a.png").with_suffix(".txt").write_text("a cat", encoding="utf-8")
+    clip(tmp_path / "data/cat.mp4")
+    assert prepare(tmp_path).report["files"]["ignored"] == {"videos, for which data.frames is not set": 1}
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat", "target_image": "cat.mp4"}])
+    with pytest.raises(UserError, match=r"cat\.mp4 is a video, and an image is expected\. Set data\.frames"):
+        prepare(tmp_path)
+
+
 def test_a_written_video_reads_back_bit_for_bit_though_frames_are_alike(tmp_path: Path) -> None:
     noise = torch.randint(0, 256, (4, 3, 32, 64), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     for rows in ([0, 1, 2, 3], [0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 1, 0]):

@@ -62,6 +62,23 @@ def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path
     assert f"{sealed} records, {sealed} prompts" in capsys.readouterr().out.split("sealed")[1]
 
 
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        ([2], "2 a record (30 records)"),
+        ([0, 1, 3], "0 a record (10 records), 1 a record (10 records), 3 a record (10 records)"),
+        ([0, 1], None),
+    ],
+)
+def test_several_sources_are_counted(numbers, shown, parameters, data, tmp_path, capsys):
+    rows = [{"prompt": f"a {n}", "group": n, "source_image": ["a.png"] * numbers[n % len(numbers)]} for n in range(30)]
+    jsonl(data, rows)
+    config = parameters.data.model_copy(update={"task": "mixed"})
+    report_records(RecordTable(prepare_records(config, str(tmp_path), {})))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert shown in printed if shown else "a record" not in printed
+
+
 def test_the_pipeline_end_to_end(parameters, data, tmp_path):
     outputs = run(parameters, tmp_path)
     assert outputs["data_report"].load()["accepted"] == 30

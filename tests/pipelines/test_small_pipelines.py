@@ -106,7 +106,7 @@ def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: py
     (tmp_path / "in/x4.png").unlink()
     (tmp_path / "in/x3.png").unlink()
     score_folder(config)
-    assert "  x5.png: the image has no caption. Write its prompt to x5.txt." in capsys.readouterr().out
+    assert "  x5.png: it has no caption. Write its prompt to x5.txt." in capsys.readouterr().out
 
 
 def test_the_share_of_variance_shows_a_drowned_reward() -> None:

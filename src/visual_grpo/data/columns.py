@@ -196,12 +196,12 @@ def _not_used(unused: list[str], fields: Mapping[str, Any], columns: _Row, place
     lacks = ""
     if fields[field] is None:
         known = ", ".join((QUERIES if is_query else PICTURES)[field])
-        lacks = f", and no {kinds[field]}. Columns known for the {kinds[field]}: {known}"
+        lacks = f", and there is no {kinds[field]}. Columns known for the {kinds[field]}: {known}"
     elif field == "source":
         name = f"[{','.join([*(column for column, became in columns.became.items() if became == field), *unused])}]"
     found = ", ".join(f"{name} ({columns.became.get(name, 'not used')})" for name in (*columns.became, *columns.left))
     return (
-        f"{place}: there are pictures in {', '.join(unused)}, which nothing reads{lacks}. Columns found: {found}. Say"
+        f"{place}: nothing reads the pictures in the column {', '.join(unused)}{lacks}. Columns found: {found}. Say"
         f" what to read with data.columns.{field}={name}, or what is not wanted with"
         f" data.columns.ignored=[{','.join(unused)}]."
     )

@@ -35,26 +35,27 @@ class EditSources:
         """Folder -> the number that its numbered sources begin with."""
         for (folder, _), ((number, _), *_) in self._numbered.items():
             self._first[folder] = min(self._first.get(folder, number), number)
-        self._unused = set(self._named.values())
+        claimed = {image for names in self._names.values() for name in names for image in self._all(name)}
+        self.unused = sorted({*self._named.values()} - claimed)
+        """Sources that no target has the name of."""
 
     def has(self, target: str) -> bool:
-        return any(name in self._named or name in self._numbered for name in self._names[target])
+        return any(map(self._all, self._names[target]))
 
     def of(self, target: str) -> list[str]:
         """Returns the sources of a target. Raises `Rejected` where a folder has none, or its numbers are unclear."""
-        found = [image for name in self._names[target] for image in self._of_name(name)]
-        self._unused.difference_update(found)
-        return found
+        return [image for name in self._names[target] for image in self._of_name(name)]
 
-    def unused(self) -> list[str]:
-        return sorted(self._unused)
+    def _all(self, name: Name) -> list[str]:
+        one, series = self._named.get(name), self._numbered.get(name, [])
+        return ([] if one is None else [one]) + [image for _, image in series]
 
     def _of_name(self, name: Name) -> list[str]:
         folder, stem = name
         series = self._numbered.get(name, [])
         if (one := self._named.get(name)) is not None:
             if series:
-                message = f"{one} is one source, and {', '.join(image for _, image in series)} are numbered ones"
+                message = f"{one} has no number, and {', '.join(image for _, image in series)} beside it has one"
                 remedy = f"Number every source of a target ({stem}_0, {stem}_1, ...), or none"
                 raise Rejected("ambiguous_source", message, remedy)
             return [one]
@@ -82,7 +83,11 @@ def _named(sources: Iterable[str]) -> dict[Name, list[str]]:
 def folder_of(image: str) -> str | None:
     """Returns the folder of sources that an image lies in, with its path; None for a target."""
     parents = list(PurePosixPath(image).parents)[:-1]
-    return next((str(each) for each in parents if _FOLDER.fullmatch(each.name.lower())), None)
+    return next((str(each) for each in parents if is_source_folder(each.name)), None)
+
+
+def is_source_folder(name: str) -> bool:
+    return _FOLDER.fullmatch(name.lower()) is not None
 
 
 def _in_order(folders: Iterable[str]) -> list[str]:

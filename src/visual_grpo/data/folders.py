@@ -8,7 +8,7 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
-from visual_grpo.data.edit_folders import EditSources, folder_of
+from visual_grpo.data.edit_folders import EditSources, folder_of, is_source_folder
 from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text, shorten
 
 TARGETS = "target_images"
@@ -32,8 +32,11 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
     With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one.
 
     Raises:
-        UserError: comments among lines with images, because they may or may not be counted.
+        UserError: comments among lines with images, because they may or may not be counted; or images to edit beside
+            the prompts, of which nothing says to which they belong.
     """
+    if Path(data.path).is_dir():  # Who names the file means the file.
+        _refuse_sources(path)
     folder = path.parent / TARGETS
     targets = _numbered_images(folder) if folder.is_dir() else None
     index, comments = 0, list[str]()
@@ -69,6 +72,16 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
         yield Note(f"{shown} {shorten(comments[0])!r}; a prompt that begins with # needs records.jsonl")
     if unused := sum(number >= index for number in targets or ()):
         yield Note(f"{unused} images in {TARGETS} have a number of {index} or more: lines are counted from 0")
+
+
+def _refuse_sources(path: Path) -> None:
+    for folder in sorted(entry for entry in path.parent.iterdir() if is_source_folder(entry.name) and entry.is_dir()):
+        if any(is_image_name(file.name) for file in folder.iterdir()):
+            raise UserError(
+                f"{path} has prompts, and {folder.name} beside it images to edit, but nothing says which belong"
+                " together. Write each prompt into a text beside the target (target/cat.txt for target/cat.png and"
+                f" {folder.name}/cat.png), or write records.jsonl. If they are not to be edited: data.path={path}"
+            )
 
 
 def _numbered_images(folder: Path) -> dict[int, str]:
@@ -107,8 +120,8 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         try:
             caption = _caption_of(path, image)
             if caption is None:
-                remedy = f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0]).name}"
-                raise Rejected("empty_prompt", "the image has no caption", remedy)
+                remedy = f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0])}"
+                raise Rejected("empty_prompt", "it has no caption", remedy)
             prompt = _read_caption(path, caption, limits)
             edited = sources.of(image) if data.task == "i2i" or sources.has(image) else None
         except Rejected as rejected:
@@ -122,7 +135,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 target_image=image,
                 caption=caption,
             )
-    if unused := sources.unused():
+    if unused := sources.unused:
         yield Note(f"{counted(len(unused), 'source')} without a target of the same name not used, such as {unused[0]}")
     if seconds := sources.seconds:
         yield Note(f"{counted(len(seconds), 'source')} of the same name as another not used, such as {seconds[0]}")

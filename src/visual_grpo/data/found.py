@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visual_grpo.common.errors import counted
-from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, is_system_file
+from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, is_system_file, is_video_name
 from visual_grpo.data.sources import RecordSource
 from visual_grpo.data.splits import split_in_path
 
@@ -98,6 +98,12 @@ class Found:
             return f"of the split {split}"
         if is_image_name(name):
             return "pictures that only metadata name" if name in self._mentioned else UNNAMED
+        if is_video_name(name):
+            return (
+                "videos that no record names"
+                if self._source.limits.videos
+                else "videos, for which data.frames is not set"
+            )
         return f"{PurePosixPath(name).suffix.lower() or 'without suffix'}, not read as {self._source.layout}"
 
 

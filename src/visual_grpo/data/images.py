@@ -43,6 +43,7 @@ from visual_grpo.data.record import (
     Record,
     Rejected,
     is_lfs_pointer,
+    is_video_name,
     wrong_type,
 )
 from visual_grpo.data.videos import clip_digest, read_clip
@@ -235,6 +236,11 @@ def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
     except ImageError as error:
         if isinstance(original, Path) and is_lfs_pointer(original):
             raise Rejected("lfs_pointer", f"{original} is a Git LFS pointer, not the image", LFS_REMEDY) from error
+        if isinstance(original, Path) and is_video_name(original.name):
+            remedy = "Set data.frames to the number of its frames that a record shows, or remove the record"
+            raise Rejected(
+                "unexpected_video", f"{original.name} is a video, and an image is expected", remedy
+            ) from error
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 

@@ -166,7 +166,7 @@ class Limits:
 
     def is_target(self, name: str) -> bool:
         """Returns whether a file's name is that of a picture, or of a video where targets are videos."""
-        return is_image_name(name) or (self.videos and PurePosixPath(name).suffix.lower() in VIDEO_SUFFIXES)
+        return is_image_name(name) or (self.videos and is_video_name(name))
 
     def is_inside(self, path: Path) -> bool:
         """Also true for a path that cannot exist, because of a NUL character."""
@@ -228,6 +228,10 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 def is_image_name(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
+
+
+def is_video_name(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in VIDEO_SUFFIXES
 
 
 def is_system_file(name: str) -> bool:
