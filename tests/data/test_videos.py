@@ -146,7 +146,7 @@ def test_videos_without_the_parameter_are_named(tmp_path: Path) -> None:
 def test_videos_beside_pictures_are_named_where_the_parameter_is_not_set(tmp_path: Path) -> None:
     picture(tmp_path / "data/a.png").with_suffix(".txt").write_text("a cat", encoding="utf-8")
     clip(tmp_path / "data/cat.mp4")
-    assert prepare(tmp_path).report["files"]["ignored"] == {"videos, for which data.frames is not set": 1}
+    assert prepare(tmp_path).report["files"]["ignored"] == {"videos that no record names (data.frames is not set)": 1}
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat", "target_image": "cat.mp4"}])
     with pytest.raises(UserError, match=r"cat\.mp4 is a video, and an image is expected\. Set data\.frames"):
         prepare(tmp_path)

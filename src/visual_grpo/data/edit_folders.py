@@ -8,14 +8,14 @@ target.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from visual_grpo.data.record import Rejected
 
 _FOLDER = re.compile(r"(sources?|controls?|references?|inputs?)(_?(images?|path))?_?\d*")
 """Names of folders, in lower case, with the images to edit; the images beside them are targets."""
-_NUMBERED = re.compile(r"(.*)_(\d+)", re.DOTALL)
+_NUMBERED, _NO_NUMBER = re.compile(r"(.*)_(\d+)", re.DOTALL), -1
 Name = tuple[str, str]
 """A folder of sources, and the path of an image below it without suffix."""
 
@@ -25,50 +25,43 @@ class EditSources:
 
     def __init__(self, sources: Iterable[str], targets: Iterable[str]) -> None:
         named = _named(sources)
-        folders = _in_order({folder for folder, _ in named})
         self.seconds = [f"{other} beside {first}" for first, *others in named.values() for other in others]
         """Sources of the same name as another, which is used."""
-        self._names = _names_of_targets(targets, folders, named)
-        self._named = {name: first for name, (first, *_) in named.items()}
-        self._numbered = _numbered(self._named, {name for names in self._names.values() for name in names})
-        self._first: dict[str, int] = {}
-        """Folder -> the number that its numbered sources begin with."""
-        for (folder, _), ((number, _), *_) in self._numbered.items():
-            self._first[folder] = min(self._first.get(folder, number), number)
-        claimed = {image for names in self._names.values() for name in names for image in self._all(name)}
-        self.unused = sorted({*self._named.values()} - claimed)
+        self._names = _names_of_targets(targets, _in_order({folder for folder, _ in named}), named)
+        asked = {name for names in self._names.values() for name in names}
+        self._series = _series({name: first for name, (first, *_) in named.items()}, asked)
+        self.unused = sorted(image for name in {*self._series} - asked for _, image in self._series[name])
         """Sources that no target has the name of."""
+        numbers = ((folder, n) for (folder, _), series in self._series.items() for n, _ in series if n != _NO_NUMBER)
+        self._first = dict(sorted(numbers, reverse=True))
+        """Folder -> the least number in it, with which every series begins."""
 
     def has(self, target: str) -> bool:
-        return any(map(self._all, self._names[target]))
+        return any(name in self._series for name in self._names[target])
 
     def of(self, target: str) -> list[str]:
         """Returns the sources of a target. Raises `Rejected` where a folder has none, or its numbers are unclear."""
-        return [image for name in self._names[target] for image in self._of_name(name)]
+        return [image for folder, name in self._names[target] for image in self._of_name(folder, name)]
 
-    def _all(self, name: Name) -> list[str]:
-        one, series = self._named.get(name), self._numbered.get(name, [])
-        return ([] if one is None else [one]) + [image for _, image in series]
-
-    def _of_name(self, name: Name) -> list[str]:
-        folder, stem = name
-        series = self._numbered.get(name, [])
-        if (one := self._named.get(name)) is not None:
-            if series:
-                message = f"{one} has no number, and {', '.join(image for _, image in series)} beside it has one"
-                remedy = f"Number every source of a target ({stem}_0, {stem}_1, ...), or none"
-                raise Rejected("ambiguous_source", message, remedy)
-            return [one]
-        if not series:
-            message = f"there is no image of the same name in {folder} ({stem}.png, .jpg, ...)"
+    def _of_name(self, folder: str, name: str) -> list[str]:
+        series = self._series.get((folder, name), [])
+        numbers, images = [number for number, _ in series], [image for _, image in series]
+        if not images:
+            message = f"there is no image of the same name in {folder} ({name}.png, .jpg, ...)"
             remedy = f"Add it to {folder}, or write records.jsonl with the source_image of each record"
             raise Rejected("missing_source", message, remedy)
-        numbers, images = zip(*series, strict=True)
-        first = self._first[folder]
-        if numbers != (*range(first, first + len(numbers)),):
-            message = f"the sources in {folder} are not numbered from {first} without a gap: {', '.join(images)}"
-            raise Rejected("missing_source", message, "Add the missing ones, or remove the record")
-        return [*images]
+        if numbers == [_NO_NUMBER]:
+            return images
+        if _NO_NUMBER in numbers:
+            message = f"{images[0]} has no number, and {', '.join(images[1:])} beside it has one"
+            remedy = f"Number every source of a target ({name}_0, {name}_1, ...), or none"
+            raise Rejected("ambiguous_source", message, remedy)
+        if numbers != [*range(self._first[folder], self._first[folder] + len(numbers))]:
+            gap = f"are not numbered from {self._first[folder]} without a gap: {', '.join(images)}"
+            raise Rejected(
+                "missing_source", f"the sources in {folder} {gap}", "Add the missing ones, or remove the record"
+            )
+        return images
 
 
 def _named(sources: Iterable[str]) -> dict[Name, list[str]]:
@@ -114,13 +107,14 @@ def _names_of_targets(targets: Iterable[str], folders: Sequence[str], named: Ite
     }
 
 
-def _numbered(named: Mapping[Name, str], own: set[Name]) -> dict[Name, list[tuple[int, str]]]:
-    """Returns by the name without a number the numbers and images of sources that no target has the very name of."""
-    numbered: dict[Name, list[tuple[int, str]]] = {}
+def _series(named: Mapping[Name, str], asked: Container[Name]) -> dict[Name, list[tuple[int, str]]]:
+    """Returns numbers and images by the name without the number, which belongs to a name that a target asks for."""
+    series: dict[Name, list[tuple[int, str]]] = {}
     for (folder, name), image in named.items():
-        if (folder, name) not in own and (found := _NUMBERED.fullmatch(name)) is not None:
-            numbered.setdefault((folder, found[1]), []).append((int(found[2]), image))
-    return {name: sorted(images) for name, images in numbered.items()}
+        found = None if (folder, name) in asked else _NUMBERED.fullmatch(name)
+        stem, number = (name, _NO_NUMBER) if found is None else (found[1], int(found[2]))
+        series.setdefault((folder, stem), []).append((number, image))
+    return {name: sorted(images) for name, images in series.items()}
 
 
 def _below(folder: str | PurePosixPath, image: str) -> str:

@@ -99,11 +99,7 @@ class Found:
         if is_image_name(name):
             return "pictures that only metadata name" if name in self._mentioned else UNNAMED
         if is_video_name(name):
-            return (
-                "videos that no record names"
-                if self._source.limits.videos
-                else "videos, for which data.frames is not set"
-            )
+            return "videos that no record names" + " (data.frames is not set)" * (not self._source.limits.videos)
         return f"{PurePosixPath(name).suffix.lower() or 'without suffix'}, not read as {self._source.layout}"
 
 

@@ -46,7 +46,7 @@ from visual_grpo.data.record import (
     is_video_name,
     wrong_type,
 )
-from visual_grpo.data.videos import clip_digest, read_clip
+from visual_grpo.data.videos import clip_digest, read_clip, require_pixels
 
 T = TypeVar("T")
 Size = tuple[int, int]
@@ -157,11 +157,9 @@ class ImageStore:
 
     def _size(self, original: Original) -> Size:
         """Returns the upright image's size; raises `Rejected` if it is too large or too small."""
-        width, height = size = _open(read_size, original)
+        size = _open(read_size, original)
         name = original.name if isinstance(original, EmbeddedImage) else original
-        if width * height > self.config.max_pixels:
-            message = f"{name} is {width}x{height} pixels, more than data.max_pixels={self.config.max_pixels}"
-            raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+        require_pixels(name, size, self.config)
         _require_size(name, size)
         return size
 
@@ -237,10 +235,8 @@ def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
         if isinstance(original, Path) and is_lfs_pointer(original):
             raise Rejected("lfs_pointer", f"{original} is a Git LFS pointer, not the image", LFS_REMEDY) from error
         if isinstance(original, Path) and is_video_name(original.name):
-            remedy = "Set data.frames to the number of its frames that a record shows, or remove the record"
-            raise Rejected(
-                "unexpected_video", f"{original.name} is a video, and an image is expected", remedy
-            ) from error
+            message = f"{original.name} is a video, and an image is expected"
+            raise Rejected("unexpected_video", message, "Set data.frames, or remove the record") from error
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 

@@ -30,7 +30,7 @@ def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
     number.
 
     A folder's pictures are ``data.fps`` a second. Raises Rejected for a still image, for a video that is damaged, too
-        large or too short, for one that moves too slowly to be seen, and for a video inside a table.
+    large or too short, for one that moves too slowly to be seen, and for a video inside a table.
     """
     assert data.frames is not None
     if not isinstance(video, Path):
@@ -90,20 +90,21 @@ def _at_times(shown: Iterator[tuple[Image.Image, float]], data: DataConfig) -> l
     return pictures
 
 
-def _require_pixels(file: Path, size: tuple[int, int], data: DataConfig) -> None:
+def require_pixels(name: object, size: tuple[int, int], data: DataConfig) -> None:
+    """Raises Rejected for more pixels, (width, height), than ``data.max_pixels``."""
     if size[0] * size[1] > data.max_pixels:
-        message = f"{file.name} is {size[0]}x{size[1]} pixels, more than data.max_pixels={data.max_pixels}"
+        message = f"{name} is {size[0]}x{size[1]} pixels, more than data.max_pixels={data.max_pixels}"
         raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
 
 
 def _read_frame(file: Path, data: DataConfig) -> Image.Image:
-    _require_pixels(file, read_size(file), data)
+    require_pixels(file.name, read_size(file), data)
     return read_image(file)
 
 
 def _animation(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]]:
     """Yields pictures while they are asked for: long ones would fill the memory."""
-    _require_pixels(file, read_size(file), data)
+    require_pixels(file.name, read_size(file), data)
     durations = []
     for picture, milliseconds in animated(file):
         durations.append(milliseconds)
@@ -129,7 +130,7 @@ def _decoded(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]
     try:
         fps = capture.get(cv2.CAP_PROP_FPS)
         width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
-        _require_pixels(file, (width, height), data)
+        require_pixels(file.name, (width, height), data)
         last: tuple[Image.Image, float] | None = None
         while fps > 0:
             read, frame = capture.read()
