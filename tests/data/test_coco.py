@@ -146,6 +146,7 @@ def test_a_query_whose_image_is_missing_or_ambiguous_is_rejected(tmp_path):
     found["images"] += [{**found["images"][1], "file_name": "other.png"}, {"id": 5, "file_name": "5.png"}]
     annotation = found["annotations"][0]
     found["annotations"] += [{**annotation, "image_id": n} for n in (1, 5, 9)] + [{"image_id": 0}, "x"]
+    found["annotations"] += [{**annotation, "category_id": 77}]
     write(tmp_path / "coco.json", found)
     records, rejected, _ = read(tmp_path)
     assert len(records) == 1
@@ -155,6 +156,7 @@ def test_a_query_whose_image_is_missing_or_ambiguous_is_rejected(tmp_path):
     assert messages[2] == "2 images have the id 1"
     assert messages[3] == "image 5 lacks a proper file_name, width or height (KeyError: 'height')"
     assert messages[4] == "0 images have the id 9"
+    assert messages[5] == "the categories have no name of the id 77, which would be the query"
 
 
 LAYOUTS = {

@@ -140,6 +140,9 @@ def _read_file(
     for number, ((image_id, category), parts) in enumerate(queries.items(), 1):
         place = Place(name, number)
         try:
+            if names.get(category) is None:
+                message = f"the categories have no name of the id {shorten(repr(category))}, which would be the query"
+                raise Rejected("empty_prompt", message, "Add the category with its name, or remove its annotations")
             image = _only(images.get(image_id, []), image_id)
             drawn = _drawn(parts, image, max_pixels)
             source = pictures.find(image["file_name"])
@@ -153,7 +156,7 @@ def _read_file(
         yield Record(
             place=place,
             folder=base,
-            prompt=names.get(category),
+            prompt=names[category],
             source_images=source,
             target_image=mask_image(coco_mask.decode(coco_mask.merge(drawn)) > 0, f"{place}, the mask") if draw else "",
             extra={"image_id": image_id, "category_id": category},
