@@ -186,6 +186,7 @@ def test_a_mixed_folder_has_prompts_and_edits(tmp_path: Path) -> None:
             "source/a.png has no number, and source/a_1.png beside it has one",
         ),
         (("a", "a_1"), ("a.png", "a_1.png"), {"a": 1, "a_1": 1}, None),
+        (("a",), ("a_1.png", "a_2.png", "other_0.png"), {"a": 2}, "not used, such as source/other_0.png"),
     ],
 )
 def test_a_target_gets_the_sources_of_its_own_name(

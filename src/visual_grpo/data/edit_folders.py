@@ -32,9 +32,9 @@ class EditSources:
         self._series = _series({name: first for name, (first, *_) in named.items()}, asked)
         self.unused = sorted(image for name in {*self._series} - asked for _, image in self._series[name])
         """Sources that no target has the name of."""
-        numbers = ((folder, n) for (folder, _), series in self._series.items() for n, _ in series if n != _NO_NUMBER)
+        numbers = ((name[0], n) for name in asked for n, _ in self._series.get(name, ()) if n != _NO_NUMBER)
         self._first = dict(sorted(numbers, reverse=True))
-        """Folder -> the least number in it, with which every series begins."""
+        """Folder -> the least number in it, with which the series of every target begins."""
 
     def has(self, target: str) -> bool:
         return any(name in self._series for name in self._names[target])
