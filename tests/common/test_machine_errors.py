@@ -49,6 +49,7 @@ def wrapped(error: BaseException) -> BaseException:
     [
         (lambda: bytearray(1 << 62), "Out of memory: "),
         (lambda: torch.empty(1 << 60), "Out of memory: "),
+        (lambda: refuse(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")), "Out of memory: CUDA"),
         (lambda: write_to("/dev/full"), "The disk is full: [Errno 28] No space left on device"),
         (lambda: write_to("/proc/sys/kernel/version"), "No permission: [Errno"),
         (lambda: refuse(OSError(errno.EFBIG, os.strerror(errno.EFBIG), "data/x")), "A limit of this process is"),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.common.errors import Remedy, UserError, counted
 
 _BITSANDBYTES = Remedy(make="quantised")
 
@@ -30,14 +30,29 @@ def resolve_device(name: str, setting: str = "model.device") -> torch.device:
     if re.fullmatch(r"auto|cpu|meta|cuda(:\d+)?", name) is None:  # meta is a plan's.
         raise UserError(f"{setting} is {name!r}; expected auto, cpu, cuda or cuda:N.")
     device = torch.device(device_kind(name) if name == "auto" else name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"{setting} is {name!r}, but torch finds no CUDA device; use auto or cpu.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type == "cuda" and (device.index or 0) >= count:
+        found = counted(count, "CUDA device") if count else "no CUDA device"
+        without = "" if torch.version.cuda or torch.version.hip else " (built without CUDA: install another torch)"
+        raise UserError(f"{setting} is {name!r}, but torch finds {found}{without}; use auto or cpu.")
     return device
 
 
 def processor() -> str:
     """Returns the kind of processor, which the last bits of a result depend on: ``x86_64 AVX512``."""
     return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def require_fast(dtype: str, device: torch.device) -> None:
+    """Raises UserError for a GPU that has no arithmetic in ``dtype``, which torch would emulate many times slower."""
+    if device.type == "cuda" and dtype == "bfloat16":
+        with torch.cuda.device(device):
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                return
+        raise UserError(
+            f"model.dtype is bfloat16, which {torch.cuda.get_device_name(device)} does not compute in; use float16"
+            " where the model's values stay below 65504, or float32."
+        )
 
 
 def require_bitsandbytes(setting: str, value: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from kedro.pipeline import Node, Pipeline
 
 from visual_grpo.common import console
-from visual_grpo.common.device import device_kind, resolve_device
+from visual_grpo.common.device import device_kind, require_fast, resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.gpu_check import caught, known_card, measure, single_module
@@ -41,6 +41,7 @@ def check(spec: RunSpec) -> dict[str, Any]:
             remedy="plan",
         )
     device = resolve_device(device_name)
+    require_fast(parameters.model.dtype, device)
     card = torch.cuda.get_device_properties(device)
     plan_settings = parameters.plan.model_copy(update={"gpu": known_card(device)})
     cases = []

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import torch
 
-from visual_grpo.common.device import require_bitsandbytes, resolve_device
+from visual_grpo.common.device import require_bitsandbytes, require_fast, resolve_device
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import Problems, UserError, counted
 from visual_grpo.common.types import PromptRecord
@@ -38,7 +38,7 @@ def check(config: Parameters, *, scores: bool = True) -> RunSpec:
         if config.grpo.optimizer != "adamw":
             require_bitsandbytes("grpo.optimizer", config.grpo.optimizer)
     with problems.collect():
-        _check_gpus(config.distributed.processes, config.model.device)
+        _check_gpus(config.distributed.processes, config.model)
     problems.raise_if_any()
     assert spec is not None, "a problem otherwise"
     return spec
@@ -65,12 +65,14 @@ def _check_processes(spec: RunSpec) -> None:
         )
 
 
-def _check_gpus(processes: int, device: str) -> None:
+def _check_gpus(processes: int, model: ModelConfig) -> None:
     count, present = int(os.environ.get("LOCAL_WORLD_SIZE", processes)), torch.cuda.device_count()
-    if resolve_device(device).type == "cuda" and count > max(1, present):
+    device = resolve_device(model.device)
+    if device.type == "cuda" and count > max(1, present):
         raise UserError(
             f"distributed.processes is {count}, but this machine has {counted(present, 'GPU')}: each process needs one."
         )
+    require_fast(model.dtype, device)
 
 
 def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, problems: Problems, scores: bool) -> None:
