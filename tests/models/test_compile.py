@@ -16,10 +16,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from tests.models.families.test_flow_families import CASES as FLOW_CASES
-from tests.models.families.test_flow_families import CPU, SIZE
+from tests.models.families.test_flow_families import CPU, FRAMES, SIZE
 from tests.pretend import conftest
-from tests.pretend.test_policies import CASES
-from tests.pretend.trained import config_of, records_of, score
+from tests.pretend.test_policies import CASES, case
+from tests.pretend.trained import config_of, rewards_of
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import LoraParams
@@ -31,14 +31,16 @@ from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.lora_layers import fast_lora, is_compiled
 from visual_grpo.models.offload import _STATE, _OffloadState, move_to_host
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
-for fixture in ("vl_folder", "sd3_folder", "qwen_image_folder", "flux_folder", "flux2_klein_folder", "z_image_folder"):
-    globals()[fixture] = getattr(conftest, fixture)
+for folder in {folder for folder, _ in CASES.values()} & set(vars(conftest)):
+    globals()[folder] = getattr(conftest, folder)
+globals()["case"] = case
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-"""Of dynamo, which looks at a block's inputs."""
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Of dynamo, which looks at a block's inputs.
+    pytest.mark.usefixtures("small_sources"),
+]
 GRPO = {"steps": 3, "prompts_per_step": 3, "group_size": 2, "updates_per_rollout": 1, "micro_batch_size": 4}
 
 
@@ -64,7 +66,7 @@ def test_a_family_draws_and_replays_as_without(name: str, tmp_path: Path, graphs
     build, options = FLOW_CASES[name]
     build().save_pretrained(tmp_path)
     family, config = find_family("auto", str(tmp_path)), CPU.model_copy(update={"compile": True})
-    findings = check_family(family, str(tmp_path), config, SIZE, family.options(**options), 4.0)
+    findings = check_family(family, str(tmp_path), config, SIZE, family.options(**options), 4.0, FRAMES.get(name))
     assert [finding for finding in findings if not finding.passed] == []
     assert graphs() > 1
 
@@ -80,7 +82,7 @@ def trained(
     config = config_of(place, "cpu", **{**changes, "model": model, "grpo": GRPO})
     spec = resolve(config, str(folder))
     built = components.build_model(spec)
-    trainer = components.build_trainer(spec, built, RewardSet({"brightness": (score, 1.0)}))
+    trainer = components.build_trainer(spec, built, rewards_of(config))
     networks: list[Any] = [built.adapters.networks[module] for module in spec.modules]
     resident: list[_OffloadState] = []
     for network in networks:
@@ -98,17 +100,15 @@ def trained(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_training_compiles_in_its_first_step_only(
-    name: str, request: pytest.FixtureRequest, source_images: list[Path], tmp_path: Path, graphs: Any
-) -> None:
-    folder, changes = request.getfixturevalue(CASES[name][0]), CASES[name][1]
-    records = records_of(source_images if name == "qwen2_5_vl" else ())
+def test_a_training_compiles_in_its_first_step_only(name: str, case: Any, tmp_path: Path, graphs: Any) -> None:
+    folder, changes, records = case(name)
     counts, values, state = trained(folder, records, changes, graphs, tmp_path, compiled=True)
     assert counts[0] > 1
     assert counts[1:] == [0, 0]
     none, expected, plain = trained(folder, records, changes, graphs, tmp_path, compiled=False)
     assert none == [0, 0, 0]
-    console.note(f"{name}: graphs compiled in each step: {counts}")
+    seconds, plain_seconds = ([f"{step['seconds/cpu']:.1f}" for step in steps] for steps in (values, expected))
+    console.note(f"{name}: graphs compiled in each step: {counts}; CPU seconds: {seconds}, without: {plain_seconds}")
     same = [name for name in expected[0] if name.endswith(("reward/total", "grad_norm"))]
     assert {name: values[0][name] for name in same} == pytest.approx({name: expected[0][name] for name in same}, 1e-5)
     assert max(value for step in values for name, value in step.items() if "first_max_abs_log" in name) < 1e-4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
+from tests.models.families.qwen2_5_vl.tiny import save_qwen3_vl
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.wan import tiny as wan
@@ -35,6 +37,9 @@ flux_folder = saved(flux.pipeline)
 flux2_klein_folder = saved(flux2_klein.pipeline)
 z_image_folder = saved(z_image.pipeline)
 wan_folder = saved(wan.pipeline)
+flux_kontext_folder = saved(partial(flux.pipeline, kontext=True))
+qwen_image_edit_folder = saved(partial(qwen_image.pipeline, edit=True))
+qwen_image_edit_plus_folder = saved(partial(qwen_image.pipeline, plus=True))
 
 
 @pytest.fixture(scope="session")
@@ -48,4 +53,11 @@ def vl_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.generation_config.eos_token_id = [processor.tokenizer.eos_token_id, *range(8)]
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def qwen3_vl_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vl")
+    save_qwen3_vl(folder)
     return folder

@@ -20,6 +20,7 @@ from visual_grpo.models.tokens.generation import EOS_CHECK_INTERVAL
 from visual_grpo.operations.plan.phases import replaced
 
 FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
+EDITS: Mapping[str, Any] = {**FLOW, "data": {"task": "i2i"}}
 VL: Mapping[str, Any] = {
     "kinds": ["tokens"],
     "data": {"task": "segmentation"},
@@ -46,10 +47,16 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "flux2_klein": ("flux2_klein_folder", FLOW),
     "z_image": ("z_image_folder", FLOW),
     "wan": ("wan_folder", {**FLOW, "data": {"height": 32, "width": 32, "frames": 5}}),
+    "flux_kontext": ("flux_kontext_folder", EDITS),
+    "qwen_image_edit": ("qwen_image_edit_folder", EDITS),
+    "qwen_image_edit_plus": ("qwen_image_edit_plus_folder", EDITS),
     "qwen2_5_vl": ("vl_folder", VL),
+    "qwen3_vl": ("qwen3_vl_folder", VL),
 }
-SLOW = ("ar", "dit", "alternating", "checkpointed", "matching", "qwen_image", "flux", "flux2_klein", "z_image", "wan")
-"""What joint and sd3 run covers most of these, but for the settings of matching."""
+QUICK = ("joint", "sd3", "qwen2_5_vl")
+"""What these run covers most of the others, but for the settings of matching and the sources of edits."""
+
+pytestmark = pytest.mark.usefixtures("small_sources")
 
 
 @pytest.fixture
@@ -58,7 +65,8 @@ def case(
 ) -> Callable[[str], tuple[Path, Mapping[str, Any], list[PromptRecord]]]:
     def find(name: str) -> tuple[Path, Mapping[str, Any], list[PromptRecord]]:
         folder, changes = CASES[name]
-        return request.getfixturevalue(folder), changes, records_of(source_images if name == "qwen2_5_vl" else ())
+        has_sources = "task" in changes.get("data", {})
+        return request.getfixturevalue(folder), changes, records_of(source_images if has_sources else ())
 
     return find
 
@@ -112,7 +120,7 @@ def waits_while_denoising(gpu: Accelerator) -> Iterator[list[Counter[tuple[str, 
         yield seen
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES])
 def test_a_policy_is_trained_on_a_gpu_as_on_the_cpu(case: Any, tmp_path: Path, name: str) -> None:
     folder, changes, records = case(name)
     expected = train(config_of(tmp_path, "cpu", **changes), folder, records)
@@ -124,8 +132,8 @@ def test_a_policy_is_trained_on_a_gpu_as_on_the_cpu(case: Any, tmp_path: Path, n
     assert sum(waits, Counter()) == Counter()
     assert bool(waits) == ("flow" in changes.get("kinds", ["flow"]))
     assert bool(between) == ("tokens" in changes.get("kinds", ["tokens"]))
-    assert name != "qwen2_5_vl" or any(number % EOS_CHECK_INTERVAL == 0 for number, _ in between)
-    looks = EOS_CHECK_INTERVAL if name == "qwen2_5_vl" else None
+    assert changes is not VL or any(number % EOS_CHECK_INTERVAL == 0 for number, _ in between)
+    looks = EOS_CHECK_INTERVAL if changes is VL else None
     for number, count in between:
         # Whether all rows have ended is asked for after every EOS_CHECK_INTERVAL-th token.
         assert count == (looks is not None and number % looks == 0), (number, gpu.transfers)

@@ -68,14 +68,18 @@ def train(config: Parameters, folder: Path, records: Sequence[PromptRecord]) -> 
         for tensor in (*network.parameters(), *network.buffers()):
             # As a GPU's copies are: a CPU rounds by where in memory weights begin, and those of a file begin anywhere.
             tensor.data = tensor.data.clone()
-    reward = FunctionReward("brightness", score)
-    reward.needs = Needs(video=config.data.frames is not None)
-    trainer = components.build_trainer(spec, model, RewardSet({"brightness": (reward, 1.0)}))
+    trainer = components.build_trainer(spec, model, rewards_of(config))
     with replaced(optimizer, "in_double", lambda _: lambda *_: False):  # As on a GPU.
         steps = [step.values for step in trainer.fit(records)]
         samples = model.generate(records, list(range(len(records))), config.sampling.eval)
     adapters = {name: value.cpu() for name, value in model.adapters.state().items()}
     return Trained(adapters=adapters, metrics=[reproducible(step) for step in steps], samples=samples)
+
+
+def rewards_of(config: Parameters) -> RewardSet:
+    reward = FunctionReward("brightness", score)
+    reward.needs = Needs(video=config.data.frames is not None)
+    return RewardSet({"brightness": (reward, 1.0)})
 
 
 def score(prompts: Any, samples: Sequence[Any]) -> list[float]:
