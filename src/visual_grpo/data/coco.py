@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,12 +20,15 @@ from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config import DataConfig
 from visual_grpo.data.queries import mask_image
 from visual_grpo.data.record import Item, Limits, Place, Record, Rejected, is_image_name, open_text, shorten
-from visual_grpo.data.splits import split_found, split_in_path
+from visual_grpo.data.splits import split_in_path
+from visual_grpo.data.videos import require_pixels
 
 ANNOTATIONS = "annotations"
 """The folder of annotation files; their images lie beside it."""
 _OBJECTS, _CAPTIONS = "categories", "caption"
 """The key that tells files of objects and of captions apart."""
+_PREFERRED = {_OBJECTS: "instances", _CAPTIONS: "captions"}
+"""How COCO's names of them begin: beside the objects, it has their keypoints."""
 _REMEDY = "Give polygons or run lengths of the image's size, as COCO does"
 
 
@@ -49,149 +51,128 @@ def _annotation_files(path: Path, kind: str) -> Iterator[Path]:
                 yield file
 
 
-def read_coco(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    """Yields the queries of the annotation file of each split.
-
-    Raises:
-        UserError: several files of one split, or a file that is not COCO's.
-    """
-    return _read(path, limits, data.max_pixels, draw=True)
-
-
-def count_coco(path: Path, limits: Limits, data: DataConfig) -> Counter[str | None]:
-    """Returns the number of queries of each split that was found, without their masks."""
-    return Counter(split_found(item, "coco") for item in _read(path, limits, data.max_pixels, draw=False))
-
-
 def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    """Yields a record for each caption in the annotation file of each split.
-
-    Raises:
-        UserError: several files of one split, or a file that is not COCO's.
-    """
-    for file, name, base in _files(path, limits, _CAPTIONS, "captions"):
-        images, annotations, _ = _content(file)
-        pictures = Pictures(limits.walk(base), split_in_path(file.name))
-        for number, annotation in enumerate(annotations, 1):
-            place = Place(name, number)
+    """Yields a record for each caption. Raises UserError: see `_files`."""
+    for file in _files(path, limits, _CAPTIONS):
+        for number, annotation in enumerate(file.annotations, 1):
+            place = Place(file.name, number)
             try:
-                image = _only(images.get(annotation["image_id"], []), annotation["image_id"])
-                target, caption = pictures.find(image["file_name"]), annotation["caption"]
+                image = file.image(annotation["image_id"])
+                target, caption = file.picture(image["file_name"]), annotation["caption"]
             except Rejected as rejected:
                 yield rejected.at(place)
             except (KeyError, TypeError, AttributeError) as error:
-                message = (
-                    f"the annotation has no caption or no image with a file_name ({type(error).__name__}: {error})"
-                )
+                found = f"{type(error).__name__}: {error}"
+                message = f"the annotation has no caption or no image with a file_name ({found})"
                 yield Rejected("empty_prompt", message, "Add it, as in COCO's files", place)
             else:
                 extra = {"image_id": image["id"]}
-                yield Record(place=place, folder=base, prompt=caption, target_image=target, extra=extra)
+                yield Record(place=place, folder=file.folder, prompt=caption, target_image=target, extra=extra)
 
 
-def _read(path: Path, limits: Limits, max_pixels: int, draw: bool) -> Iterator[Record | Rejected]:
-    for file, name, base in _files(path, limits, _OBJECTS, "instances"):
-        yield from _read_file(file, name, base, limits, max_pixels, draw)
+def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True) -> Iterator[Item]:
+    """Yields the queries, without ``draw`` with no masks, to be counted. Raises UserError: see `_files`."""
+    for file in _files(path, limits, _OBJECTS):
+        queries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+        for number, annotation in enumerate(file.annotations, 1):
+            try:
+                queries.setdefault((annotation["image_id"], annotation["category_id"]), []).append(annotation)
+            except (KeyError, TypeError) as error:
+                message = f"annotation {number} names no image and category ({type(error).__name__}: {error})"
+                yield Rejected("wrong_mask", message, _REMEDY, Place(file.name, number))
+        for number, ((image_id, category), parts) in enumerate(queries.items(), 1):
+            place = Place(file.name, number)
+            try:
+                query = file.category(category)
+                image = file.image(image_id)
+                drawn = _drawn(parts, image, data)
+                source = file.picture(image["file_name"])
+            except Rejected as rejected:
+                yield rejected.at(place)
+                continue
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                found = f"{type(error).__name__}: {error}"
+                message = f"image {image_id} lacks a proper file_name, width or height ({found})"
+                yield Rejected("wrong_mask", message, "Add it, as in COCO's files", place)
+                continue
+            mask = mask_image(coco_mask.decode(coco_mask.merge(drawn)) > 0, f"{place}, the mask") if draw else ""
+            yield Record(
+                place=place,
+                folder=file.folder,
+                prompt=query,
+                source_images=source,
+                target_image=mask,
+                extra={"image_id": image_id, "category_id": category},
+            )
 
 
-def _files(path: Path, limits: Limits, kind: str, preferred: str) -> Iterator[tuple[Path, str, Path]]:
-    """Yields the annotation file of each split, its name in the dataset, and the folder of its images."""
+def _files(path: Path, limits: Limits, kind: str) -> Iterator[_AnnotationFile]:
+    """Yields the annotation file of each split. Raises UserError if one has several, or one that is not COCO's."""
     files: dict[str | None, list[Path]] = {}
     for file in _annotation_files(path, kind):
         files.setdefault(split_in_path(file.name), []).append(file)
     for same in files.values():
-        # Beside the objects, COCO has their keypoints and captions.
-        chosen = same if len(same) == 1 else [file for file in same if file.name.startswith(preferred)]
+        chosen = same if len(same) == 1 else [file for file in same if file.name.startswith(_PREFERRED[kind])]
         if len(chosen) != 1:
             names = ", ".join(file.name for file in same)
             message = f"{same[0].parent} has several annotation files of one split, {names}. Give one as data.path."
             raise UserError(message, remedy=Remedy(parameters={"data.path": str(same[0])}))
         limits.require_inside(chosen[0])
-        name = chosen[0].name if chosen[0] == path else chosen[0].relative_to(path).as_posix()
-        yield chosen[0], name, chosen[0].parent.parent if chosen[0].parent.name == ANNOTATIONS else chosen[0].parent
+        yield _AnnotationFile(chosen[0], path, limits)
 
 
-def _content(file: Path) -> tuple[dict[Any, list[Any]], list[Any], dict[Any, Any]]:
-    """Returns images by id, annotations, and names of categories by id; raises UserError where there are none."""
-    images: dict[Any, list[Any]] = {}
-    try:
-        with open_text(file) as text:
-            content = json.load(text)
-        for image in content["images"]:
-            images.setdefault(image["id"], []).append(image)
-        names = {category["id"]: category.get("name") for category in content.get("categories", ())}
-        return images, list(content[ANNOTATIONS]), names
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file} is not a COCO file ({type(error).__name__}: {error}).") from error
+class _AnnotationFile:
+    """What an annotation file holds, and the pictures in its folder or those below."""
 
-
-def _read_file(
-    file: Path, name: str, base: Path, limits: Limits, max_pixels: int, draw: bool
-) -> Iterator[Record | Rejected]:
-    images, annotations, names = _content(file)
-    queries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
-    for number, annotation in enumerate(annotations, 1):
+    def __init__(self, file: Path, path: Path, limits: Limits) -> None:
+        self.name = file.name if file == path else file.relative_to(path).as_posix()
+        self.folder = file.parent.parent if file.parent.name == ANNOTATIONS else file.parent
+        self._images: dict[Any, list[Mapping[str, Any]]] = {}
         try:
-            queries.setdefault((annotation["image_id"], annotation["category_id"]), []).append(annotation)
-        except (KeyError, TypeError) as error:
-            message = f"annotation {number} names no image and category ({type(error).__name__}: {error})"
-            yield Rejected("wrong_mask", message, _REMEDY, Place(name, number))
-    pictures = Pictures(limits.walk(base), split_in_path(file.name))
-    for number, ((image_id, category), parts) in enumerate(queries.items(), 1):
-        place = Place(name, number)
-        try:
-            if names.get(category) is None:
-                message = f"the categories have no name of the id {shorten(repr(category))}, which would be the query"
-                raise Rejected("empty_prompt", message, "Add the category with its name, or remove its annotations")
-            image = _only(images.get(image_id, []), image_id)
-            drawn = _drawn(parts, image, max_pixels)
-            source = pictures.find(image["file_name"])
-        except Rejected as rejected:
-            yield rejected.at(place)
-            continue
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            message = f"image {image_id} lacks a proper file_name, width or height ({type(error).__name__}: {error})"
-            yield Rejected("wrong_mask", message, "Add it, as in COCO's files", place)
-            continue
-        yield Record(
-            place=place,
-            folder=base,
-            prompt=names[category],
-            source_images=source,
-            target_image=mask_image(coco_mask.decode(coco_mask.merge(drawn)) > 0, f"{place}, the mask") if draw else "",
-            extra={"image_id": image_id, "category_id": category},
-        )
-
-
-def _only(images: Sequence[Mapping[str, Any]], image_id: Any) -> Mapping[str, Any]:
-    if len(images) != 1:
-        message = f"{len(images)} images have the id {shorten(repr(image_id))}"
-        raise Rejected("missing_source", message, "Give each image its own id, and each annotation the id of its image")
-    return images[0]
-
-
-class Pictures:
-    """Finds the images that an annotation file names, in its folder or those below."""
-
-    def __init__(self, files: Iterator[str], split: str | None) -> None:
-        self._split = split
-        self._paths: dict[str, list[str]] = {}
+            with open_text(file) as text:
+                content = json.load(text)
+            for image in content["images"]:
+                self._images.setdefault(image["id"], []).append(image)
+            self._categories = {category["id"]: category.get("name") for category in content.get("categories", ())}
+            self.annotations = list(content[ANNOTATIONS])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{file} is not a COCO file ({type(error).__name__}: {error}).") from error
+        self._split = split_in_path(file.name)
+        self._pictures: dict[str, list[str]] = {}
         """By name, relative to the folder."""
-        for path in filter(is_image_name, files):
-            self._paths.setdefault(_key(path).name, []).append(path)
-        self._splits = {_split_of(path) for paths in self._paths.values() for path in paths}
+        for picture in filter(is_image_name, limits.walk(self.folder)):
+            self._pictures.setdefault(_key(picture).name, []).append(picture)
+        self._has_split = any(_split_of(each) == self._split for same in self._pictures.values() for each in same)
 
-    def find(self, name: str) -> str:
+    def category(self, category_id: Any) -> Any:
+        """Returns the name of a category, or raises `Rejected`."""
+        if (name := self._categories.get(category_id)) is None:
+            message = f"the categories have no name of the id {shorten(repr(category_id))}, which would be the query"
+            raise Rejected("empty_prompt", message, "Add the category with its name, or remove its annotations")
+        return name
+
+    def image(self, image_id: Any) -> Mapping[str, Any]:
+        """Returns the entry of an image, or raises `Rejected` if not exactly one has the id."""
+        images = self._images.get(image_id, [])
+        if len(images) != 1:
+            message, remedy = (
+                f"{len(images)} images have the id {shorten(repr(image_id))}",
+                "Give each image its own id",
+            )
+            raise Rejected("missing_source", message, f"{remedy}, and each annotation the id of its image")
+        return images[0]
+
+    def picture(self, name: str) -> str:
         """Returns the path of an image, or its name if there is none; of two, that in a folder of the file's split.
 
         Raises:
             Rejected: several images could be meant.
         """
         named = _key(name)
-        paths = [path for path in self._paths.get(named.name, []) if f"/{_key(path)}".endswith(f"/{named}")]
+        paths = [path for path in self._pictures.get(named.name, []) if f"/{_key(path)}".endswith(f"/{named}")]
         of_split = [path for path in paths if self._split is not None and _split_of(path) == self._split]
         of_none = [path for path in paths if _split_of(path) is None]
-        others = [] if self._split in self._splits else paths
+        others = [] if self._has_split else paths
         found = of_split or [path for path in paths if _key(path) == named] or of_none or others
         if len(found) > 1:
             message = f"{name} may be {' or '.join(found)}"
@@ -210,14 +191,12 @@ def _split_of(path: str) -> str | None:
     return split_in_path(f"{PurePosixPath(path).parent}/_")
 
 
-def _drawn(annotations: Sequence[Mapping[str, Any]], image: Mapping[str, Any], max_pixels: int) -> list[Any]:
+def _drawn(annotations: Sequence[Mapping[str, Any]], image: Mapping[str, Any], data: DataConfig) -> list[Any]:
     """Returns the run lengths of all annotations, as pycocotools draws them."""
     height, width = int(image["height"]), int(image["width"])
     if min(height, width) < 1:
         raise ValueError(f"{width}x{height} pixels")
-    if height * width > max_pixels:
-        message = f"image {image['id']} is {width}x{height} pixels, more than data.max_pixels={max_pixels}"
-        raise Rejected("too_many_pixels", message, "Scale it down, raise data.max_pixels or remove the record")
+    require_pixels(f"image {image['id']}", (width, height), data)
     parts: list[Any] = []
     for annotation in annotations:
         try:

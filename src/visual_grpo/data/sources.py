@@ -81,13 +81,13 @@ class RecordSource:
     @cached_property
     def splits(self) -> Counter[str | None]:
         """Number of records, also of those that will be rejected, in each split that was found; None = in none."""
-        rows = tabular.count_table(self.path, self.data) if self.layout == "table" else None
-        if self.layout == "coco":
-            rows = coco.count_coco(self.path, self.limits, self.data)
-        if rows is not None:
+        if self.layout == "table" and (rows := tabular.count_table(self.path, self.data)) is not None:
             return rows
-        items = (item for item in self._items() if not isinstance(item, Note))
-        return Counter(split_found(item, self.layout) for item in items)
+        if self.layout == "coco":
+            items = coco.read_coco(self.path, self.limits, self.data, draw=False)
+        else:
+            items = self._items()
+        return Counter(split_found(item, self.layout) for item in items if not isinstance(item, Note))
 
     @cached_property
     def chosen(self) -> frozenset[str | None]:
