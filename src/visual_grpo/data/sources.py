@@ -145,11 +145,10 @@ def _layout_of(path: Path, limits: Limits, data: DataConfig, parameter: str) -> 
             continue
         if file != path:  # The path that the user names may be a link.
             limits.require_inside(file)
-        if path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS:
-            entries = (entry.name for entry in path.iterdir())
-            if not any(is_image_name(entry) or tabular.is_metadata(entry) for entry in entries):
-                # Tables may lie beside images without being meant, such as a log in CSV.
-                _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
+        if (path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS) and not any(
+            is_image_name(entry.name) or tabular.is_metadata(entry) for entry in path.iterdir()
+        ):  # Tables may lie beside images without being meant, such as a log in CSV.
+            _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
         return name, file
     if path.is_dir():
         _refuse_several(path, limits, parameter, names)

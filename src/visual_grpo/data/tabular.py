@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,34 +39,31 @@ from visual_grpo.data.record import (
 from visual_grpo.data.splits import ALL, COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
 
 HUB = "hf://datasets/"
-_BATCH = 16
-"""Rows of a Parquet table in memory."""
-SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".tar")
 _BUILDERS: dict[str, dict[str, Any]] = {
-    ".parquet": {"path": "parquet", "batch_size": _BATCH},
+    ".parquet": {"path": "parquet", "batch_size": 16},  # Rows in memory.
     ".tar": {"path": "webdataset"},
 }
 """Suffix -> options of `datasets.load_dataset`."""
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", *_BUILDERS)
 _NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
 """Spellings of missing values in spreadsheets and pandas, in lower case."""
-Row = dict[str, Any] | Rejected
+Row = dict[str, Any] | Rejected | Note
 
 
 def find_records(path: Path, limits: Limits) -> Path | None:
     """Returns the file of JSON lines, or ``records.jsonl`` in the folder."""
     file = path / "records.jsonl" if path.is_dir() else path
-    return file if file.suffix.lower() == ".jsonl" and not is_metadata(file.name) and file.is_file() else None
+    return file if file.suffix.lower() == ".jsonl" and file.is_file() and not is_metadata(file) else None
 
 
 def read_records(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    return _read_file(path, path.name, data, canonical=True)
+    return _read_file(path, path.parent, data, canonical=True)
 
 
 def find_metadata(path: Path, limits: Limits) -> Path | None:
     """Returns a metadata file of the hub's image folders, or a folder with at least one below it."""
-    if path.is_dir():
-        return path if next(_metadata_files(path, limits), None) else None
-    return path if path.is_file() and is_metadata(path.name) else None
+    files = map(path.joinpath, limits.walk(path)) if path.is_dir() else [path]
+    return path if any(map(is_metadata, files)) else None
 
 
 def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
@@ -73,65 +71,53 @@ def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
 
     Where there are images, a row that names none is rejected.
     """
-    if path.is_file():
-        files, names = [path.name], [path.name]
-        path = path.parent
-    else:
-        names = list(limits.walk(path))
-        files = list(_metadata_files(path, limits))
+    base, names = (path.parent, [path.name]) if path.is_file() else (path, list(limits.walk(path)))
     has_images = any(map(limits.is_target, names))
     seen: set[Path] = set()
-    for name in files:
-        file = path / name
+    for file in filter(is_metadata, map(base.joinpath, names)):
         limits.require_inside(file)
         if file.parent in seen:
             raise UserError(f"{file.parent}: has both metadata.jsonl and metadata.csv. Keep one of them.")
         seen.add(file.parent)
-        folder = next((part for part in reversed(Path(name).parts[:-1]) if usual_name(part)), None)
-        for item in _read_file(file, name, data):
+        folders = reversed(file.relative_to(base).parts[:-1])
+        split = next(filter(usual_name, folders), None)
+        for item in _read_file(file, base, data):
             if has_images and isinstance(item, Record) and item.target_image is None and item.source_images is None:
                 missing = Rejected("missing_target", "the row names no image", "Add its file_name, or remove the row")
                 item = missing.at(item.place, item.id)
-            elif folder is not None and isinstance(item, Record):
-                item = replace(item, extra={"split": folder, **item.extra})
+            elif split is not None and isinstance(item, Record):
+                item = replace(item, extra={"split": split, **item.extra})
             yield item
 
 
-def _metadata_files(path: Path, limits: Limits) -> Iterator[str]:
-    return (name for name in limits.walk(path) if is_metadata(name) and (path / name).is_file())
-
-
-def is_metadata(name: str) -> bool:
-    return name.rpartition("/")[2].lower() in ("metadata.jsonl", "metadata.csv")
+def is_metadata(file: Path) -> bool:
+    return file.name.lower() in ("metadata.jsonl", "metadata.csv") and file.is_file()
 
 
 def find_table(path: Path, limits: Limits) -> Path | None:
     """Returns a table, a folder with tables (also in its subfolder ``data``) or one written by ``save_to_disk``."""
-    if path.is_dir():
-        return path if is_saved(path) or _tables(path) else None
-    return path if path.is_file() and _is_table(path) else None
+    return path if is_saved(path) or _tables(path)[1] else None
 
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    if data.path.startswith(HUB) or is_saved(path):
+    if (datasets := _datasets(path, data)) is not None:
         name, folder = (data.path.removeprefix(HUB), None) if data.path.startswith(HUB) else (path.name, path)
-        datasets = _load(path, data)
         for split in sorted(chosen_splits(datasets, data), key=str):
             for item in _read_dataset(datasets[split], name, folder, data):
                 yield replace(item, split=split)
-    elif path.is_file():
-        yield from _read_file(path, path.name, data)
-    else:
-        for file in _tables(path):
+        return
+    base, files = _tables(path)
+    for file in files:
+        if file != path:  # The path that the user names may be a link.
             limits.require_inside(file)
-            yield from _read_file(file, file.relative_to(path).as_posix(), data)
+        yield from _read_file(file, base, data)
 
 
 def count_table(path: Path, data: DataConfig) -> Counter[str | None] | None:
     """Returns the number of rows in each split, or None if it is not known without reading them."""
-    if data.path.startswith(HUB) or is_saved(path):
-        return Counter({split: int(dataset.num_rows) for split, dataset in _load(path, data).items()})
-    base, files = (path.parent, [path]) if path.is_file() else (path, _tables(path))
+    if (datasets := _datasets(path, data)) is not None:
+        return Counter({split: int(dataset.num_rows) for split, dataset in datasets.items()})
+    base, files = _tables(path)
     if any(file.suffix.lower() != ".parquet" for file in files):
         return None
     counts = Counter[str | None]()
@@ -149,12 +135,15 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _load(path: Path, data: DataConfig) -> dict[str | None, Any]:
-    """Loads the splits of a dataset, None for one without; hub datasets go into the library's cache once."""
+def _datasets(path: Path, data: DataConfig) -> dict[str | None, Any] | None:
+    """Loads a saved or hub dataset by its splits, None for one without; returns None for other tables."""
+    is_hub = data.path.startswith(HUB)
+    if not is_hub and not is_saved(path):
+        return None
     import datasets
 
     with _name_in_errors(data.path):
-        if not data.path.startswith(HUB):
+        if not is_hub:
             dataset = datasets.load_from_disk(str(path))
             return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
         name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
@@ -165,24 +154,27 @@ def _load(path: Path, data: DataConfig) -> dict[str | None, Any]:
         return loaded
 
 
-def _tables(path: Path) -> list[Path]:
-    files = [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*")) if file.is_file()]
-    # Beside a tar, img2dataset writes a table of the same records, also of those that it could not fetch.
-    files = [file for file in files if file.suffix == ".tar" or not file.with_suffix(".tar").is_file()]
-    return list(filter(_is_table, files))
+def _tables(path: Path) -> tuple[Path, list[Path]]:
+    """Returns the dataset's folder and its tables, also those in its subfolder ``data``."""
+    base, files = path.parent, [path]
+    if not path.is_file():
+        base, files = path, [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*"))]
+        # Beside a tar, img2dataset writes a table of the same records, also of those that it could not fetch.
+        files = [file for file in files if file.suffix == ".tar" or not file.with_suffix(".tar").is_file()]
+    return base, [file for file in files if file.is_file() and _is_table(file)]
 
 
 def _is_table(file: Path) -> bool:
     suffix = file.suffix.lower()
     if suffix != ".json":
-        return suffix in SUFFIXES
+        return suffix in _SUFFIXES
     with open_text(file) as text:  # Other JSON files beside data are seldom lists.
         return text.read(100).lstrip().startswith("[")
 
 
-def _read_file(file: Path, name: str, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
-    """Yields the records of one table; ``name`` is its path in the dataset."""
-    suffix = file.suffix.lower()
+def _read_file(file: Path, base: Path, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
+    """Yields the records of one table in the dataset's folder ``base``."""
+    name, suffix = file.relative_to(base).as_posix(), file.suffix.lower()
     if suffix in _BUILDERS:
         import datasets
 
@@ -192,23 +184,15 @@ def _read_file(file: Path, name: str, data: DataConfig, *, canonical: bool = Fal
             dataset = datasets.load_dataset(data_files=files, split="train", streaming=True, **_BUILDERS[suffix])
         yield from _read_dataset(dataset, name, file.parent, data)
         return
-    rows = (
-        {".json": _json_rows, ".jsonl": _json_lines}[suffix](file)
-        if suffix in (".json", ".jsonl")
-        else _csv_rows(file, data)
-    )
-    before, wide = 1, []
-    for number, row in rows:
-        if number > before + 1 and suffix in (".csv", ".tsv") and not isinstance(row, Rejected):
-            wide.append(number)
-        place, before = Place(name, number), number
+    read = {".json": _json_rows, ".jsonl": _json_lines}.get(suffix, partial(_csv_rows, data=data))
+    for number, row in read(file):
+        place = Place(name, number)
         if isinstance(row, Rejected):
             yield row.at(place)
+        elif isinstance(row, Note):
+            yield row
         else:
             yield record_from_row(row, place, file.parent, data, canonical=canonical)
-    if wide:
-        some = f"{counted(len(wide), 'row')} of {name} of several lines, such as that to line {wide[0]}"
-        yield Note(f"{some}: a quote that is not closed takes the next lines with it")
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
@@ -246,27 +230,39 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         # Spreadsheets separate by semicolons where the comma is in numbers.
         delimiter = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
         rows = csv.DictReader(text, delimiter=delimiter, restkey="", strict=True)
-        try:
-            rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
-        except csv.Error as error:
-            raise UserError(f"{file}: the header is not valid CSV ({error}). Correct it.") from error
-        if twice := sorted({column for column in header if column and header.count(column) > 1}):
-            raise UserError(f"{file}: the header has {', '.join(map(repr, twice))} more than once. Rename a column.")
-        if not {*prompt_columns(data)} & {*header, *map(str.lower, header)}:
-            names = ", ".join(prompt_columns(data))
-            raise UserError(
-                f"{file}: the header must name the prompt's column ({names}); it is"
-                f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
-            )
-        while (found := _next_row(rows)) is not None:
-            row = found
+        header = _header(rows, file, data)
+        last, wide = 1, []
+        while (row := _next_row(rows)) is not None:
+            number = rows.reader.line_num
             if isinstance(row, dict) and isinstance(row.get(""), list):
                 message = f"the row has more fields than the header, {len(header)}"
                 row = Rejected("not_csv", message, 'Put quotes (") around text with commas')
             elif isinstance(row, dict):
                 missing = {name for name, value in row.items() if value is None or value.strip().lower() in _NULLS}
                 row |= dict.fromkeys(missing)
-            yield rows.reader.line_num, row
+                wide += [number] * (number > last + 1)
+            yield number, row
+            last = number
+        if wide:
+            some = f"{counted(len(wide), 'row')} of {file.name} of several lines, such as that to line {wide[0]}"
+            yield last, Note(f"{some}: a quote that is not closed takes the next lines with it")
+
+
+def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str]:
+    """Strips and returns the names of the columns. Raises UserError if one is double, or none is the prompt's."""
+    try:
+        rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
+    except csv.Error as error:
+        raise UserError(f"{file}: the header is not valid CSV ({error}). Correct it.") from error
+    if twice := sorted({column for column in header if column and header.count(column) > 1}):
+        raise UserError(f"{file}: the header has {', '.join(map(repr, twice))} more than once. Rename a column.")
+    if not {*prompt_columns(data)} & {*header, *map(str.lower, header)}:
+        names = ", ".join(prompt_columns(data))
+        raise UserError(
+            f"{file}: the header must name the prompt's column ({names}); it is"
+            f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
+        )
+    return header
 
 
 def _next_row(rows: csv.DictReader[str]) -> Row | None:
