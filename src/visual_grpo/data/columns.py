@@ -14,6 +14,7 @@ from uuid import UUID
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.images import ImageError, read_size
 from visual_grpo.config import DataConfig
+from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.queries import mask_image, parse_solution
 from visual_grpo.data.record import EmbeddedImage, Place, Record, Rejected, find_file, is_image_name, shorten
 
@@ -45,14 +46,18 @@ _NUMBERED = re.compile(r"(.*?)_?(\d*)", re.DOTALL)
 class _Row:
     """The columns of a row that are left, and what the others became."""
 
-    def __init__(self, row: Mapping[str, Any], ignored: Iterable[str]) -> None:
-        self.became = {name: IGNORED for name in ignored if name in row}
+    def __init__(self, row: Mapping[str, Any], columns: ColumnsConfig) -> None:
+        self._named = columns.named()
+        self.became = {name: IGNORED for name in columns.ignored if name in row}
         self.left = {name: value for name, value in row.items() if name not in self.became}
 
-    def take(self, field: str, names: Iterable[str]) -> Any:
-        """Takes the first column with a value, or the first; one in capitals counts where none has the very name."""
-        spelt = {name.lower(): name for name in self.left} | {name: name for name in self.left}
-        present = sorted((spelt[name] for name in names if name in spelt), key=lambda name: self.left[name] is None)
+    def take(self, field: str, known: Iterable[str], named: str | None = None) -> Any:
+        """Takes the column that is named by hand; else, of the known ones that are named for nothing else, the first
+        with a value, or the first; one in capitals counts where none has the very name."""
+        free = [name for name in self.left if name not in self._named]
+        spelt = {name.lower(): name for name in free} | {name: name for name in free}
+        names = (spelt.get(name) for name in known) if named is None else [named]
+        present = sorted((name for name in names if name in self.left), key=lambda name: self.left[name] is None)
         if not present:
             return None
         self.became[present[0]] = field
@@ -79,42 +84,36 @@ def record_from_row(
     Raises:
         UserError: the row has a column of pictures that is not used and might be meant (`_might_be_meant`).
     """
-    columns, names = _Row(row, data.columns.ignored), _names(row, data, canonical)
+    columns, known, named = _Row(row, data.columns), _known(row, data, canonical), data.columns
     record_id, group = columns.take("id", ["id"]), columns.take("group", ["group"])
     try:
-        if missing := [name for name in data.columns.named() if name not in row]:
-            raise _no_column(missing[0], row)
-        fields = {field: columns.take(field, names[field]) for field in ("prompt", "target")}
-        if len(several := data.columns.source or _numbered_sources(columns.left, data, canonical)) > 1:
-            taken = [columns.take("source", [name]) for name in several]
-            fields["source"] = [image for image in taken if image is not None] or None
-            if None in taken[: len(fields["source"] or ())]:
-                remedy = "Add it, or name the columns of sources with data.columns.source"
-                raise Rejected("missing_source", f"{several[taken.index(None)]} is empty before a later source", remedy)
-        else:
-            fields["source"] = columns.take("source", several or names["source"])
-        prompts: dict[str, Any] = {}
+        if missing := [name for name in named.named() if name not in row]:
+            message = f"there is no column {missing[0]!r} of data.columns; the columns are {shorten(', '.join(row))}"
+            raise Rejected("missing_column", message, f"Correct data.columns.{nearest_hint(missing[0], row)}")
+        prompt = columns.take("prompt", known["prompt"], named.prompt)
+        target = columns.take("target", known["target"], named.target)
+        source = _take_sources(columns, known["source"], data, canonical)
+        prompts_of_mask: dict[str, Any] = {}
         if data.task == "segmentation":
-            fields["target"], prompts = _take_prompts_of_mask(columns, fields["target"], record_id, folder)
+            target, prompts_of_mask = _take_prompts_of_mask(columns, target, record_id, folder)
     except Rejected as rejected:
         return rejected.at(place, record_id)
-    is_metadata = canonical or isinstance(columns.left.get("metadata"), Mapping)
-    metadata = columns.take("metadata", ["metadata"]) if is_metadata else None
-    used = [fields["target"], *(fields["source"] if isinstance(fields["source"], list) else [fields["source"]])]
-    unused = [name for name, value in columns.left.items() if value not in used and _is_picture(value, folder)]
-    if unused and _might_be_meant(unused, fields, data):
-        raise UserError(_not_used(unused, fields, columns, place, data))
-    target = fields["target"]
+    is_object = canonical or isinstance(columns.left.get("metadata"), Mapping)
+    metadata = columns.take("metadata", ["metadata"] if is_object else [])
+    used = [target, *(source if isinstance(source, list) else [source])]
+    unused = [name for name, value in columns.left.items() if value not in used and _is_there(value, folder)]
+    if unused and _might_be_meant(unused, source, target, data):
+        raise UserError(_not_used(unused, source, target, columns, place, data))
     return Record(
         place=place,
         folder=folder,
         id=record_id,
-        prompt=fields["prompt"],
-        source_images=fields["source"],
+        prompt=prompt,
+        source_images=source,
         target_image=target[0] if isinstance(target, list) and len(target) == 1 else target,
         group=group,
         metadata=metadata,
-        extra=columns.rest() | prompts,
+        extra=columns.rest() | prompts_of_mask,
         columns=columns.became,
     )
 
@@ -126,34 +125,41 @@ def prompt_columns(data: DataConfig) -> tuple[str, ...]:
     return QUERIES["prompt"] if data.task == "segmentation" else PICTURES["prompt"]
 
 
-def _names(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[str, list[str]]:
-    """Returns the columns that may hold each field."""
+def _known(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> dict[str, list[str]]:
+    """Returns the names, in lower case, of columns that may hold each field of this row."""
     values = {name.lower(): value for name, value in row.items()}
     if data.task == "segmentation":
-        names = {field: list(columns) for field, columns in QUERIES.items()}
+        known = {field: list(columns) for field, columns in QUERIES.items()}
     elif canonical and "prompt" in row and (data.task != "i2i" or "source_image" in row):
-        names = {field: [columns[0]] for field, columns in PICTURES.items()}
-        names["source"] += [name for name in ("source_images", "sources") if _is_image(values.get(name))]
+        known = {field: [columns[0]] for field, columns in PICTURES.items()}
+        known["source"] += [name for name in ("source_images", "sources") if _is_image(values.get(name))]
     else:
-        always = {"prompt", "source_image", "target_image", "file_name", *(["video"] if data.frames else [])}
-        names = {
-            # A column "source" may also say where a picture comes from.
+        always = {"source_image", "target_image", "file_name", *(["video"] if data.frames else [])}
+        # A column "source" may also say where a picture comes from.
+        known = {
             field: [name for name in columns if name in always or _is_image(values.get(name))]
             for field, columns in PICTURES.items()
         }
         # The hub's image folders have their captions in "text", and may have another column "prompt".
-        names["prompt"] = [*(["text"] if "file_name" in row else []), *PICTURES["prompt"]]
+        known["prompt"] = [*(["text"] if "file_name" in row else []), *PICTURES["prompt"]]
     # The very picture comes before the name of a file that it had.
-    for columns in names.values():
-        columns.sort(key=lambda name: not isinstance(values.get(name), EmbeddedImage))
-    spelt = {name.lower(): name for name in row} | {name: name for name in row}
-    names = {field: [spelt.get(name, name) for name in columns] for field, columns in names.items()}
-    given = {"prompt": data.columns.prompt, "target": data.columns.target}
-    chosen = {field: [name] for field, name in given.items() if name is not None}
-    if data.columns.source:
-        chosen["source"] = data.columns.source
-    free = {field: [name for name in columns if name not in data.columns.named()] for field, columns in names.items()}
-    return free | chosen
+    return {
+        field: sorted(columns, key=lambda name: not isinstance(values.get(name), EmbeddedImage))
+        for field, columns in known.items()
+    }
+
+
+def _take_sources(columns: _Row, known: Iterable[str], data: DataConfig, canonical: bool) -> Any:
+    """Takes a column of sources, or several, of which the last may be empty."""
+    several = data.columns.source or _numbered_sources(columns.left, data, canonical)
+    if len(several) < 2:
+        return columns.take("source", known, *several)
+    taken = [columns.take("source", [], name) for name in several]
+    images = [image for image in taken if image is not None]
+    if None in taken[: len(images)]:
+        remedy = "Add it, or name the columns of sources with data.columns.source"
+        raise Rejected("missing_source", f"{several[taken.index(None)]} is empty before a later source", remedy)
+    return images or None
 
 
 def _numbered_sources(row: Mapping[str, Any], data: DataConfig, canonical: bool) -> list[str]:
@@ -169,34 +175,32 @@ def _numbered_sources(row: Mapping[str, Any], data: DataConfig, canonical: bool)
     return [name for _, name in sorted(series[0])] if series else []
 
 
-def _no_column(name: str, row: Mapping[str, Any]) -> Rejected:
-    message = f"there is no column {name!r} of data.columns; the columns are {shorten(', '.join(row))}"
-    return Rejected("missing_column", message, f"Correct data.columns.{nearest_hint(name, row)}")
-
-
-def _might_be_meant(unused: Sequence[str], fields: Mapping[str, Any], data: DataConfig) -> bool:
+def _might_be_meant(unused: Sequence[str], source: Any, target: Any, data: DataConfig) -> bool:
     """Tells whether pictures that nothing reads may be what the task needs.
 
     An edit's prompt may speak of any, unless its sources have been named by hand. Thumbnails and depths lie beside
     other targets, where only a second target counts.
     """
-    if fields["target"] is None or (fields["source"] is None and data.task != "t2i"):
+    if target is None or (source is None and data.task != "t2i"):
         return True
     if data.task in ("i2i", "mixed"):
         return not data.columns.source
     return data.task == "t2i" and not {name.lower() for name in unused}.isdisjoint(PICTURES["target"])
 
 
-def _not_used(unused: list[str], fields: Mapping[str, Any], columns: _Row, place: Place, data: DataConfig) -> str:
+def _not_used(unused: list[str], source: Any, target: Any, columns: _Row, place: Place, data: DataConfig) -> str:
     """Says which columns of pictures are not used, and how to name them."""
-    is_query, has_source = data.task == "segmentation", data.task != "t2i"
-    field = "source" if has_source and (fields["source"] is None or fields["target"] is not None) else "target"
-    kinds = {"source": "image" if is_query else "picture to edit", "target": "mask" if is_query else "target picture"}
     name = unused[0] if len(unused) == 1 else "NAME"
     lacks = ""
-    if fields[field] is None:
+    field = "target" if data.task == "t2i" or (target is None and source is not None) else "source"
+    if (target if field == "target" else source) is None:
+        is_query = data.task == "segmentation"
+        kind = {
+            "source": "image" if is_query else "picture to edit",
+            "target": "mask" if is_query else "target picture",
+        }
         known = ", ".join((QUERIES if is_query else PICTURES)[field])
-        lacks = f", and there is no {kinds[field]}. Columns known for the {kinds[field]}: {known}"
+        lacks = f", and there is no {kind[field]}. Columns known for the {kind[field]}: {known}"
     elif field == "source":
         name = f"[{','.join([*(column for column, became in columns.became.items() if became == field), *unused])}]"
     found = ", ".join(f"{name} ({columns.became.get(name, 'not used')})" for name in (*columns.became, *columns.left))
@@ -223,15 +227,16 @@ def _take_prompts_of_mask(columns: _Row, mask: Any, record_id: Any, folder: Path
 
 
 def _is_image(value: Any) -> bool:
+    """True for an embedded image, and for text that looks like the name of one."""
     if isinstance(value, list) and value:
         return all(map(_is_image, value))
     return isinstance(value, EmbeddedImage | Path) or (isinstance(value, str) and is_image_name(value))
 
 
-def _is_picture(value: Any, folder: Path) -> bool:
-    """True for an image that is there: bytes may be anything, and a name a URL or where the picture came from."""
+def _is_there(value: Any, folder: Path) -> bool:
+    """True for an image that can be read: bytes may be anything, and a name a URL or where the picture came from."""
     if isinstance(value, list):
-        return bool(value) and all(_is_picture(one, folder) for one in value)
+        return bool(value) and all(_is_there(one, folder) for one in value)
     try:
         if isinstance(value, EmbeddedImage):
             return bool(read_size(value.open()))
