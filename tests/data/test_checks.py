@@ -156,7 +156,7 @@ class TestIds:
             self.record("\udcff"),
         ]
         assert len(set(self.ids(*records))) == 7
-        items = [self.record("a cat", id=7), Note("x")]
+        items = [self.record("a cat", id=7), Note("line", "x")]
         assert list(with_ids(iter(items))) == items
         assert (
             str([EmbeddedImage("row 1", b"x")]) == str([EmbeddedImage("row 2", b"x")]) != str([EmbeddedImage("", b"y")])

@@ -14,7 +14,7 @@ from tests.data.folders import FOLDERS
 from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import read_image
-from visual_grpo.data.record import Note, Record, Rejected
+from visual_grpo.data.record import Note, Place, Record, Rejected
 from visual_grpo.data.sources import LAYOUTS, find_records
 
 
@@ -64,10 +64,7 @@ class TestPromptsTxt:
         records, rejections, notes = read(tmp_path)
         assert [(r.place.line, r.prompt.strip()) for r in records] == [(1, "一只猫"), (3, "two")]
         assert rejections == []
-        assert notes == [
-            "1 line of prompts.txt that begin with # are comments, such as '# no'; a prompt that begins with # needs"
-            " records.jsonl"
-        ]
+        assert [str(note.place) for note in notes] == ["prompts.txt, line 2"]
 
     @pytest.mark.parametrize(
         ("numbers", "expected"),
@@ -93,10 +90,10 @@ class TestPromptsTxt:
         (tmp_path / "target_images").mkdir()
         for name in ("0.png", "002.webp", ".1.png", "Thumbs.db", "notes.txt", "3.png", "7.png"):
             (tmp_path / "target_images" / name).touch()
-        records, rejections, (note,) = read(tmp_path)
+        records, rejections, notes = read(tmp_path)
         assert [(r.id, r.target_image) for r in records] == [("0", "0.png"), ("2", "002.webp")]
         assert [(r.id, r.place.line, r.reason) for r in rejections] == [("1", 2, "missing_target")]
-        assert note.startswith("2 images in target_images have a number of 3 or more")
+        assert [note.place.file for note in notes] == ["target_images/3.png", "target_images/7.png"]
 
 
 class TestImageFolder:
@@ -264,7 +261,7 @@ class TestMasks:
             ("masks/c.png", "empty_prompt"),
             ("masks/e.png", "missing_source"),
         ]
-        assert "images without a mask were ignored, such as images/d.jpg" in table.report["warnings"][0]
+        assert "1 image (such as images/d.jpg) not used: no mask has its name" in table.report["warnings"]
 
     def test_a_second_image_of_a_masks_name_is_named(self, tmp_path):
         for name in ("a.png", "a.jpg", "b.png"):
@@ -272,7 +269,7 @@ class TestMasks:
         for name in ("a", "b"):
             mask(tmp_path / f"data/masks/wing/{name}.png", (48, 64), (12, 8, 23, 31))
         (note,) = read(tmp_path / "data", task="segmentation")[2]
-        assert note == "1 image of the same name as another not used, such as images/a.png beside images/a.jpg"
+        assert note == Note("image", "not used: another has its name", Place("images/a.png"))
 
 
 class TestDetection:

@@ -113,7 +113,7 @@ def test_what_is_missing_is_said(missing: str, said: str, tmp_path: Path) -> Non
         prepared = prepare(tmp_path, task="i2i")
         assert len(list(prepared)) == COUNT - 1
         assert said in str(prepared.report)
-        said = "1 source without a target of the same name not used, such as control_2/99.png"
+        said = "1 source (such as control_2/99.png) not used: no target has its name"
         assert said in prepared.report["warnings"], "the other one of the target that is rejected has one"
 
 
@@ -175,7 +175,7 @@ def test_a_mixed_folder_has_prompts_and_edits(tmp_path: Path) -> None:
     [
         (("cats/a", "dogs/a"), ("cats/a.png", "dogs/a.png"), {"cats/a": 1, "dogs/a": 1}, None),
         (("t/cats/a", "t/dogs/a"), ("cats/a.png", "dogs/a.png"), {"t/cats/a": 1, "t/dogs/a": 1}, None),
-        (("a",), ("a.bmp", "a.png"), {"a": 1}, "1 source of the same name as another not used"),
+        (("a",), ("a.bmp", "a.png"), {"a": 1}, "1 source (such as source/a.png) not used: another has its name"),
         (("a", "a_2"), ("a_2.png",), {"a_2": 1}, "no image of the same name in source (a.png, .jpg, ...)"),
         (("a", "b"), ("a_1.png", "a_2.png", "b.png"), {"a": 2, "b": 1}, None),
         (("a", "b"), ("a_1.jpeg", "a_2.png", "b_01.png", "b_2.png"), {"a": 2, "b": 2}, None),
@@ -186,7 +186,12 @@ def test_a_mixed_folder_has_prompts_and_edits(tmp_path: Path) -> None:
             "source/a.png has no number, and source/a_1.png beside it has one",
         ),
         (("a", "a_1"), ("a.png", "a_1.png"), {"a": 1, "a_1": 1}, None),
-        (("a",), ("a_1.png", "a_2.png", "other_0.png"), {"a": 2}, "not used, such as source/other_0.png"),
+        (
+            ("a",),
+            ("a_1.png", "a_2.png", "other_0.png"),
+            {"a": 2},
+            "1 source (such as source/other_0.png) not used: no target has its name",
+        ),
     ],
 )
 def test_a_target_gets_the_sources_of_its_own_name(

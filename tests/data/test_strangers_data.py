@@ -418,7 +418,7 @@ class TestTexts:
         (tmp_path / "data").mkdir()
         file = tmp_path / "data/list.csv"
         file.write_text('prompt,note\n"open,y\na cup,x\na screen of 27",z\n' + "a tree,x\n" * 3)
-        said = "1 row of list.csv of several lines, such as that to line 4: a quote that is not closed"
+        said = "1 row (such as list.csv, line 4) of several lines: a quote that is not closed"
         assert prepare(tmp_path).report["warnings"][0].startswith(said)
         file.write_text("prompt,prompt\na,b\n")
         assert refusal(tmp_path).endswith("the header has 'prompt' more than once. Rename a column.")
@@ -433,10 +433,8 @@ class TestTexts:
     def test_what_is_no_prompt_is_said(self, tmp_path):
         picture(tmp_path / "data/0.png").with_suffix(".txt").write_text("0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0.1 0.1")
         captioned(tmp_path / "data/1.png", 1)
-        assert prepare(tmp_path).report["warnings"][0] == (
-            "1 prompt without a letter, such as '0 0.5 0.5 0.1 0.2\\n1 0.2 0.2 0.1 0.1': labels for a detector, for"
-            " example, are no prompts"
-        )
+        said = "1 prompt (such as 0.png) without a letter: labels for a detector, for example, are no prompts"
+        assert said in prepare(tmp_path).report["warnings"]
         flickr = tmp_path / "data/captions.txt"
         flickr.write_text("image,caption\n0.png,a red square\n0.png,a square\n")
         with pytest.raises(UserError, match=r"captions\.txt, line 2, begins with the name of an image.*metadata\.csv"):
@@ -454,10 +452,10 @@ class TestPicturesOfOtherKinds:
     def test_what_a_crop_takes_and_what_another_trainer_would_do_is_said(self, tmp_path):
         picture(tmp_path / "data/long.png", (600, 40)).with_suffix(".txt").write_text("a long one")
         captioned(tmp_path / "data/reg/1.png", 1)
-        assert prepare(tmp_path).report["warnings"][:2] == [
-            "1 picture, such as reg/1.png, train as any other: there is no regularisation",
+        assert {*prepare(tmp_path).report["warnings"]} >= {
+            "1 picture (such as reg/1.png) for regularisation, which there is not: trained on as any other",
             "1 image (such as long.png) of another shape: more than half is cropped away",
-        ]
+        }
 
     def test_pictures_that_only_metadata_name_are_told_from_those_that_nothing_names(self, tmp_path):
         for name in ("a", "hint", "none"):

@@ -25,7 +25,7 @@ class EditSources:
 
     def __init__(self, sources: Iterable[str], targets: Iterable[str]) -> None:
         named = _named(sources)
-        self.seconds = [f"{other} beside {first}" for first, *others in named.values() for other in others]
+        self.seconds = [image for _, *others in named.values() for image in others]
         """Sources of the same name as another, which is used."""
         self._names = _names_of_targets(targets, _in_order({folder for folder, _ in named}), named)
         asked = {name for names in self._names.values() for name in names}

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath, PurePosixPath
 
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
 from visual_grpo.data.edit_folders import EditSources, folder_of, is_source_folder
-from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text, shorten
+from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
@@ -38,10 +38,11 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
     if Path(data.path).is_dir():  # Who names the file means the file.
         _refuse_sources(path)
     folder = path.parent / TARGETS
-    targets = _numbered_images(folder) if folder.is_dir() else None
-    index, comments = 0, list[str]()
+    has_targets, index = folder.is_dir(), 0
+    targets = _numbered_images(folder) if has_targets else {}
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
+            place = Place(path.name, number)
             if (
                 number <= _HEADER
                 and len(fields := re.split(r"[,;\t|]", line, maxsplit=1)) > 1
@@ -57,21 +58,19 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
                         f"{path}, line {number}: lines that begin with # cannot stand among prompts with {TARGETS}."
                         " Remove them, and number the images from 0 in the order of the lines."
                     )
-                comments += [line.strip()]
+                yield Note("line", "taken as a comment: a prompt that begins with # needs records.jsonl", place)
                 continue
-            place, target = Place(path.name, number), (targets or {}).get(index)
-            if target is not None or (targets is None and line.strip()):
+            target = targets.get(index)
+            if target is not None or (not has_targets and line.strip()):
                 yield Record(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
             elif line.strip():
                 remedy = "Add it, or remove the prompt and renumber the images"
                 message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
                 yield Rejected("missing_target", message, remedy).at(place, index)
             index += 1
-    if comments:
-        shown = f"{counted(len(comments), 'line')} of {path.name} that begin with # are comments, such as"
-        yield Note(f"{shown} {shorten(comments[0])!r}; a prompt that begins with # needs records.jsonl")
-    if unused := sum(number >= index for number in targets or ()):
-        yield Note(f"{unused} images in {TARGETS} have a number of {index} or more: lines are counted from 0")
+    for number, name in targets.items():
+        if number >= index:
+            yield Note("image", "not used: no line has its number, counted from 0", Place(f"{TARGETS}/{name}"))
 
 
 def _refuse_sources(path: Path) -> None:
@@ -112,10 +111,6 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         UserError: the task needs source images, and there is no folder of them.
     """
     images, sources = _targets_and_sources(path, limits, data)
-    if others := [image for image in images if _is_regularisation(path, image)]:
-        yield Note(
-            f"{counted(len(others), 'picture')}, such as {others[0]}, train as any other: there is no regularisation"
-        )
     for image in images:
         try:
             caption = _caption_of(path, image)
@@ -127,6 +122,8 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         except Rejected as rejected:
             yield rejected.at(Place(image))
         else:
+            if not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1]):
+                yield Note("picture", "for regularisation, which there is not: trained on as any other", Place(image))
             yield Record(
                 place=Place(image),
                 folder=path,
@@ -135,10 +132,8 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 target_image=image,
                 caption=caption,
             )
-    if unused := sources.unused:
-        yield Note(f"{counted(len(unused), 'source')} without a target of the same name not used, such as {unused[0]}")
-    if seconds := sources.seconds:
-        yield Note(f"{counted(len(seconds), 'source')} of the same name as another not used, such as {seconds[0]}")
+    yield from (Note("source", "not used: no target has its name", Place(image)) for image in sources.unused)
+    yield from (Note("source", "not used: another has its name", Place(image)) for image in sources.seconds)
 
 
 def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[list[str], EditSources]:
@@ -169,11 +164,6 @@ def _targets(path: Path, limits: Limits) -> Iterator[str]:
             yield target
 
 
-def _is_regularisation(path: Path, image: str) -> bool:
-    of_class = not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1])
-    return of_class and _caption_of(path, image) is not None
-
-
 def _caption_of(root: Path, image: str) -> str | None:
     stem = image if (root / image).is_dir() else str(PurePosixPath(image).with_suffix(""))
     names = (f"{stem}{suffix}" for suffix in CAPTIONS)
@@ -200,10 +190,9 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     or ``images/a.txt``.
     """
     images: dict[str, str] = {}
-    seconds: list[str] = []
     for name in filter(is_image_name, limits.walk(path / IMAGES)):
-        if (first := images.setdefault(str(PurePosixPath(name).with_suffix("")), name)) != name:
-            seconds.append(f"{IMAGES}/{name} beside {IMAGES}/{first}")
+        if images.setdefault(str(PurePosixPath(name).with_suffix("")), name) != name:
+            yield Note("image", "not used: another has its name", Place(f"{IMAGES}/{name}"))
     used = set()
     for name in filter(is_image_name, limits.walk(path / MASKS)):
         stem = str(PurePosixPath(name).with_suffix(""))
@@ -222,10 +211,9 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
             continue
         source, mask = f"{IMAGES}/{image}", f"{MASKS}/{name}"
         yield Record(place=place, folder=path, prompt=query, source_images=source, target_image=mask, caption=caption)
-    if unused := [name for name in images.values() if name not in used]:
-        yield Note(f"{len(unused)} images without a mask were ignored, such as {IMAGES}/{unused[0]}")
-    if seconds:
-        yield Note(f"{counted(len(seconds), 'image')} of the same name as another not used, such as {seconds[0]}")
+    for name in images.values():
+        if name not in used:
+            yield Note("image", "not used: no mask has its name", Place(f"{IMAGES}/{name}"))
 
 
 def _query_file(path: Path, image: str, mask: str) -> str:

@@ -39,6 +39,7 @@ from visual_grpo.data.queries import require_fit
 from visual_grpo.data.record import (
     LFS_REMEDY,
     EmbeddedImage,
+    Note,
     Original,
     Record,
     Rejected,
@@ -51,9 +52,6 @@ from visual_grpo.data.videos import clip_digest, read_clip, require_pixels
 T = TypeVar("T")
 Size = tuple[int, int]
 """(width, height) in pixels."""
-
-Remark = tuple[str, str]
-"""A kind of file, and what the report says of those that it holds for."""
 
 _VERSION = 2
 """Part of every file's name; raise it when the same original would give different pixels."""
@@ -83,7 +81,7 @@ class PreparedQuery(NamedTuple):
     record: Record
     image: PreparedImage
     mask: PreparedImage
-    remarks: list[Remark]
+    notes: list[Note]
     """Readings of the mask that the dataset does not state."""
     label: int | None
     """The number that the object is stored as in its mask, where nobody has chosen one."""
@@ -203,9 +201,9 @@ class ImageStore:
             message = "the metadata have a box or points, which the prepared ones would replace"
             raise Rejected("ambiguous_key", message, "Move them to the record's top level, or rename them")
         metadata = json.dumps({**metadata, **prompts}, ensure_ascii=False, sort_keys=True)
-        remarks = [("mask", text) for text in (original.remark, _unlike_image(record, size)) if text]
+        notes = [Note("mask", text) for text in (original.remark, _unlike_image(record, size)) if text]
         label = original.label if value is None else None
-        return PreparedQuery(replace(record, metadata=metadata), image, prepared_mask, remarks, label)
+        return PreparedQuery(replace(record, metadata=metadata), image, prepared_mask, notes, label)
 
 
 def _require_size(name: str | Path, size: Size) -> None:
@@ -215,7 +213,7 @@ def _require_size(name: str | Path, size: Size) -> None:
 
 
 def _unlike_image(record: Record, size: Size) -> str:
-    """Returns a remark if EXIF data turn the image but not the mask, and their sizes cannot tell if that is right."""
+    """Returns a note if EXIF data turn the image but not the mask, and their sizes cannot tell if that is right."""
     orientation = _open(read_orientation, record.source_images[0])
     hidden = orientation in (2, 3, 4) or (orientation > 4 and size[0] == size[1])
     if not hidden or _open(read_orientation, record.target_image) != 1:

@@ -27,7 +27,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
-from visual_grpo.data.images import CHOOSE_VALUE, ImageStore, Remark
+from visual_grpo.data.images import CHOOSE_VALUE, ImageStore
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.report import Report, also_rejected
@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
     row: dict[str, Any]
     pictures: tuple[str, ...]
     """Digests of the prepared pictures that no other split may show."""
-    remarks: Sequence[Remark]
+    notes: Sequence[Note]
     label: int | None
 
 
@@ -95,20 +95,21 @@ class Preparation:
         labels: dict[str, int] = {}
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(items, _BATCH * threads)):
-                report.warnings += [item for item in batch if isinstance(item, Note)]
-                records = [item for item in batch if not isinstance(item, Note)]
-                outcomes = pool.map(lambda item: self._prepare(item, store), records)
-                for item, outcome in zip(records, outcomes, strict=True):
+                outcomes = pool.map(lambda item: self._prepare(item, store), batch)
+                for item, outcome in zip(batch, outcomes, strict=True):
+                    if isinstance(outcome, Note):
+                        report.note(outcome)
+                        continue
                     if isinstance(outcome, Prepared) and (conflict := _conflict(outcome, ids, labels)) is not None:
                         outcome = conflict.at(item.place, outcome.row["id"])
                     if isinstance(outcome, Rejected):
                         report.reject(outcome)
                     else:
                         ids.add(outcome.row["id"])
-                        report.remark(outcome.remarks, item.place)
-                        groups.add(
-                            outcome.row["split_group"], outcome.pictures, held_out=outcome.row["split"] == HELD_OUT
-                        )
+                        for note in outcome.notes:
+                            report.note(note.at(item.place))
+                        is_held_out = outcome.row["split"] == HELD_OUT
+                        groups.add(outcome.row["split_group"], outcome.pictures, held_out=is_held_out)
                         yield outcome.row
                     progress()
 
@@ -143,15 +144,15 @@ class Preparation:
             report.accept(row)
             yield row
 
-    def _prepare(self, item: Record | Rejected, store: ImageStore) -> Prepared | Rejected:
-        if isinstance(item, Rejected):
+    def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
+        if not isinstance(item, Record):
             return item
         target, label, is_query = None, None, self._config.task == "segmentation"
-        remarks: list[Remark] = []
+        notes: list[Note] = []
         try:
             record = checked(item, self._config.task, self.source.limits)
             if is_query:
-                record, source, target, remarks, label = store.prepare_query(record)
+                record, source, target, notes, label = store.prepare_query(record)
                 sources = [source]
             else:
                 if record.target_image is not None:
@@ -184,20 +185,22 @@ class Preparation:
             # It may hold bytes that are not UTF-8, which Parquet refuses.
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
         # Sources after the first keep their shape.
-        remarks += [remark for image in sources[:1] for remark in self._resized("image", image.original_size)]
+        notes += [note for image in sources[:1] for note in self._resized("image", image.original_size)]
+        if not any(map(str.isalpha, record.prompt)):
+            notes.append(Note("prompt", "without a letter: labels for a detector, for example, are no prompts"))
         if target is not None:
-            remarks += self._resized("image" if self._config.frames is None else "video", target.original_size)
+            notes += self._resized("image" if self._config.frames is None else "video", target.original_size)
         # A group that is given decides alone, and many queries may have the same mask.
         shown = [] if record.group is not None else [*sources, *([] if target is None or is_query else [target])]
-        return Prepared(row, tuple(image.sha256 for image in shown), remarks, label)
+        return Prepared(row, tuple(image.sha256 for image in shown), notes, label)
 
-    def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Remark]:
+    def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Note]:
         """Says what becomes of an original of another size, (width, height); queries are stretched, not cropped."""
         (width, height), (to_width, to_height) = size, (self._config.width, self._config.height)
         if self._config.task != "segmentation" and not 1 / 2 <= width / height * to_height / to_width <= 2:
-            yield kind, "of another shape: more than half is cropped away"
+            yield Note(kind, "of another shape: more than half is cropped away")
         if width < to_width or height < to_height:
-            yield kind, "smaller than the prepared size: enlarged"
+            yield Note(kind, "smaller than the prepared size: enlarged")
 
 
 def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:

@@ -93,8 +93,17 @@ class Record:
     """The split that the reader found it in, if its file and pictures do not tell."""
 
 
-class Note(str):
-    """A warning about the dataset as a whole."""
+@dataclass(frozen=True)
+class Note:
+    """What a user should know of something that is not rejected; the report counts those of one text."""
+
+    kind: str
+    """What it is of, such as ``picture``."""
+    text: str
+    place: Place = Place("")
+
+    def at(self, place: Place) -> Self:
+        return replace(self, place=place)
 
 
 @dataclass(eq=False)

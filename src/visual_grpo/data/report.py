@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from visual_grpo.common.errors import UserError, counted, sanitize
 from visual_grpo.config import DataConfig
 from visual_grpo.data.found import UNNAMED
-from visual_grpo.data.images import Remark
 from visual_grpo.data.manifest import FEW_PROMPTS, prompt_hash
-from visual_grpo.data.record import Place, Rejected, shorten
+from visual_grpo.data.record import Note, Place, Rejected
 from visual_grpo.data.splits import HELD_OUT, SEALED, SPLITS
 
 _MAX_LISTED = 1000
@@ -42,10 +41,8 @@ class Report:
         self._held_out: set[str] = set()
         """Groups of records that are held out together: an evaluation's independent units."""
         self._unit = {"segmentation": "image", "i2i": "edit"}.get(config.task, "prompt")
-        self._remarks: dict[Remark, tuple[int, Place]] = {}
-        """Each with its count and the first place."""
-        self._wordless: list[str] = []
-        """Prompts without a letter."""
+        self._notes: dict[tuple[str, str], tuple[int, Place]] = {}
+        """Kind and text -> their number and the first place."""
         self._example = ""
         """The first prompt."""
         self.warnings: list[str] = []
@@ -57,11 +54,9 @@ class Report:
         if len(self.rejections) < _MAX_LISTED:
             self.rejections.append(rejection)
 
-    def remark(self, remarks: Iterable[Remark], place: Place) -> None:
-        """Counts what a user should know of single files."""
-        for remark in remarks:
-            count, first = self._remarks.get(remark, (0, place))
-            self._remarks[remark] = (count + 1, first)
+    def note(self, note: Note) -> None:
+        count, first = self._notes.get((note.kind, note.text), (0, note.place))
+        self._notes[note.kind, note.text] = (count + 1, first)
 
     def accept(self, row: Mapping[str, Any]) -> None:
         """Counts a row of the manifest."""
@@ -70,8 +65,6 @@ class Report:
         self._pictures += row["target_image"] is not None or bool(row["source_images"])
         self._prompts[row["split"]].add(prompt_hash(row["prompt"]))
         self._example = self._example or row["prompt"]
-        if not any(map(str.isalpha, row["prompt"])):
-            self._wordless.append(row["prompt"])
         if row["split"] == HELD_OUT:
             self._held_out.add(row["split_group"])
 
@@ -126,10 +119,7 @@ class Report:
         if self.joined:
             shared = f"{counted(self.joined, self._unit)} with a picture of another one"
             self.warnings.append(f"{shared}: they are held out together or not at all")
-        if self._wordless:
-            some = f"{counted(len(self._wordless), 'prompt')} without a letter, such as {shorten(self._wordless[0])!r}"
-            self.warnings.append(f"{some}: labels for a detector, for example, are no prompts")
-        for (kind, text), (count, place) in self._remarks.items():
+        for (kind, text), (count, place) in self._notes.items():
             self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
 from visual_grpo.data.columns import prompt_columns, record_from_row
 from visual_grpo.data.record import (
@@ -187,12 +187,10 @@ def _read_file(file: Path, base: Path, data: DataConfig, *, canonical: bool = Fa
     read = {".json": _json_rows, ".jsonl": _json_lines}.get(suffix, partial(_csv_rows, data=data))
     for number, row in read(file):
         place = Place(name, number)
-        if isinstance(row, Rejected):
-            yield row.at(place)
-        elif isinstance(row, Note):
-            yield row
-        else:
+        if isinstance(row, dict):
             yield record_from_row(row, place, file.parent, data, canonical=canonical)
+        else:
+            yield row.at(place)
 
 
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
@@ -231,7 +229,7 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         delimiter = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
         rows = csv.DictReader(text, delimiter=delimiter, restkey="", strict=True)
         header = _header(rows, file, data)
-        last, wide = 1, []
+        last = 1
         while (row := _next_row(rows)) is not None:
             number = rows.reader.line_num
             if isinstance(row, dict) and isinstance(row.get(""), list):
@@ -240,12 +238,11 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
             elif isinstance(row, dict):
                 missing = {name for name, value in row.items() if value is None or value.strip().lower() in _NULLS}
                 row |= dict.fromkeys(missing)
-                wide += [number] * (number > last + 1)
+                if number > last + 1:
+                    note = "of several lines: a quote that is not closed takes the next lines with it"
+                    yield number, Note("row", note)
             yield number, row
             last = number
-        if wide:
-            some = f"{counted(len(wide), 'row')} of {file.name} of several lines, such as that to line {wide[0]}"
-            yield last, Note(f"{some}: a quote that is not closed takes the next lines with it")
 
 
 def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str]:
