@@ -8,7 +8,7 @@ target.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 
 from visual_grpo.data.record import Rejected
@@ -21,15 +21,23 @@ Name = tuple[str, str]
 
 
 class EditSources:
-    """The ``sources`` of each of the ``targets``: paths of images relative to the folder of captions."""
+    """The sources of each of the ``targets``; ``sources``: image -> its `folder_of`, both relative to the dataset's."""
 
-    def __init__(self, sources: Iterable[str], targets: Iterable[str]) -> None:
-        named = _named(sources)
-        self.seconds = [image for _, *others in named.values() for image in others]
+    def __init__(self, sources: Mapping[str, str], targets: Collection[str]) -> None:
+        images: dict[Name, str] = {}
+        self.seconds: list[str] = []
         """Sources of the same name as another, which is used."""
-        self._names = _names_of_targets(targets, _in_order({folder for folder, _ in named}), named)
+        for image, folder in sorted(sources.items()):
+            if images.setdefault((folder, _below(folder, image)), image) != image:
+                self.seconds.append(image)
+        self._names = _names_of_targets(targets, images)
         asked = {name for names in self._names.values() for name in names}
-        self._series = _series({name: first for name, (first, *_) in named.items()}, asked)
+        self._series: dict[Name, list[tuple[int, str]]] = {}
+        """Numbers and images by the name without the number, which belongs to a name that a target asks for."""
+        for (folder, name), image in images.items():
+            found = None if (folder, name) in asked else _NUMBERED.fullmatch(name)
+            stem, number = (name, _NO_NUMBER) if found is None else (found[1], int(found[2]))
+            self._series.setdefault((folder, stem), []).append((number, image))
         self.unused = sorted(image for name in {*self._series} - asked for _, image in self._series[name])
         """Sources that no target has the name of."""
         numbers = ((name[0], n) for name in asked for n, _ in self._series.get(name, ()) if n != _NO_NUMBER)
@@ -44,7 +52,7 @@ class EditSources:
         return [image for folder, name in self._names[target] for image in self._of_name(folder, name)]
 
     def _of_name(self, folder: str, name: str) -> list[str]:
-        series = self._series.get((folder, name), [])
+        series = sorted(self._series.get((folder, name), ()))
         numbers, images = [number for number, _ in series], [image for _, image in series]
         if not images:
             message = f"there is no image of the same name in {folder} ({name}.png, .jpg, ...)"
@@ -56,21 +64,11 @@ class EditSources:
             message = f"{images[0]} has no number, and {', '.join(images[1:])} beside it has one"
             remedy = f"Number every source of a target ({name}_0, {name}_1, ...), or none"
             raise Rejected("ambiguous_source", message, remedy)
-        if numbers != [*range(self._first[folder], self._first[folder] + len(numbers))]:
-            gap = f"are not numbered from {self._first[folder]} without a gap: {', '.join(images)}"
-            raise Rejected(
-                "missing_source", f"the sources in {folder} {gap}", "Add the missing ones, or remove the record"
-            )
+        first = self._first[folder]
+        if numbers != [*range(first, first + len(numbers))]:
+            message = f"the sources in {folder} are not numbered from {first} without a gap: {', '.join(images)}"
+            raise Rejected("missing_source", message, "Add the missing ones, or remove the record")
         return images
-
-
-def _named(sources: Iterable[str]) -> dict[Name, list[str]]:
-    """Returns the images by name; those of one name differ in their suffix."""
-    named: dict[Name, list[str]] = {}
-    for image in sorted(sources):
-        if (folder := folder_of(image)) is not None:
-            named.setdefault((folder, _below(folder, image)), []).append(image)
-    return named
 
 
 def folder_of(image: str) -> str | None:
@@ -83,38 +81,19 @@ def is_source_folder(name: str) -> bool:
     return _FOLDER.fullmatch(name.lower()) is not None
 
 
-def _in_order(folders: Iterable[str]) -> list[str]:
-    """Sorts source_2 before source_10, and references, which are not what is edited, last."""
-    return sorted(folders, key=lambda each: ("reference" in PurePosixPath(each).name.lower(), len(each), each))
-
-
-def _names_of_targets(targets: Iterable[str], folders: Sequence[str], named: Iterable[Name]) -> dict[str, list[Name]]:
+def _names_of_targets(targets: Iterable[str], named: Collection[Name]) -> dict[str, list[Name]]:
     """Returns the names of each target's sources, one for each folder of sources beside the target or above."""
+    # source_2 before source_10, and references, which are not what is edited, last.
+    order = {("reference" in PurePosixPath(folder).name.lower(), len(folder), folder) for folder, _ in named}
     divided = {(folder, name.partition("/")[0]) for folder, name in named if "/" in name}
-
-    def name_in(folder: str, target: str) -> Name:
-        name = _below(PurePosixPath(folder).parent, target)
-        first, _, rest = name.partition("/")
-        return folder, rest if rest and (folder, first) not in divided else name
-
-    return {
-        target: [
-            name_in(folder, target)
-            for folder in folders
-            if PurePosixPath(target).is_relative_to(PurePosixPath(folder).parent)
-        ]
-        for target in targets
-    }
-
-
-def _series(named: Mapping[Name, str], asked: Container[Name]) -> dict[Name, list[tuple[int, str]]]:
-    """Returns numbers and images by the name without the number, which belongs to a name that a target asks for."""
-    series: dict[Name, list[tuple[int, str]]] = {}
-    for (folder, name), image in named.items():
-        found = None if (folder, name) in asked else _NUMBERED.fullmatch(name)
-        stem, number = (name, _NO_NUMBER) if found is None else (found[1], int(found[2]))
-        series.setdefault((folder, stem), []).append((number, image))
-    return {name: sorted(images) for name, images in series.items()}
+    names: dict[str, list[Name]] = {target: [] for target in targets}
+    for target, own in names.items():
+        for _, _, folder in sorted(order):
+            if PurePosixPath(target).is_relative_to(above := PurePosixPath(folder).parent):
+                name = _below(above, target)
+                first, _, rest = name.partition("/")
+                own.append((folder, rest if rest and (folder, first) not in divided else name))
+    return names
 
 
 def _below(folder: str | PurePosixPath, image: str) -> str:

@@ -138,8 +138,10 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
 
 def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[list[str], EditSources]:
     """Where the task is not i2i, pictures with captions are targets, whatever their folder is called."""
-    images, is_edit = list(_targets(path, limits)), data.task == "i2i"
-    beside = {image for image in images if folder_of(image) and (is_edit or _caption_of(path, image) is None)}
+    images, is_edit, beside = list(_targets(path, limits)), data.task == "i2i", dict[str, str]()
+    for image in images:
+        if (folder := folder_of(image)) is not None and (is_edit or _caption_of(path, image) is None):
+            beside[image] = folder
     targets = [image for image in images if image not in beside]
     sources = EditSources(beside, targets)
     if is_edit and not beside:
@@ -150,7 +152,7 @@ def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[
             " under the name of its target (several: source_1, source_2), or write records.jsonl with prompt,"
             " source_image and target_image on each line."
         )
-    return (targets, sources) if is_edit or any(map(sources.has, targets)) else (images, EditSources((), images))
+    return (targets, sources) if is_edit or any(map(sources.has, targets)) else (images, EditSources({}, images))
 
 
 def _targets(path: Path, limits: Limits) -> Iterator[str]:
