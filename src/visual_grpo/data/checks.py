@@ -22,11 +22,7 @@ another text than the model reads."""
 
 
 def checked(record: Record, task: Task, limits: Limits) -> Record:
-    """Returns the record with values of the right types and images that exist.
-
-    Raises:
-        Rejected: at the first value that is invalid or does not suit the task.
-    """
+    """Returns the record with values of the right types and images that exist. Raises Rejected at the first other."""
     is_query = task == "segmentation"
     prompt, source, target = ("query", "image", "mask") if is_query else ("prompt", "source_image", "target_image")
     _typo_check(record, is_query)

@@ -164,10 +164,7 @@ class _AnnotationFile:
 
     def picture(self, name: str) -> str:
         """Returns the path of an image, or its name if there is none; of two, that in a folder of the file's split.
-
-        Raises:
-            Rejected: several images could be meant.
-        """
+        Raises Rejected if several could be meant."""
         named = _key(name)
         paths = [path for path in self._pictures.get(named.name, []) if f"/{_key(path)}".endswith(f"/{named}")]
         of_split = [path for path in paths if self._split is not None and _split_of(path) == self._split]

@@ -75,14 +75,10 @@ class _Row:
 def record_from_row(
     row: Mapping[str, Any], place: Place, folder: Path, data: DataConfig, *, canonical: bool = False
 ) -> Record | Rejected:
-    """Returns the record of a row, or its rejection.
+    """Returns the record of a row, whose paths are relative to ``folder``, or its rejection.
 
-    Args:
-        folder: base of the row's relative paths.
-        canonical: a row of records.jsonl: with a ``prompt``, only the first names of `PICTURES` are fields.
-
-    Raises:
-        UserError: the row has a column of pictures that is not used and might be meant (`_might_be_meant`).
+    In a ``canonical`` row, one of records.jsonl, with a ``prompt`` only the first names of `PICTURES` are fields.
+    Raises UserError for a column of pictures that is not used and might be meant (`_might_be_meant`).
     """
     columns, known, named = _Row(row, data.columns), _known(row, data, canonical), data.columns
     record_id, group = columns.take("id", ["id"]), columns.take("group", ["group"])

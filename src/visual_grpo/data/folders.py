@@ -29,11 +29,9 @@ def find_prompts(path: Path, limits: Limits) -> Path | None:
 def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each line that is neither blank nor begins with ``#``.
 
-    With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one.
-
-    Raises:
-        UserError: comments among lines with images, because they may or may not be counted; or images to edit beside
-            the prompts, of which nothing says to which they belong.
+    With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one. Raises
+    UserError for comments among such lines, because they may or may not be counted, and for images to edit beside the
+    prompts, of which nothing says to which they belong.
     """
     if Path(data.path).is_dir():  # Who names the file means the file.
         _refuse_sources(path)
@@ -105,10 +103,8 @@ def find_captions(path: Path, limits: Limits) -> Path | None:
 def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each image; an image without a caption is rejected.
 
-    The sources of an edit lie in folders of their own (`EditSources`), under the name of its target.
-
-    Raises:
-        UserError: the task needs source images, and there is no folder of them.
+    The sources of an edit lie in folders of their own (`EditSources`), under the name of its target. Raises UserError
+    if the task needs source images, and there is no folder of them.
     """
     images, sources = _targets_and_sources(path, limits, data)
     for image in images:

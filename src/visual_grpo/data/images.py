@@ -99,19 +99,13 @@ class ImageStore:
     config: DataConfig
 
     def prepare(self, original: Original, record_id: str, role: str, mask: Mask | None = None) -> PreparedImage:
-        """Resizes an image to height x width, a further source to about as many pixels, and stores it.
+        """Resizes an image by its ``role`` in the record (`_RESIZES`; others are cropped) and stores it.
 
-        Args:
-            role: the image's role in its record, part of the file name: see `_RESIZES`; others are cropped.
-            mask: the image's pixels, where they have been read as a mask.
-
-        Raises:
-            Rejected: the image cannot be read, has too many pixels, or a side is below 32 pixels.
+        ``mask`` has its pixels, where they have been read as a mask. Raises Rejected for an image that cannot be read,
+        has too many pixels, or a side below 32 pixels.
         """
         digest = image_digest(original)
-        parts = [record_id, role, digest, str(self.config.height), str(self.config.width)]
-        parts += [] if mask is None or mask.label is None else [str(mask.label)]
-        stem = self._file(record_id, role, parts)
+        stem = self._file(record_id, role, digest, *([] if mask is None or mask.label is None else [mask.label]))
         file = stem.with_name(f"{stem.name}.png")
         size = self._size(original)
         if not is_intact_png(file):
@@ -129,26 +123,24 @@ class ImageStore:
     def prepare_video(self, original: Original, record_id: str, role: str) -> PreparedImage:
         """Resizes the frames of a video and stores them as a folder of pictures, whose name is that of the result.
 
-        Raises:
-            Rejected: as `videos.read_clip`, or a side is below 32 pixels.
+        Raises Rejected as `videos.read_clip` does, and for a side below 32 pixels.
         """
         digest = clip_digest(original) if isinstance(original, Path) else original.sha256
-        form = (self.config.height, self.config.width, self.config.frames, self.config.fps)
-        folder = self._file(record_id, role, [record_id, role, digest, *map(str, form)])
+        folder = self._file(record_id, role, digest, self.config.frames, self.config.fps)
         frames = read_clip(original, self.config)
         names = [frame_name(folder, number) for number in range(len(frames))]
         if not all(map(is_intact_png, names)):
             with fresh_folder(folder) as fresh:
                 for frame, name in zip(frames, names, strict=True):
-                    fit(frame, self.config.height, self.config.width).save(
-                        fresh / name.name, compress_level=_COMPRESSION
-                    )
+                    fitted = fit(frame, self.config.height, self.config.width)
+                    fitted.save(fresh / name.name, compress_level=_COMPRESSION)
         _require_size(original.name, frames[0].size)
         return PreparedImage(folder.name, clip_digest(folder), digest, frames[0].size)
 
-    def _file(self, record_id: str, role: str, content: Sequence[str]) -> Path:
-        """Returns the path, without a suffix, of what is prepared from ``content``."""
-        key = hashlib.sha256("\0".join([str(_VERSION), *content]).encode()).hexdigest()[:16]
+    def _file(self, record_id: str, role: str, digest: str, *choices: object) -> Path:
+        """Returns the path, without a suffix, of what is prepared from the original of a digest with these choices."""
+        content = (_VERSION, record_id, role, digest, self.config.height, self.config.width, *choices)
+        key = hashlib.sha256("\0".join(map(str, content)).encode()).hexdigest()[:16]
         # Readable, and safe on every file system, whatever characters the id has.
         readable = re.sub(r"[^A-Za-z0-9._-]+", "_", record_id)[:60].strip("._")
         return self.folder / "-".join(part for part in (readable, role, key) if part)
@@ -164,14 +156,10 @@ class ImageStore:
     def prepare_query(self, record: Record) -> PreparedQuery:
         """Stores a query's image and mask, and puts box and points, in pixels of the stored image, into its metadata.
 
-        Args:
-            record: checked, with one source image and the mask as its target; in ``extra``, optional ``box`` and
-                ``points`` in pixels of the upright original, ``mask_value``, and ``img_width`` and ``img_height``, the
-                image's size before the dataset's authors resized it.
-
-        Raises:
-            Rejected: a damaged image; a mask that is empty, of another size than the image, or of several objects; a
-                malformed box or point, or one that does not belong to the mask.
+        The ``extra`` of the checked record may have ``box`` and ``points`` in pixels of the upright original,
+        ``mask_value``, and ``img_width`` and ``img_height``, the image's size before the dataset's authors resized it.
+        Raises Rejected for a damaged image; a mask that is empty, of another size than the image, or of several
+        objects; a malformed box or point, or one that does not belong to the mask.
         """
         extra = record.extra
         image = self.prepare(record.source_images[0], record.id, "image")

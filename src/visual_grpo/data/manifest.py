@@ -80,10 +80,8 @@ def write_manifest(
 class RecordTable(Sequence[PromptRecord]):
     """All records of a manifest or a subset; only recently used row groups are in memory.
 
-    ``table[i]`` is a `PromptRecord` with absolute image paths, ``table[a:b]`` a `RecordTable`.
-
-    Args:
-        rows: int64 [n] row numbers of the manifest; None = all rows.
+    ``table[i]`` is a `PromptRecord` with absolute image paths, ``table[a:b]`` a `RecordTable`. ``rows`` are the row
+    numbers in the manifest, int64 [n]; None = all.
     """
 
     def __init__(self, path: Path, rows: np.ndarray | None = None) -> None:

@@ -52,11 +52,7 @@ class Prepared(NamedTuple):
 
 
 class Preparation:
-    """Prepares one dataset; ``parameter`` names its path in messages.
-
-    Raises:
-        UserError: nothing at ``config.path``, or no layout fits; nothing has been done yet.
-    """
+    """Prepares one dataset; ``parameter`` names its path in messages. Raises UserError as `find_records` does."""
 
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
@@ -65,10 +61,8 @@ class Preparation:
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
 
-        The splits are known when the last picture has been read: the manifest is written twice.
-
-        Raises:
-            UserError: no usable record, none to train on, or with ``strict`` the first rejected one.
+        The splits are known when the last picture has been read: the manifest is written twice. Raises UserError for no
+        usable record, none to train on, or with ``strict`` the first rejected one.
         """
         config, report = self._config, Report(self._config)
         facts = {"path": config.path, "layout": self.source.layout, "height": config.height, "width": config.width}

@@ -124,9 +124,7 @@ def parse_solution(solution: Any) -> tuple[list[float] | None, list[Any] | None]
 
     It is ``<box>(x1,y1),(x2,y2)</box><points>(x1,y1),...</points>`` or JSON
     ``[{"bbox_2d": [x1, y1, x2, y2], "point_2d": [x, y]}, ...]``, several objects giving the box around all of them.
-
-    Raises:
-        Rejected: it has neither format.
+    Raises Rejected for another format.
     """
     if not solution:
         return None, None

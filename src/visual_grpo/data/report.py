@@ -69,11 +69,8 @@ class Report:
             self._held_out.add(row["split_group"])
 
     def finish(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the report with what was ``found`` (`Found.finish`) as JSON-compatible values.
-
-        Raises:
-            UserError: no usable record, or none to train on.
-        """
+        """Returns the report with what was ``found`` (`Found.finish`) as JSON-compatible values. Raises UserError where
+        no record is usable, or none is left to train on."""
         accepted, rejected = self._records.total(), self.reasons.total()
         if not accepted:
             raise UserError(no_records_left(self.rejections, rejected))

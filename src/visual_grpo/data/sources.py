@@ -115,9 +115,8 @@ class RecordSource:
 def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource:
     """Finds the records at ``data.path``, in ``data.layout`` or the first that fits.
 
-    Raises:
-        UserError: the path does not exist, no layout fits, several folders below are datasets of their own, or the file
-            with the records leads outside the data's folder.
+    Raises UserError if the path does not exist, no layout fits, several folders below are datasets of their own, or the
+    file with the records leads outside the data's folder.
     """
     if data.path.startswith(tabular.HUB):
         path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.

@@ -78,10 +78,7 @@ def chosen_splits(found: Collection[str | None], data: DataConfig) -> frozenset[
     """Returns the splits to read among those that were found, None standing for records without one.
 
     By default records without a split and those of ``train``, else the only split; with ``data.held_out_split``, that
-    one, too.
-
-    Raises:
-        UserError: a split that was asked for is not there, or nothing says which of several to take.
+    one, too. Raises UserError if a split that was asked for is not there, or nothing says which of several to take.
     """
     if data.split == ALL or not found:
         return frozenset(found)
