@@ -57,6 +57,7 @@ class Preparation:
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
         self.source = find_records(config, parameter)
+        self._report, self._found, self._groups = Report(config), Found(self.source), Groups()
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
@@ -64,27 +65,25 @@ class Preparation:
         The splits are known when the last picture has been read: the manifest is written twice. Raises UserError for no
         usable record, none to train on, or with ``strict`` the first rejected one.
         """
-        config, report = self._config, Report(self._config)
+        config, report = self._config, self._report
         facts = {"path": config.path, "layout": self.source.layout, "height": config.height, "width": config.width}
         store = ImageStore(manifest.parent / IMAGES, config)
         without_splits = manifest.with_suffix(".draft")
-        found, groups = Found(self.source), Groups()
         try:
             with warnings.catch_warnings(), pixel_limit(config.max_pixels):
                 warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
-                write_manifest(without_splits, self._rows(store, report, found, groups, progress))
-            rows = self._with_splits(RecordTable(without_splits).rows(), groups, report)
-            write_manifest(manifest, rows, lambda: facts | report.finish(found.finish()))
+                write_manifest(without_splits, self._rows(store, progress))
+            report.warnings += self._splits_not_used()
+            rows = self._with_splits(RecordTable(without_splits).rows())
+            write_manifest(manifest, rows, lambda: facts | report.finish(self._found.finish()))
         finally:
             without_splits.unlink(missing_ok=True)
         return report
 
-    def _rows(
-        self, store: ImageStore, report: Report, found: Found, groups: Groups, progress: Callable[[], object]
-    ) -> Iterator[dict[str, Any]]:
+    def _rows(self, store: ImageStore, progress: Callable[[], object]) -> Iterator[dict[str, Any]]:
         """Yields the manifest's rows in the records' order, without their splits; rejections go to the report."""
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
-        items = with_ids(self.source.read(found.add))
+        items = with_ids(self.source.read(self._found.add))
         ids: set[str] = set()
         labels: dict[str, int] = {}
         with ThreadPoolExecutor(threads) as pool:
@@ -92,50 +91,45 @@ class Preparation:
                 outcomes = pool.map(lambda item: self._prepare(item, store), batch)
                 for item, outcome in zip(batch, outcomes, strict=True):
                     if isinstance(outcome, Note):
-                        report.note(outcome)
+                        self._report.note(outcome)
                         continue
                     if isinstance(outcome, Prepared) and (conflict := _conflict(outcome, ids, labels)) is not None:
                         outcome = conflict.at(item.place, outcome.row["id"])
                     if isinstance(outcome, Rejected):
-                        report.reject(outcome)
+                        self._report.reject(outcome)
                     else:
                         ids.add(outcome.row["id"])
                         for note in outcome.notes:
-                            report.note(note.at(item.place))
+                            self._report.note(note.at(item.place))
                         is_held_out = outcome.row["split"] == HELD_OUT
-                        groups.add(outcome.row["split_group"], outcome.pictures, held_out=is_held_out)
+                        self._groups.add(outcome.row["split_group"], outcome.pictures, held_out=is_held_out)
                         yield outcome.row
                     progress()
 
-    def _with_splits(self, rows: Iterable[dict[str, Any]], groups: Groups, report: Report) -> Iterator[dict[str, Any]]:
-        """Yields the rows with their splits, without those that share a prompt or a picture with `held_out_split`."""
-        unused = [str(split) for split in self.source.splits if split not in self.source.chosen]
+    def _splits_not_used(self) -> Iterator[str]:
+        unused = sorted(str(split) for split in self.source.splits if split not in self.source.chosen)
+        only = next(iter(self.source.chosen)) if len(self.source.chosen) == 1 else None
         if unused:
-            report.warnings.append(
-                f"the data's {' and '.join(sorted(unused))} {'is' if len(unused) == 1 else 'are'} not used:"
-                f" data.held_out_split={min(unused)} evaluates on it, data.split={ALL} trains on every split"
+            yield (
+                f"the data's {' and '.join(unused)} {'is' if len(unused) == 1 else 'are'} not used:"
+                f" data.held_out_split={unused[0]} evaluates on it, data.split={ALL} trains on every split"
             )
-        elif self.source.folder is not None and self._config.split is None and len(self.source.chosen) == 1:
-            (only,) = self.source.chosen
-            if usual_name(only) not in (None, "train"):
-                report.warnings.append(f"the data's only split is {only}: it is divided like data without splits")
-        held_out, report.joined = groups.held_out(), groups.joined
+        elif self.source.folder and self._config.split is None and usual_name(only) not in (None, "train"):
+            yield f"the data's only split is {only}: it is divided like data without splits"
+
+    def _with_splits(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the rows with their splits, without those that share a prompt or a picture with `held_out_split`."""
+        held_out, self._report.joined = self._groups.held_out(), self._groups.joined
         for row in rows:
-            key = groups.of(row["split_group"])
-            if row["split"] == HELD_OUT:
-                split = HELD_OUT
-            elif key in held_out:
+            key = self._groups.of(row["split_group"])
+            if row["split"] != HELD_OUT and key in held_out:
                 message = f"its prompt or its picture is in the split {self._config.held_out_split}, too"
-                report.reject(
-                    Rejected("also_held_out", message, "It does not train").at(
-                        Place(row.get("target_file") or self._config.path), row["id"]
-                    )
-                )
+                place = Place(row["target_file"] or self._config.path)
+                self._report.reject(Rejected("also_held_out", message, "It does not train").at(place, row["id"]))
                 continue
-            else:
-                split = assign_split(key, row["id"], self._config)
-            row |= {"split": split, "split_group": hashlib.sha256(key.encode()).hexdigest()}
-            report.accept(row)
+            row["split"] = row["split"] or assign_split(key, row["id"], self._config)
+            row["split_group"] = hashlib.sha256(key.encode()).hexdigest()
+            self._report.accept(row)
             yield row
 
     def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
