@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -49,25 +49,17 @@ def require_fit(box: Any, points: Any, mask: np.ndarray) -> None:
         if not are_numbers(box, 4):
             raise wrong_type("box", "[x1, y1, x2, y2], four numbers in pixels", box)
         if _within(mask, box, margin) < _INSIDE * mask.sum():
-            fits = (
-                convention
-                for convention, corners in _conventions(_BOXES, [box], mask.shape)
-                if np.abs(np.subtract(corners, extent)).max() <= margin
-            )
             message = f"box {list(box)} does not contain the object, whose box in the mask is {list(extent)}"
-            raise Rejected("wrong_box", message + _would_fit(fits), f"Give [x1, y1, x2, y2] in pixels. {remedy}")
+            fit = _would_fit(_BOXES, [box], mask, lambda at: bool(np.abs(np.subtract(at, extent)).max() <= margin))
+            raise Rejected("wrong_box", message + fit, f"Give [x1, y1, x2, y2] in pixels. {remedy}")
     if points is not None:
         if not isinstance(points, list | tuple) or not points or not all(are_numbers(point, 2) for point in points):
             raise wrong_type("points", "[[x, y], ...], a list of pairs of numbers in pixels", points)
-        for point in points:
-            if not _within(mask, (*point, *point), margin):
-                fits = (
-                    convention
-                    for convention, moved in _conventions(_POINTS, points, mask.shape)
-                    if all(_within(mask, (*at, *at), margin) for at in moved)
-                )
-                message = f"point {list(point)} lies outside the object, whose box in the mask is {list(extent)}"
-                raise Rejected("wrong_points", message + _would_fit(fits), f"Give [x, y] in pixels. {remedy}")
+        outside = [point for point in points if not _within(mask, (*point, *point), margin)]
+        if outside:
+            message = f"point {list(outside[0])} lies outside the object, whose box in the mask is {list(extent)}"
+            fit = _would_fit(_POINTS, points, mask, lambda at: all(_within(mask, (*xy, *xy), margin) for xy in at))
+            raise Rejected("wrong_points", message + fit, f"Give [x, y] in pixels. {remedy}")
 
 
 def are_numbers(value: Any, count: int) -> bool:
@@ -85,21 +77,20 @@ def _within(mask: np.ndarray, box: Sequence[float], margin: float) -> int:
     return int(mask[y1:y2, x1:x2].sum())
 
 
-def _conventions(
-    orders: Mapping[str, Callable[..., tuple[float, ...]]], values: Sequence[Any], shape: tuple[int, ...]
-) -> Iterator[tuple[str, Any]]:
-    """Yields conventions with what the values are in pixels by each."""
-    height, width = shape
+def _would_fit(
+    orders: Mapping[str, Callable[..., tuple[float, ...]]],
+    values: Sequence[Any],
+    mask: np.ndarray,
+    fits: Callable[[list[np.ndarray]], bool],
+) -> str:
+    """Returns the convention by which the values, in pixels, would fit, as the end of a message; "" for none."""
+    height, width = mask.shape
     for unit, whole in _UNITS.items():
         scale = np.array([width, height] * 2) / whole if whole else np.ones(4)
         for order, corners in orders.items():
-            moved = [np.multiply(corners(*value), scale[: len(value)]) for value in values]
-            yield f"{order} {unit}", moved
-
-
-def _would_fit(conventions: Iterator[str]) -> str:
-    convention = next(conventions, None)
-    return "" if convention is None else f"; read as {convention}, it would fit"
+            if fits([np.multiply(corners(*value), scale[: len(value)]) for value in values]):
+                return f"; read as {order} {unit}, it would fit"
+    return ""
 
 
 def mask_image(rows: Any, name: str) -> EmbeddedImage:
