@@ -15,8 +15,6 @@ TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
 CAPTIONS = (".txt", ".caption", ".TXT", ".CAPTION")
 """Suffixes of captions; the first that is found counts."""
-_HEADER = 2
-"""Lines of a table's beginning: its header and a row."""
 _REGULARISATION = frozenset({"reg", "regularization", "regularisation"})
 """Names of folders, in lower case, whose pictures other trainers take to keep what the model knows of a class."""
 
@@ -41,11 +39,8 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             place = Place(path.name, number)
-            if (
-                number <= _HEADER
-                and len(fields := re.split(r"[,;\t|]", line, maxsplit=1)) > 1
-                and is_image_name(fields[0])
-            ):
+            name, *others = re.split(r"[,;\t|]", line, maxsplit=1)
+            if number <= 2 and others and is_image_name(name):  # The header and a row of a table.
                 raise UserError(
                     f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
                     " each line. Name it metadata.csv, with file_name and text in its first line, beside the images."

@@ -119,17 +119,14 @@ def columns_line(columns: dict[str, dict[str, int]]) -> str:
     """Returns ``text -> prompt, file_name -> target, score -> metadata (8), empty (2)``."""
 
     def shown(became: dict[str, int]) -> str:
-        return (
-            ", ".join(f"{what} ({count})" for what, count in became.items()) if len(became) > 1 else next(iter(became))
-        )
+        return ", ".join(f"{what} ({count})" if len(became) > 1 else what for what, count in became.items())
 
     return ", ".join(f"{name} -> {shown(became)}" for name, became in columns.items())
 
 
 def splits_line(splits: dict[str, Any]) -> str:
     """Returns ``train: 8 records used; test: 6 records not used``."""
-    lines = (
-        f"{name}: {counted(one['records'], 'record')} {'' if one['used'] else 'not '}used"
-        for name, one in splits.items()
+    kinds = {True: "used", False: "not used"}
+    return "; ".join(
+        f"{name}: {counted(one['records'], 'record')} {kinds[one['used']]}" for name, one in splits.items()
     )
-    return "; ".join(lines)

@@ -20,8 +20,6 @@ from visual_grpo.common.videos import animated
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import LFS_REMEDY, Original, Rejected, is_image_name, is_lfs_pointer
 
-_HEAD = 12
-"""Bytes of a file's beginning that tell its container."""
 _REMEDY = "Replace the video or remove the record"
 
 
@@ -121,7 +119,7 @@ def _decoded(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]
     """Decodes by OpenCV's FFmpeg. Only files that begin as a container of video are opened: FFmpeg would follow a
     playlist to other files."""
     with file.open("rb") as start:
-        head = start.read(_HEAD)
+        head = start.read(12)
     if not (head[4:8] == b"ftyp" or head.startswith(b"\x1aE\xdf\xa3") or (head[:4], head[8:]) == (b"RIFF", b"AVI ")):
         if is_lfs_pointer(file):
             raise Rejected("lfs_pointer", f"{file} is a Git LFS pointer, not the video", LFS_REMEDY)
