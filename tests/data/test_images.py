@@ -11,7 +11,7 @@ from tests.data import making
 from tests.data.making import embedded, jsonl, mask, parquet, picture
 from visual_grpo.common.images import read_image, read_size
 from visual_grpo.common.masks import read_mask
-from visual_grpo.data.images import rescale_box, rescale_points
+from visual_grpo.data.images import rescale
 from visual_grpo.data.record import Rejected
 
 
@@ -201,27 +201,20 @@ class TestCoordinates:
     def test_pixel_centres_stay_where_they_are_on_the_picture(self):
         """80 x 40 to 160 x 20: the first pixel's centre is .5 from the edge, so 1 wide pixel in: .5 * 2 - .5."""
         to = {"size": (80, 40), "to": (160, 20)}
-        assert rescale_points(((0, 0), (79, 39), (39.5, 19.5)), **to) == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
-        assert rescale_box((10, 4, 19, 7), **to) == (20.5, 1.75, 38.5, 3.25)
-        assert rescale_box((0, 1, 7, 9), (8, 10), (8, 10)) == (0, 1, 7, 9)
-        assert rescale_box((0, 0, 8, 10), (8, 10), (8, 10)) == (0, 0, 7, 9), "a box may end at the width"
+        points = rescale("points", ((0, 0), (79, 39), (39.5, 19.5)), **to)
+        assert points == [(0.5, -0.25), (158.5, 19.25), (79.5, 9.5)]
+        assert rescale("box", ((10, 4), (19, 7)), **to) == [(20.5, 1.75), (38.5, 3.25)]
+        assert rescale("box", ((0, 1), (7, 9)), (8, 10), (8, 10)) == [(0, 1), (7, 9)]
+        assert rescale("box", ((0, 0), (8, 10)), (8, 10), (8, 10)) == [(0, 0), (7, 9)], "a box may end at the width"
 
     @pytest.mark.parametrize(
-        ("rescale", "values", "message"),
+        ("key", "outside"),
         [
-            (
-                rescale_points,
-                [((1, 1), point) for point in ((-1, 0), (0, -1), (8, 0), (0, 10))],
-                r"points: .* lies outside the image of 8x10 pixels",
-            ),
-            (
-                rescale_box,
-                [(-1, 0, 3, 3), (0, -1, 3, 3), (0, 0, 8.5, 3), (0, 0, 3, 10.5), (9, 0, 9, 0)],
-                "lies outside",
-            ),
+            ("points", ((-1, 0), (0, -1), (8, 0), (0, 10))),
+            ("box", ((-1, 0), (0, -1), (8.5, 3), (3, 10.5), (9, 0))),
         ],
     )
-    def test_values_outside_and_others_are_rejected(self, rescale, values, message):
-        for value in values:
-            with pytest.raises(Rejected, match=message):
-                rescale(value, (8, 10), (16, 16))
+    def test_values_outside_and_others_are_rejected(self, key, outside):
+        for point in outside:
+            with pytest.raises(Rejected, match=rf"{key}: .* lies outside the image of 8x10 pixels"):
+                rescale(key, [(1, 1), point], (8, 10), (16, 16))

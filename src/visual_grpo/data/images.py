@@ -9,9 +9,10 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.files import fresh_folder
-from visual_grpo.common.geometry import Box, Point, box_of, inner_points
+from visual_grpo.common.geometry import Point, box_of, inner_points
 from visual_grpo.common.images import (
     ImageError,
     TooManyPixelsError,
@@ -181,8 +182,8 @@ class ImageStore:
         box, points = extra.get("box"), extra.get("points")
         require_fit(box, points, np.asarray(stretch_mask(original.image, size[1], size[0])) > 0)
         prompts = {
-            "box": box_of(mask) if box is None else rescale_box(box, size, to),
-            "points": inner_points(mask, _POINTS) if points is None else rescale_points(points, size, to),
+            "box": box_of(mask) if box is None else [*chain(*rescale("box", (box[:2], box[2:]), size, to))],
+            "points": inner_points(mask, _POINTS) if points is None else rescale("points", points, size, to),
         }
         metadata = json.loads(record.metadata)
         if any(metadata.get(key) != extra.get(key) for key in prompts):
@@ -237,27 +238,21 @@ def image_digest(original: Original) -> str:
         raise Rejected("corrupt_image", message, "Check the file and its permissions") from error
 
 
-def rescale_box(value: Sequence[float], size: Size, to: Size) -> Box:
-    """Maps ``[x1, y1, x2, y2]`` on an image of size ``size`` to the same image stretched to size ``to``.
+def rescale(key: str, points: Iterable[Sequence[float]], size: Size, to: Size) -> list[Point]:
+    """Maps points on an image of size ``size`` to the same image stretched to size ``to``, each to its place.
 
-    In many datasets a box may end at the image's width or height, one past the last pixel; it is clamped to that pixel.
+    In many datasets the corners of a ``box`` may lie at the image's width or height, one past the last pixel; they are
+    clamped to that pixel. Raises Rejected for a point outside.
     """
-    x1, y1, x2, y2 = map(float, value)
-    return *_rescale("box", (x1, y1), size, to), *_rescale("box", (x2, y2), size, to)
-
-
-def rescale_points(value: Sequence[Point], size: Size, to: Size) -> list[Point]:
-    """Maps ``[[x, y], ...]`` like `rescale_box`."""
-    return [_rescale("points", (float(x), float(y)), size, to) for x, y in value]
-
-
-def _rescale(key: str, point: Point, size: Size, to: Size) -> Point:
-    """Keeps the position relative to the image; the centre of the first pixel is half a pixel inside the edge."""
-    (x, y), (width, height), (to_width, to_height) = point, size, to
+    (width, height), (to_width, to_height) = size, to
     beyond = 1 if key == "box" else 0.5  # Pixels past the centre of the last one.
-    if not (-0.5 <= x <= width - 1 + beyond and -0.5 <= y <= height - 1 + beyond):
-        message = f"{key}: ({x:g}, {y:g}) lies outside the image of {width}x{height} pixels"
-        raise Rejected(f"wrong_{key}", message, "Give absolute pixels of the upright image at its own size")
-    if key == "box":
-        x, y = min(x, width - 1), min(y, height - 1)
-    return (x + 0.5) * to_width / width - 0.5, (y + 0.5) * to_height / height - 0.5
+    scaled = []
+    for x, y in points:
+        if not (-0.5 <= x <= width - 1 + beyond and -0.5 <= y <= height - 1 + beyond):
+            message = f"{key}: ({x:g}, {y:g}) lies outside the image of {width}x{height} pixels"
+            raise Rejected(f"wrong_{key}", message, "Give absolute pixels of the upright image at its own size")
+        if key == "box":
+            x, y = min(x, width - 1), min(y, height - 1)
+        # The centre of the first pixel is half a pixel inside the edge.
+        scaled.append(((x + 0.5) * to_width / width - 0.5, (y + 0.5) * to_height / height - 0.5))
+    return scaled
