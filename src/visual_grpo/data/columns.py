@@ -65,10 +65,9 @@ class _Row:
 
     def rest(self) -> dict[str, Any]:
         """Takes the other columns, as metadata if JSON can hold them."""
-        values = {name: _json_value(value) for name, value in self.left.items()}
-        kept = {name: value for name, value in values.items() if value is not ...}
-        kinds = {name: "metadata" if name in kept else IGNORED for name in self.left}
-        self.became |= {name: "empty" if self.left[name] is None else kind for name, kind in kinds.items()}
+        kept = {name: held for name, value in self.left.items() if (held := _json_value(value)) is not ...}
+        for name, value in self.left.items():
+            self.became[name] = "empty" if value is None else "metadata" if name in kept else IGNORED
         return kept
 
 

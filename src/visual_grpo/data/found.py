@@ -78,8 +78,7 @@ class Found:
             return
         yield item.place.file
         if isinstance(item, Record):
-            images = item.source_images if isinstance(item.source_images, list) else [item.source_images]
-            names = [name for name in (item.caption, item.target_image, *images) if isinstance(name, str)]
+            names = [name for name in (item.caption, *item.images) if isinstance(name, str)]
             yield from (self._relative(file) for name in names for file in self._parts(item.folder / name))
 
     def _parts(self, file: Path) -> list[Path]:

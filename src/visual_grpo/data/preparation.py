@@ -146,10 +146,9 @@ class Preparation:
                 if record.target_image is not None:
                     prepare = store.prepare if self._config.frames is None else store.prepare_video
                     target = prepare(record.target_image, record.id, "target")
-                roles = ("source0", *(f"reference{number}" for number in range(1, len(record.source_images))))
                 sources = [
-                    store.prepare(image, record.id, role)
-                    for image, role in zip(record.source_images, roles, strict=False)
+                    store.prepare(image, record.id, f"reference{number}" if number else "source0")
+                    for number, image in enumerate(record.source_images)
                 ]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)

@@ -92,6 +92,12 @@ class Record:
     split: str | None = None
     """The split that the reader found it in, if its file and pictures do not tell."""
 
+    @property
+    def images(self) -> list[Any]:
+        """The target and the sources of an unchecked record; None for a missing one."""
+        sources = self.source_images if isinstance(self.source_images, list) else [self.source_images]
+        return [self.target_image, *sources]
+
 
 @dataclass(frozen=True)
 class Note:

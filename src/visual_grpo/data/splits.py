@@ -31,8 +31,6 @@ _NAMES: Mapping[str, str] = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
 """Names of splits -> the usual one, as the library `datasets` recognises them."""
-
-
 COLUMNS = frozenset({"split", "partition", "subset", "set", "fold"})
 """Names of a column with the record's split, in lower case; only values that are a split's name count."""
 
@@ -65,9 +63,8 @@ def split_found(item: Record | Rejected, layout: str) -> str | None:
     if isinstance(item, Record):
         if (named := item.split or split_of_row(item.extra)) is not None:
             return named
-        images = item.source_images if isinstance(item.source_images, list) else [item.source_images]
+        names = [name for name in item.images if isinstance(name, str) and not name.startswith("/")]
         # The file's name says nothing: a picture may be called test.png.
-        names = [name for name in (item.target_image, *images) if isinstance(name, str) and not name.startswith("/")]
         pictures = [f"{PurePosixPath(name).parent}/_" for name in names]
     # A folder of masks is named after a thing, and a picture is its own record's file.
     place = {"masks": "", "captions": f"{PurePosixPath(item.place.file).parent}/_"}.get(layout, item.place.file)
