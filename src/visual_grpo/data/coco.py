@@ -96,13 +96,9 @@ def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True
                 yield Rejected("wrong_mask", message, "Add it, as in COCO's files", place)
                 continue
             mask = mask_image(coco_mask.decode(coco_mask.merge(drawn)) > 0, f"{place}, the mask") if draw else ""
+            extra = {"image_id": image_id, "category_id": category}
             yield Record(
-                place=place,
-                folder=file.folder,
-                prompt=query,
-                source_images=source,
-                target_image=mask,
-                extra={"image_id": image_id, "category_id": category},
+                place=place, folder=file.folder, prompt=query, source_images=source, target_image=mask, extra=extra
             )
 
 

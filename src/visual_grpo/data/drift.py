@@ -87,7 +87,8 @@ def profile_of(records: RecordTable) -> Profile:
         if target is not None:
             width, height = row["original_width"], row["original_height"]
             size = {"width": width, "height": height, "aspect": width / height} if width else {}
-            targets.add(f"{row['target_sha256'] or target} {size}", (_first_frame(folder / target), size))
+            picture = frame_name(folder / target, 0) if (folder / target).is_dir() else folder / target
+            targets.add(f"{row['target_sha256'] or target} {size}", (picture, size))
         for name, sha256 in zip(names, row["source_sha256"] or names, strict=True):
             sources.add(sha256, (folder / name, {}))
     hashes, texts, counts = zip(*prompts.items(), strict=True)
@@ -100,10 +101,6 @@ def profile_of(records: RecordTable) -> Profile:
         prompts=hashes,
         values=values,
     )
-
-
-def _first_frame(target: Path) -> Path:
-    return frame_name(target, 0) if target.is_dir() else target
 
 
 def write_profile(profile: Profile, folder: Path) -> None:

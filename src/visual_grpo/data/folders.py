@@ -103,6 +103,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     """
     images, sources = _targets_and_sources(path, limits, data)
     for image in images:
+        place = Place(image)
         try:
             caption = _caption_of(path, image)
             if caption is None:
@@ -111,18 +112,11 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             prompt = _read_caption(path, caption, limits)
             edited = sources.of(image) if data.task == "i2i" or sources.has(image) else None
         except Rejected as rejected:
-            yield rejected.at(Place(image))
-        else:
-            if not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1]):
-                yield Note("picture", "for regularisation, which there is not: trained on as any other", Place(image))
-            yield Record(
-                place=Place(image),
-                folder=path,
-                prompt=prompt,
-                source_images=edited,
-                target_image=image,
-                caption=caption,
-            )
+            yield rejected.at(place)
+            continue
+        if not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1]):
+            yield Note("picture", "for regularisation, which there is not: trained on as any other", place)
+        yield Record(place=place, folder=path, prompt=prompt, source_images=edited, target_image=image, caption=caption)
     yield from (Note("source", "not used: no target has its name", Place(image)) for image in sources.unused)
     yield from (Note("source", "not used: another has its name", Place(image)) for image in sources.seconds)
 

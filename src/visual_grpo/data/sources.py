@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path, PurePath
 from typing import NamedTuple
 from zipfile import BadZipFile, ZipFile
@@ -83,10 +83,8 @@ class RecordSource:
         """Number of records, also of those that will be rejected, in each split that was found; None = in none."""
         if self.layout == "table" and (rows := tabular.count_table(self.path, self.data)) is not None:
             return rows
-        if self.layout == "coco":
-            items = coco.read_coco(self.path, self.limits, self.data, draw=False)
-        else:
-            items = self._items()
+        read = partial(coco.read_coco, draw=False) if self.layout == "coco" else LAYOUTS[self.layout].read
+        items = read(self.path, self.limits, self.data)
         return Counter(split_found(item, self.layout) for item in items if not isinstance(item, Note))
 
     @cached_property
@@ -96,7 +94,7 @@ class RecordSource:
 
     def read(self, see: Callable[[Record | Rejected], object] = lambda item: None) -> Iterator[Item]:
         """Yields the records of the chosen splits, each with its split; ``see`` is called with those of all splits."""
-        for item in self._items():
+        for item in LAYOUTS[self.layout].read(self.path, self.limits, self.data):
             if isinstance(item, Note):
                 yield item
                 continue
@@ -107,9 +105,6 @@ class RecordSource:
 
     def count(self) -> int:
         return sum(self.splits[split] for split in self.chosen)
-
-    def _items(self) -> Iterator[Item]:
-        return LAYOUTS[self.layout].read(self.path, self.limits, self.data)
 
 
 def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource:
