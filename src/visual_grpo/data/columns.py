@@ -52,8 +52,10 @@ class _Row:
         self.left = {name: value for name, value in row.items() if name not in self.became}
 
     def take(self, field: str, known: Iterable[str], named: str | None = None) -> Any:
-        """Takes the column that is named by hand; else, of the known ones that are named for nothing else, the first
-        with a value, or the first; one in capitals counts where none has the very name."""
+        """Takes the column ``named`` by hand, else the first of the ``known`` ones with a value, or the first.
+
+        A column that is named by hand serves no other field. One in capitals counts where none has the very name.
+        """
         free = [name for name in self.left if name not in self._named]
         spelt = {name.lower(): name for name in free} | {name: name for name in free}
         names = (spelt.get(name) for name in known) if named is None else [named]
@@ -79,14 +81,14 @@ def record_from_row(
     In a ``canonical`` row, one of records.jsonl, with a ``prompt`` only the first names of `PICTURES` are fields.
     Raises UserError for a column of pictures that is not used and might be meant (`_might_be_meant`).
     """
-    columns, known, named = _Row(row, data.columns), _known(row, data, canonical), data.columns
+    columns, known, by_hand = _Row(row, data.columns), _known(row, data, canonical), data.columns
     record_id, group = columns.take("id", ["id"]), columns.take("group", ["group"])
     try:
-        if missing := [name for name in named.named() if name not in row]:
+        if missing := [name for name in by_hand.named() if name not in row]:
             message = f"there is no column {missing[0]!r} of data.columns; the columns are {shorten(', '.join(row))}"
             raise Rejected("missing_column", message, f"Correct data.columns.{nearest_hint(missing[0], row)}")
-        prompt = columns.take("prompt", known["prompt"], named.prompt)
-        target = columns.take("target", known["target"], named.target)
+        prompt = columns.take("prompt", known["prompt"], by_hand.prompt)
+        target = columns.take("target", known["target"], by_hand.target)
         source = _take_sources(columns, known["source"], data, canonical)
         prompts_of_mask: dict[str, Any] = {}
         if data.task == "segmentation":
@@ -190,12 +192,10 @@ def _not_used(unused: list[str], source: Any, target: Any, columns: _Row, place:
     field = "target" if data.task == "t2i" or (target is None and source is not None) else "source"
     if (target if field == "target" else source) is None:
         is_query = data.task == "segmentation"
-        kind = {
-            "source": "image" if is_query else "picture to edit",
-            "target": "mask" if is_query else "target picture",
-        }
+        sources, targets = ("image", "mask") if is_query else ("picture to edit", "target picture")
+        kind = sources if field == "source" else targets
         known = ", ".join((QUERIES if is_query else PICTURES)[field])
-        lacks = f", and there is no {kind[field]}. Columns known for the {kind[field]}: {known}"
+        lacks = f", and there is no {kind}. Columns known for the {kind}: {known}"
     elif field == "source":
         name = f"[{','.join([*(column for column, became in columns.became.items() if became == field), *unused])}]"
     found = ", ".join(f"{name} ({columns.became.get(name, 'not used')})" for name in (*columns.became, *columns.left))

@@ -95,12 +95,8 @@ def profile_of(records: RecordTable) -> Profile:
     values = _values("record", ((kind, count) for _, kind, count in kinds.items()))
     values |= _values("prompt", zip(map(prompt_features, texts), counts, strict=True))
     values |= _values("target", _described(targets)) | _values("source", _described(sources))
-    return Profile(
-        accepted=len(records),
-        rejected=records.report.get("rejected", {}).get("total", 0),
-        prompts=hashes,
-        values=values,
-    )
+    rejected = records.report.get("rejected", {}).get("total", 0)
+    return Profile(accepted=len(records), rejected=rejected, prompts=hashes, values=values)
 
 
 def write_profile(profile: Profile, folder: Path) -> None:
