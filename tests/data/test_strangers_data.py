@@ -453,7 +453,7 @@ class TestPicturesOfOtherKinds:
         picture(tmp_path / "data/long.png", (600, 40)).with_suffix(".txt").write_text("a long one")
         captioned(tmp_path / "data/reg/1.png", 1)
         assert {*prepare(tmp_path).report["warnings"]} >= {
-            "1 picture (such as reg/1.png) for regularisation, which there is not: trained on as any other",
+            "1 picture (such as reg/1.png) meant for regularisation, which is not done: trained on like any other",
             "1 image (such as long.png) of another shape: more than half is cropped away",
         }
 

@@ -115,7 +115,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             yield rejected.at(place)
             continue
         if not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1]):
-            yield Note("picture", "for regularisation, which there is not: trained on as any other", place)
+            yield Note("picture", "meant for regularisation, which is not done: trained on like any other", place)
         yield Record(place=place, folder=path, prompt=prompt, source_images=edited, target_image=image, caption=caption)
     yield from (Note("source", "not used: no target has its name", Place(image)) for image in sources.unused)
     yield from (Note("source", "not used: another has its name", Place(image)) for image in sources.seconds)
