@@ -220,6 +220,9 @@ class TestColumns:
         message = refusal(tmp_path, task="i2i", columns={**columns, "target": "aftr"})
         assert "there is no column 'aftr' of data.columns; the columns are do, one, two, after, x" in message
         assert "Did you mean 'after'?" in message
+        parquet(tmp_path / "data/train.parquet", [{"prompt": "a", "image": embedded(), "img": embedded(colour="blue")}])
+        (record,) = prepare(tmp_path, task="i2i", columns={"source": "image"})
+        assert read_image(record.target_image).getpixel((1, 1)) == (0, 0, 255), "one named by hand is nothing else"
 
     def test_webdataset(self, tmp_path):
         (tmp_path / "data").mkdir()
