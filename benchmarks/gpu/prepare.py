@@ -12,9 +12,10 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import rmtree
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from packaging.requirements import Requirement
 
@@ -60,8 +61,21 @@ def download_wheels(folder: Path) -> None:
     target += [f"--platform={platform}" for platform in platforms]
     names, built = ([f"{name}=={versions[name]}" for name in group] for group in (CARRIED, SOURCE_ONLY))
     subprocess.run([*PIP, "download", "--no-deps", *target, f"--dest={folder}", *names], check=True)
-    # The project's own: an installed package has the entry points that kedro reads.
     subprocess.run([*PIP, "wheel", "--no-deps", f"--wheel-dir={folder}", *built, str(ROOT)], check=True)
+    # Kedro reads the entry points of an installed package; the code itself travels with git.
+    leave_out(folder, "visual_grpo", lambda name: ".dist-info/" not in name)
+    leave_out(folder, "mlflow", lambda name: name.startswith("mlflow/server/js/"))
+
+
+def leave_out(folder: Path, package: str, unwanted: Callable[[str], bool]) -> None:
+    """Removes the files with unwanted names from the package's wheel; pip installs it nevertheless."""
+    [wheel] = folder.glob(f"{package}-*.whl")
+    thin = wheel.with_suffix(".thin")
+    with ZipFile(wheel) as whole, ZipFile(thin, "w", ZIP_DEFLATED) as kept:
+        for name in whole.namelist():
+            if not unwanted(name):
+                kept.writestr(name, whole.read(name))
+    thin.replace(wheel)
 
 
 def locked() -> dict[str, str]:
