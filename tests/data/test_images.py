@@ -149,7 +149,7 @@ class TestSegZero:
         )
         row = {"problem": "the left wing", "image": embedded(), "img_height": 64, "img_width": 48}
         parquet(tmp_path / f"data/{where}a.parquet", [{**row, "id": "a/b", "solution": tags}])
-        seven = {**row, "id": "7", "solution": objects, "img_height": 128, "img_width": 36}
+        seven = {**row, "id": "7", "solution": objects, "img_height": 128, "img_width": 36, "points": None}
         parquet(tmp_path / f"data/{where}b.parquet", [{**seven, "problem": "两只翅膀"}])
         mask(tmp_path / "data/masks/a/b.png", (48, 64), (12, 8, 23, 31))
         mask(tmp_path / "data/masks/7.png", (36, 128), (3, 16, 17, 126))

@@ -217,7 +217,8 @@ def _take_prompts_of_mask(columns: _Row, mask: Any, record_id: Any, folder: Path
         parent = "../" if folder.name == "data" and (folder / "../masks").is_dir() else ""
         mask = f"{parent}masks/{record_id}.png"
     box = solution_box if box is None else box
-    points = columns.take("points", ("points",)) if "points" in map(str.lower, columns.left) else solution_points
+    points = columns.take("points", ("points",))
+    points = solution_points if points is None else points
     return mask, {name: value for name, value in (("box", box), ("points", points)) if value is not None}
 
 

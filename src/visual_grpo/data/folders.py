@@ -9,7 +9,18 @@ from pathlib import Path, PurePath, PurePosixPath
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
 from visual_grpo.data.edit_folders import EditSources, folder_of, is_source_folder
-from visual_grpo.data.record import Item, Limits, Note, Place, Record, Rejected, is_image_name, open_text
+from visual_grpo.data.record import (
+    LFS_REMEDY,
+    Item,
+    Limits,
+    Note,
+    Place,
+    Record,
+    Rejected,
+    is_image_name,
+    is_lfs_pointer,
+    open_text,
+)
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
@@ -159,6 +170,8 @@ def _caption_of(root: Path, image: str) -> str | None:
 
 def _read_caption(root: Path, name: str, limits: Limits) -> str:
     limits.check(root / name, f"the caption {name}")
+    if is_lfs_pointer(root / name):
+        raise Rejected("lfs_pointer", f"the caption {name} is a Git LFS pointer, not the text", LFS_REMEDY)
     try:
         return (root / name).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

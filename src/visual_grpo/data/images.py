@@ -18,7 +18,6 @@ from typing import IO, NamedTuple, TypeVar
 
 import numpy as np
 
-from visual_grpo.common.digests import file_digest
 from visual_grpo.common.files import fresh_folder
 from visual_grpo.common.geometry import Point, box_of, inner_points
 from visual_grpo.common.images import (
@@ -126,7 +125,7 @@ class ImageStore:
 
         Raises Rejected as `videos.read_clip` does, and for a side below 32 pixels.
         """
-        digest = clip_digest(original) if isinstance(original, Path) else original.sha256
+        digest = image_digest(original)
         folder = self._file(record_id, role, digest, self.config.frames, self.config.fps)
         frames = read_clip(original, self.config)
         names = [frame_name(folder, number) for number in range(len(frames))]
@@ -228,11 +227,11 @@ def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
 
 
 def image_digest(original: Original) -> str:
-    """Returns the sha256 of the file's bytes, 64 hex digits."""
+    """Returns the sha256 of an image's or video's bytes, 64 hex digits."""
     if isinstance(original, EmbeddedImage):
         return original.sha256
     try:
-        return file_digest(original)
+        return clip_digest(original)
     except OSError as error:
         message = f"{original} cannot be read ({error.strerror})"
         raise Rejected("corrupt_image", message, "Check the file and its permissions") from error

@@ -105,7 +105,7 @@ class Report:
     def _warn(self, accepted: int) -> None:
         for split, share in self._shares.items():
             if share > 0 and not self._records[split]:
-                warning = f"the split {split} is empty although its share is {share:.0%}"
+                warning = f"the split {split} is empty although its share is {share:.3g}"
                 self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
         raise_share = " or raise data.held_out_share" if self._shares[HELD_OUT] > 0 else ""
         if 0 < len(self._held_out) < FEW_PROMPTS:
