@@ -1,10 +1,10 @@
 """Makes the pictures of the README and of the gallery from what a run left:
 
-    python benchmarks/pictures.py film data docs/film.webp
+    python benchmarks/pictures.py answers data docs/answers.webp
     python benchmarks/pictures.py pairs data/text docs/gallery/words.webp
 
-``film`` shows the fixed held-out prompts of the training, from the base model to the last step; ``pairs`` the first and
-the last held-out prompt, before and after training. Neither looks at the results.
+``answers`` shows held-out prompts of the drawn shapes, and whether shape, colour, size and place are right; ``pairs`` the
+first and the last held-out prompt, before and after training. Neither looks at the results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from visual_grpo.common.images import read_image
@@ -21,33 +20,29 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import pictures, report
 from visual_grpo.evaluation.samples import read_scores
 
-COLUMNS = 6
-"""Columns of the film at most, the base model's included."""
+COLUMNS = 5
+RIGHT = "part/shapes/all"
+GREEN, RED = "#1a7f37", "#b3261e"
 WIDTH = 960
 """Largest width of a picture in pixels."""
 
 
-def film(output: Path) -> Image.Image:
-    """Draws a row per prompt and a column per evaluation; the rows of the files are as high as those of the report."""
-    adapters, baseline = output / "06_models/adapters", output / "07_model_output/baseline"
-    prompts = read_facts(adapters)["film"]
-    files = sorted(adapters.glob("film-*.png"))
-    chosen = np.linspace(0, len(files) - 1, COLUMNS).round().astype(int)[1:]  # After one step it is the base model.
-    scores = read_scores(baseline)
-    first = scores[(scores["sampler"] == "eval") & (scores["split"] == "held_out") & (scores["index"] == 0)]
-    base = [read_image(baseline / first.set_index("prompt")["file"][prompt]) for prompt in prompts]
-    columns = [pictures.table([[pictures.scaled(image)] for image in base]), *(read_image(files[i]) for i in chosen)]
-    heads = ["base", *(f"step {int(files[i].stem.removeprefix('film-'))}" for i in chosen)]
-    names = pictures.table([[fill(prompt, columns[0].height // len(prompts))] for prompt in prompts])
-    rows = [[names, *columns], [pictures.text("", width=1), *(pictures.text(head, pictures.MUTED) for head in heads)]]
-    return pictures.framed([pictures.table(rows)])
-
-
-def fill(prompt: str, height: int) -> Image.Image:
-    """Draws a prompt in a cell of a film's height."""
-    cell = Image.new("RGB", (pictures.WIDTH * 3 // 4, height - pictures.LEADING), pictures.PAPER)
-    cell.paste(pictures.text(prompt, width=cell.width), (0, cell.height // 2 - pictures.LINE_HEIGHT))
-    return cell
+def answers(output: Path) -> Image.Image:
+    """Draws held-out prompts evenly spaced over all of them, each with the first picture before and after training."""
+    baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
+    chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=2 * COLUMNS)["samples"]
+    sides = {"base": (baseline, "baseline"), "trained": (trained, "trained")}
+    bands = []
+    for start in range(0, len(chosen), COLUMNS):
+        rows = chosen[start : start + COLUMNS].to_dict("records")
+        cells = [[pictures.text(row["prompt"]) for row in rows]]
+        for name, (folder, column) in sides.items():
+            files = [row[f"file_{column}"] for row in rows]
+            right = read_scores(folder).set_index("file")[RIGHT][files] == 1
+            cells.append([pictures.scaled(read_image(folder / file)) for file in files])
+            cells.append([pictures.text(f"{name} {'✓' if yes else '✗'}", GREEN if yes else RED) for yes in right])
+        bands.append(pictures.table(cells))
+    return pictures.framed(bands)
 
 
 def pairs(output: Path) -> Image.Image:
@@ -64,11 +59,11 @@ def pairs(output: Path) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("film", "pairs"))
+    parser.add_argument("kind", choices=("answers", "pairs"))
     parser.add_argument("output", type=Path, help="the run's folder of outputs")
     parser.add_argument("file", type=Path)
     asked = parser.parse_args()
-    picture = {"film": film, "pairs": pairs}[asked.kind](asked.output)
+    picture = {"answers": answers, "pairs": pairs}[asked.kind](asked.output)
     picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
     asked.file.parent.mkdir(parents=True, exist_ok=True)
     picture.save(asked.file, quality=80, method=6)

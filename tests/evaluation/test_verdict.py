@@ -146,6 +146,7 @@ def test_the_control_is_the_bases_best_one() -> None:
         "Control: without training, guidance_scale=3 gives the base model 1.100 (the best of 2); the trained model"
         " against that: +0.300 [+0.200, +0.400]."
     )
+    assert "best of" not in lines(summarise([entry()], controls[1:]))[1]
 
 
 def test_the_task_has_its_own_measure() -> None:

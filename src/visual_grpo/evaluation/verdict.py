@@ -230,9 +230,10 @@ def _control_line(control: Mapping[str, Any]) -> str:
     settings = control["sampler"].removeprefix("eval ")
     if control["difference"] is None:
         return f"Control: the base model with {settings} has no sample that could be scored."
+    best = f" (the best of {control['of']})" if control["of"] > 1 else ""
     return (
-        f"Control: without training, {settings} gives the base model {control['baseline']:z.3f}"
-        f" (the best of {control['of']}); the trained model against that: {change(control)}."
+        f"Control: without training, {settings} gives the base model {control['baseline']:z.3f}{best}; the trained"
+        f" model against that: {change(control)}."
     )
 
 
