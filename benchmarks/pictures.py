@@ -3,8 +3,8 @@
     python benchmarks/pictures.py answers data docs/answers.webp
     python benchmarks/pictures.py pairs data/text docs/gallery/words.webp
 
-``answers`` shows held-out prompts of the drawn shapes, and whether shape, colour, size and place are right; ``pairs`` the
-first and the last held-out prompt, before and after training. Neither looks at the results.
+``answers`` shows held-out prompts of the drawn shapes, and whether shape, colour, size and place are right; ``pairs``
+the first and the last held-out prompt, before and after training. Neither looks at the results.
 """
 
 from __future__ import annotations

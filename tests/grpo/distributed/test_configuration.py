@@ -35,7 +35,7 @@ def test_what_processes_cannot_do_is_refused(changes: dict[str, Any], said: str,
 
 
 def test_each_process_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parameters(tmp_path, distributed={"processes": 3}, model={"device": "cuda"})
+    config = parameters(tmp_path, distributed={"processes": 3}, model={"device": "cuda", "family": "glm_image"})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"distributed.processes is 3, but this machine has 2 GPUs"):

@@ -68,7 +68,7 @@ def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -
     [
         ("user", "UserError: the disk is full"),
         pytest.param("memory", "MemoryError: no more", marks=pytest.mark.slow),
-        ("bug", "ZeroDivisionError: a bug"),
+        pytest.param("bug", "ZeroDivisionError: a bug", marks=pytest.mark.slow),
         ("alone", "UserError: only here"),
     ],
 )
@@ -81,7 +81,7 @@ def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> N
         assert str(raised.value).count("Process 2 of 2 failed") == 1
 
 
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_process_ends_all(victim: int, tmp_path: Path) -> None:
     """Also one that computes, and so is not waiting for the others."""
     began = time.monotonic()

@@ -52,7 +52,12 @@ def assert_planned(config: Parameters) -> tuple[DryRunner, int]:
 
 @pytest.mark.parametrize(
     ("module", "checkpointed", "rank"),
-    [("ar", False, 8), ("dit", False, 8), ("dit", True, 8), ("ar", True, 512)],
+    [
+        pytest.param("ar", False, 8, marks=pytest.mark.slow),
+        pytest.param("dit", False, 8, marks=pytest.mark.slow),
+        ("dit", True, 8),
+        ("ar", True, 512),
+    ],
 )
 def test_a_small_glm_image(pipeline_folder, module, checkpointed, rank):
     policy = {"train": module, "gradient_checkpointing": checkpointed, "lora": {"rank": rank}}
