@@ -76,7 +76,7 @@ TRAINED = {
 """Some of the matrices that have a LoRA."""
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * ("," in name)) for name in CASES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, dict[str, Any]]:
     build, options = CASES[request.param]
     folder = tmp_path_factory.mktemp("model")
