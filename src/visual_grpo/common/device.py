@@ -30,8 +30,10 @@ def resolve_device(name: str, setting: str = "model.device") -> torch.device:
     if re.fullmatch(r"auto|cpu|meta|cuda(:\d+)?", name) is None:  # meta is a plan's.
         raise UserError(f"{setting} is {name!r}; expected auto, cpu, cuda or cuda:N.")
     device = torch.device(device_kind(name) if name == "auto" else name)
+    if device.type != "cuda":
+        return device
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device.type == "cuda" and (device.index or 0) >= count:
+    if (device.index or 0) >= count:
         found = counted(count, "CUDA device") if count else "no CUDA device"
         without = "" if torch.version.cuda or torch.version.hip else " (built without CUDA: install another torch)"
         raise UserError(f"{setting} is {name!r}, but torch finds {found}{without}; use auto or cpu.")

@@ -74,7 +74,7 @@ def _shown(splits: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, in
 
 
 def _sources_line(sources: Mapping[str, int]) -> str:
-    """Returns "2 a record", or "1 a record (8 records), 2 a record (4 records)"; "" where all have one or none."""
+    """Returns "1 a record (8 records), 2 a record (4 records)"; "" where all have one or none."""
     if all(int(number) < 2 for number in sources):
         return ""
     return ", ".join(f"{number} a record ({counted(count, 'record')})" for number, count in sources.items())
