@@ -91,3 +91,11 @@ def test_each_module_has_the_backend_of_its_library(pipeline_folder: Path) -> No
     assert {block.attn1.processor._attention_backend for block in networks["dit"].transformer_blocks} == {
         "_native_math"
     }
+
+
+def test_cudnns_attention_is_not_torchs_choice(tmp_path: Path) -> None:
+    """Its gradients may be NaN; a switch of torch, which no CPU heeds."""
+    flux.pipeline().save_pretrained(tmp_path)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_model(str(tmp_path), size=SIZE, device="cpu")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -60,8 +60,12 @@ def _try_backend(backend: str, config: ModelConfig) -> None:
 def set_execution(networks: Mapping[str, Any], modules: Mapping[str, Module], config: ModelConfig) -> None:
     """Applies ``model.attention`` and ``model.compile`` to the networks, by the names of their modules.
 
+    torch does not choose cuDNN's attention by itself from here on: its backward pass gives NaN for some lengths and
+    memory layouts (pytorch/pytorch issue 196678; on an H200, torch 2.11, small FLUX). ``_native_cudnn`` asks for it.
+
     Raises UserError where a network has no choice of attention, or no blocks to compile.
     """
+    torch.backends.cuda.enable_cudnn_sdp(False)
     for name, backend in attention_of(config, modules).items():
         network = networks[name]
         if modules[name].kind == "tokens":
