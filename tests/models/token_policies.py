@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from tests.conftest import SIZE, stir
+from visual_grpo.models.tokens.generation import CapturedSteps
 from visual_grpo.models.tokens.prompt_cache import Prompts
 from visual_grpo.training.components import load_policy
 
@@ -66,3 +68,12 @@ def forward(model: Any, embeds: Tensor, mask: Tensor, positions: Tensor, cache: 
     )
     hidden: Tensor = output.last_hidden_state
     return hidden
+
+
+class CapturedOnCpu(CapturedSteps):
+    """Where there is no CUDA graph: a replay runs the step again, and leaves its result where the captured one did."""
+
+    def _capture(self) -> None:
+        self._step()
+        self._result = torch.empty_like(self._result)
+        self._graph: Any = SimpleNamespace(replay=lambda: self._result.copy_(self._step()))

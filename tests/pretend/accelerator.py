@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -204,6 +204,8 @@ class Accelerator(TorchDispatchMode):
         self.pinned = 0
         """Bytes."""
         self._stack = ExitStack()
+        self.captured: list[tuple[Any, Any, Any, Any]] | None = None
+        """What a CUDA graph is to launch again, while one is captured: (function, args, kwargs, results)."""
 
     def __enter__(self) -> Accelerator:
         _PRESENT.append(self)
@@ -221,6 +223,8 @@ class Accelerator(TorchDispatchMode):
         return sum(n for (_, where), n in self.transfers.items() if not files or where.split(":")[0] in files)
 
     def note(self, what: str) -> None:
+        if self.captured is not None:
+            raise RuntimeError(f"operation not permitted when stream is capturing: {what}, {call_site()}")
         self.transfers[what, call_site()] += 1
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -249,6 +253,8 @@ class Accelerator(TorchDispatchMode):
         results = function(*tree_map(_held, args), **tree_map(_held, kwargs))
         if not goes_there or packet is aten._local_scalar_dense:
             return results
+        if self.captured is not None:
+            self.captured.append((function, tree_map(_held, args), tree_map(_held, kwargs), results))
         same = {id(tensor.held): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
         return tree_map(lambda leaf: _there(leaf, same), results)
 
@@ -263,6 +269,34 @@ class Accelerator(TorchDispatchMode):
             for index in args[1]:
                 if isinstance(index, OnDevice) and index.dtype == torch.bool:
                     self.note("device to host")  # How many are true.
+
+
+class _Graph:
+    """Launches what was captured, with the memory that it had."""
+
+    def replay(self) -> None:
+        for function, args, kwargs, results in self.launches:
+            again = function(*args, **kwargs)
+            for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # No view, nothing written in place.
+                    old.copy_(new)
+
+    launches: list[tuple[Any, Any, Any, Any]]
+
+
+@contextmanager
+def _capture(graph: _Graph, capture_error_mode: str) -> Iterator[None]:
+    assert capture_error_mode == "thread_local"  # Rewards may run in another thread.
+    _PRESENT[-1].captured = graph.launches = []
+    try:
+        yield
+    finally:
+        _PRESENT[-1].captured = None
+
+
+class _Stream:
+    def wait_stream(self, other: _Stream) -> None:
+        """All is done at once here."""
 
 
 def _refuse_mixes(function: Any, args: Any, tensors: Sequence[Tensor]) -> None:
@@ -392,6 +426,11 @@ _REPLACED: tuple[tuple[Any, str, Any], ...] = (
     (torch.Tensor, "to", lambda _: _to),  # Plain tensors cross too.
     (torch.Tensor, "pin_memory", _pinned),
     (torch.optim.Optimizer, "_accelerator_graph_capture_health_check", _answer(None)),
+    (torch.cuda, "CUDAGraph", lambda _: _Graph),
+    (torch.cuda, "graph", lambda _: _capture),
+    (torch.cuda, "Stream", lambda _: _Stream),
+    (torch.cuda, "current_stream", _answer(_Stream())),
+    (torch.cuda, "stream", _answer(nullcontext())),
     (torch.cuda, "_lazy_init", _answer(None)),
     (torch.cuda, "is_available", _answer(True)),
     (torch.cuda, "device_count", _answer(1)),

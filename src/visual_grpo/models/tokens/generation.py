@@ -1,4 +1,4 @@
-"""Generates tokens with a key-value cache that grows by each token.
+"""Generates tokens with a key-value cache that grows by each token or, on a GPU, has all places and a CUDA graph.
 
 Masks and rotary tables of all tokens are made once and passed to the language model's layers: its forward would make
 them for each token, and read the mask's values, for which the host waits for the GPU.
@@ -13,14 +13,23 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import DynamicCache
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
+from visual_grpo.models.quantized import quantized_layers
 from visual_grpo.models.rows import distinct
 from visual_grpo.models.tokens.interface import TokenModel, TokenTrajectory
 from visual_grpo.models.tokens.probabilities import TokenSampler, deviation, entropy, row_uniforms, sample_ids
-from visual_grpo.models.tokens.prompt_cache import LayerCache, Prefix, Prompts, prefill, run_layer
+from visual_grpo.models.tokens.prompt_cache import (
+    LayerCache,
+    PlacedLayerCache,
+    Prefix,
+    Prompts,
+    prefill,
+    run_layer,
+)
 
 E = TypeVar("E", bound=Prompts)
 
@@ -94,7 +103,7 @@ def _sample_batch(
     T columns are returned whether or not every row ends before, so that batches can be joined.
     """
     prefix = prefill(model.network, prompts, prompt_of_row)
-    hidden, steps = prefix.hidden, TokenSteps(model.network, prefix, uniforms.shape[1])
+    hidden, steps = prefix.hidden, token_steps(model.network, prefix, uniforms.shape[1])
     embed = model.network.model.get_input_embeddings()
     padding = model.ends[0] if model.ends else 0
     tokens = torch.full(uniforms.shape, padding, device=hidden.device)
@@ -131,16 +140,24 @@ def _is_half(model: TokenModel[Any]) -> bool:
     return model.head.dtype != torch.float32
 
 
+def token_steps(model: Any, prefix: Prefix, length: int) -> TokenSteps | CapturedSteps:
+    """The steps after the prompts of ``prefix``, whose cache they take over; ``length``: T, the most tokens.
+
+    Raises UserError for a model of sliding windows, which `_mask` does not know.
+    """
+    if any(layer.is_sliding for layer in DynamicCache(config=model.config.get_text_config()).layers):
+        raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
+    # A layer whose parts are on several GPUs is gathered for each token, which a graph cannot hold; bitsandbytes'
+    # kernels have not been tried in one.
+    sharded = isinstance(model.model.language_model.layers[0], FSDPModule)
+    captures = prefix.hidden.is_cuda and not sharded and not quantized_layers(model)
+    return (CapturedSteps if captures else TokenSteps)(model, prefix, length)
+
+
 class TokenSteps:
-    """The steps after the prompts of a prefix, whose cache they take over."""
+    """Steps with a cache that grows by each token: none attends to places that are still empty."""
 
     def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
-        """``length``: T, the most tokens.
-
-        Raises UserError for a model of sliding windows, which `_mask` does not know.
-        """
-        if any(layer.is_sliding for layer in DynamicCache(config=model.config.get_text_config()).layers):
-            raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
         self._model, self._cache, self._token = model, prefix.cache, 0
         self._prompt = prefix.mask.shape[1]
         self._rotary = _rotary(model, prefix)
@@ -154,6 +171,56 @@ class TokenSteps:
         mask = None if self._mask is None else self._mask[..., : self._prompt + self._token]
         cos, sin = self._rotary
         return layers(self._model, embeds, mask, (cos[:, at : at + 1], sin[:, at : at + 1]), self._cache)
+
+
+class CapturedSteps:
+    """Steps in a cache that has all places, with a mask that hides those of the tokens still to come.
+
+    So each token runs the same kernels on the same memory. They are captured once for a batch and launched together:
+    launching them one by one takes the host several times as long as they take the GPU.
+    """
+
+    def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
+        self._model, self._prompt, self._token = model, prefix.mask.shape[1], 0
+        self._mask = _mask(model, prefix, length)
+        self._hiding = self._mask[..., self._prompt :].fill_(_hidden(model, prefix.hidden.dtype))
+        self._place = torch.full((1,), self._prompt, device=prefix.hidden.device)
+        places = self._mask.shape[-1]
+        self._cache = [PlacedLayerCache(layer, places, self._place) for layer in prefix.cache]
+        self._tables = _rotary(model, prefix)
+        self._rotary = self._tables[0][:, :1].clone(), self._tables[1][:, :1].clone()
+        self._embeds = torch.empty_like(prefix.hidden)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result = prefix.hidden
+
+    def next(self, embeds: Tensor) -> Tensor:
+        """[b, 1, H] after the next token, with these embeddings, [b, 1, H]; overwritten by the next call."""
+        at, self._token = self._token, self._token + 1
+        self._embeds.copy_(embeds)
+        for place, table in zip(self._rotary, self._tables, strict=True):
+            place.copy_(table[:, at : at + 1])
+        self._hiding[..., at] = 0
+        self._place.fill_(self._prompt + at)
+        if self._graph is None:
+            self._capture()
+        assert self._graph is not None, "just captured"
+        self._graph.replay()
+        return self._result
+
+    def _step(self) -> Tensor:
+        return layers(self._model, self._embeds, self._mask, self._rotary, self._cache)
+
+    def _capture(self) -> None:
+        """After a step that is not captured, in which libraries choose their kernels; each writes to the same place."""
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            self._step()
+        torch.cuda.current_stream().wait_stream(beside)
+        self._graph = torch.cuda.CUDAGraph()
+        # Of this thread only: a reward may run in another one.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._result = self._step()
 
 
 def layers(
@@ -179,11 +246,14 @@ def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
     The last token is sampled and not read again.
     """
     rows, before = prefix.mask.shape
-    # transformers hides by -inf for sdpa, and by the smallest number in its eager attention.
-    hidden = -torch.inf if _attention(model) == "sdpa" else torch.finfo(prefix.hidden.dtype).min
     mask = prefix.hidden.new_zeros(rows, 1, 1, before + length - 1)
-    mask[..., :before].masked_fill_(prefix.mask[:, None, None] == 0, hidden)
+    mask[..., :before].masked_fill_(prefix.mask[:, None, None] == 0, _hidden(model, mask.dtype))
     return mask
+
+
+def _hidden(model: Any, dtype: torch.dtype) -> float:
+    """What transformers hides by: -inf for sdpa, and the smallest number in its eager attention."""
+    return -torch.inf if _attention(model) == "sdpa" else torch.finfo(dtype).min
 
 
 def _attention(model: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.masking_utils import create_masks_for_generate
@@ -54,6 +55,26 @@ class LayerCache:
         assert self.values is not None, "a layer has run"
         # In memory as `update` gives them, so that a compiled layer takes both.
         self.keys, self.values = self.keys.contiguous()[rows], self.values.contiguous()[rows]
+
+
+class PlacedLayerCache(LayerCache):
+    """The same with places for all tokens from the start; ``place``, [1] int64 on the device, is the next one."""
+
+    def __init__(self, before: LayerCache, places: int, place: Tensor) -> None:
+        """Takes over the keys and values of ``before``, and leaves it empty."""
+        self._place = place
+        self.keys, self.values = _widened(before.keys, places), _widened(before.values, places)
+        before.keys = before.values = None
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        assert self.keys is not None, "set at the start"
+        assert self.values is not None, "set at the start"
+        return self.keys.index_copy_(2, self._place, keys), self.values.index_copy_(2, self._place, values)
+
+
+def _widened(grown: Tensor | None, places: int) -> Tensor:
+    assert grown is not None, "a layer has run"
+    return pad(grown, (0, 0, 0, places - grown.shape[2]))  # Zeros: what is hidden must be finite.
 
 
 @dataclass(frozen=True, kw_only=True)

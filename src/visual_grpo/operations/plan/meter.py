@@ -26,6 +26,8 @@ from torch.utils.flop_counter import flop_registry
 
 _LARGEST = 2**20
 """Elements."""
+_RIDGE = 150
+"""Operations a byte at which a GPU's arithmetic takes as long as its memory; 100 to 300 in half precision."""
 _OF_SHAPES = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
 """Operations that need only the shape of their first argument."""
 
@@ -132,9 +134,11 @@ class Phase:
     rest: int = 0
     """Bytes that are left when the phase ends; what is above them grows with its batch."""
     kernels: float = 0.0
+    captured: float = 0.0
+    """Those of the kernels that a CUDA graph launches."""
     flops: float = 0.0
     moved: float = 0.0
-    """Bytes read and written."""
+    """Bytes that kernels read and write that compute less than `_RIDGE` a byte: the others are bound by arithmetic."""
 
 
 class Meter(TorchDispatchMode):
@@ -154,6 +158,7 @@ class Meter(TorchDispatchMode):
         self.phases: dict[str, Phase] = {}
         self._values = values or HostValues()
         self._held: set[int] = set()
+        self._captures = False
         self._path = [OUTSIDE]
 
     @property
@@ -181,6 +186,15 @@ class Meter(TorchDispatchMode):
             self._path.pop()
 
     @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Counts kernels as those of a CUDA graph."""
+        self._captures = True
+        try:
+            yield
+        finally:
+            self._captures = False
+
+    @contextmanager
     def weighted(self, factor: float) -> Iterator[None]:
         """Counts each operation ``factor`` times; peaks stay as they are."""
         before, self.weight = self.weight, self.weight * factor
@@ -201,9 +215,11 @@ class Meter(TorchDispatchMode):
         if (on_device or any(tensor.is_meta for tensor in outputs)) and _starts_kernel(function, inputs, outputs):
             formula = flop_registry.get(function.overloadpacket)
             flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
+            size = _bytes_of(inputs, outputs)
             row.kernels += self.weight
+            row.captured += self.weight * self._captures
             row.flops += self.weight * flops
-            row.moved += self.weight * _bytes_of(inputs, outputs)
+            row.moved += self.weight * size * (flops < _RIDGE * size)
         self._values.follow(function, args, kwargs, inputs, outputs)
         return result
 

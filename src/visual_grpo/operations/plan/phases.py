@@ -129,7 +129,7 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
                 meter.weight *= each  # From here on all is done for each token, but one forward less.
 
                 def step(embeds: Tensor) -> Tensor:
-                    with meter.weighted((length - 1) / (runs - 1) / each):
+                    with meter.weighted((length - 1) / (runs - 1) / each), meter.capturing():
                         hidden: Tensor = forward(embeds)
                     return hidden
 
@@ -140,7 +140,7 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
         with (
             meter.weighted(1.0),
             replaced(generation, "prefill", prefilled),
-            replaced(generation, "TokenSteps", started),
+            replaced(generation, "token_steps", started),
         ):
             found = real(model, prompts, prompt_of_row, uniforms[:, :runs], *rest)
         return tuple(pad(column, (0, length - runs)) for column in found)

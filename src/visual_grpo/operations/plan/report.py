@@ -1,6 +1,6 @@
-"""Makes a plan from parameters and prints it; its seconds are an estimate that no GPU has confirmed.
+"""Makes a plan from parameters and prints it; its seconds are an estimate.
 
-The constants of the estimate are fitted to diffusers' published times of GLM-Image on one H100 (docs/plan.md).
+The constants of the estimate are those of steps that were measured on one H200 (docs/results.md).
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.plan.dry_run import DryRunner, PlannedModel, planned_model
 from visual_grpo.operations.plan.meter import OUTSIDE, Meter, Phase
 
-LAUNCH_SECONDS = 14.6e-6
-"""Between two kernels in eager mode: 35 ms a token over 2,397 kernels."""
-FLOPS_SHARE = 0.398
-"""Share of the dense rate: 2.54 s a PFLOP on an H100 of 989 TFLOP/s."""
-BANDWIDTH_SHARE = 0.8
-"""Share of the card's bandwidth; assumed."""
+LAUNCH_SECONDS = 33e-6
+"""Of the host between two kernels, with the layers' Python code."""
+CAPTURED_LAUNCH_SECONDS = 5.2e-6
+"""Between two kernels of a CUDA graph."""
+FLOPS_SHARE = 0.69
+"""Share of the dense rate that matrix products reach."""
+BANDWIDTH_SHARE = 0.5
+"""Share of the bandwidth that the other kernels reach; a copy reaches 0.9."""
 HOST_BANDWIDTH = 25e9
-"""Bytes a second from pinned host memory, PCIe 4.0; assumed."""
+"""Bytes a second from pinned host memory, PCIe 4.0; assumed. PCIe 5.0 gave 55e9."""
 _SPARE = 0.05
 """Share of the memory left to the CUDA context, workspaces and fragmentation."""
 
@@ -82,10 +84,11 @@ def smallest_card(peak: int) -> Card:
 
 
 def phase_seconds(phase: Phase, card: Card, dtype: str) -> float:
-    """Takes the longest of operations, memory traffic and kernel launches."""
+    """Takes the longer of the GPU's work, one kernel after the other, and of launching it."""
     dense = card.single if dtype == "float32" else card.half
-    moved = phase.moved / (BANDWIDTH_SHARE * card.bandwidth)
-    return max(phase.flops / (FLOPS_SHARE * dense), moved, phase.kernels * LAUNCH_SECONDS)
+    work = phase.flops / (FLOPS_SHARE * dense) + phase.moved / (BANDWIDTH_SHARE * card.bandwidth)
+    one_by_one = phase.kernels - phase.captured
+    return max(work, one_by_one * LAUNCH_SECONDS + phase.captured * CAPTURED_LAUNCH_SECONDS)
 
 
 def seconds_of(meter: Meter, card: Card, dtype: str) -> float:
@@ -237,7 +240,7 @@ def answer(plan: Mapping[str, Any]) -> list[str]:
     batches = (f"{name} {batch['largest']} (set: {batch['set']})" for name, batch in plan["largest_batches"].items())
     return [
         f"{plan['model']} fits on {on}; the host needs {plan['host_gb']:.1f} GB.",
-        f"Estimated, confirmed by no GPU: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h for all steps.",
+        f"Estimated: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h for all steps.",
         f"Largest batches, one changed at a time: {', '.join(batches)}.",
     ]
 
