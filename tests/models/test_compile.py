@@ -17,6 +17,7 @@ from torch._dynamo.utils import counters
 
 from tests.models.families.test_flow_families import CASES as FLOW_CASES
 from tests.models.families.test_flow_families import CPU, FRAMES, SIZE
+from tests.models.token_policies import CapturedOnCpu
 from tests.pretend import conftest
 from tests.pretend.test_policies import CASES, case
 from tests.pretend.trained import config_of, rewards_of
@@ -31,6 +32,7 @@ from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.lora_layers import fast_lora, is_compiled
 from visual_grpo.models.offload import _STATE, _OffloadState, move_to_host
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.models.tokens import generation
 from visual_grpo.training import components
 
 for folder in {folder for folder, _ in CASES.values()} & set(vars(conftest)):
@@ -100,7 +102,11 @@ def trained(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_training_compiles_in_its_first_step_only(name: str, case: Any, tmp_path: Path, graphs: Any) -> None:
+def test_a_training_compiles_in_its_first_step_only(
+    name: str, case: Any, tmp_path: Path, graphs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens with the cache that a GPU has."""
+    monkeypatch.setattr(generation, "TokenSteps", CapturedOnCpu)
     folder, changes, records = case(name)
     counts, values, state = trained(folder, records, changes, graphs, tmp_path, compiled=True)
     assert counts[0] > 1
