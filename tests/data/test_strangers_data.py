@@ -436,6 +436,17 @@ class TestTexts:
         (problem,) = look_at_folder(data, ("t2i", "i2i")).problems
         assert "name its column with data.columns.source=NAME" in str(problem)
 
+    def test_captions_beside_images_to_edit_are_no_prompts_of_targets(self, tmp_path):
+        for n in range(3):
+            picture(tmp_path / f"data/{n}.png")
+            captioned(tmp_path / f"data/source/{n}.png", n)
+        data = data_config(tmp_path / "data", task="i2i")
+        (problem,) = look_at_folder(data, ("t2i", "i2i")).problems
+        assert "are beside images to edit, where nothing reads them. Write each beside its target" in str(problem)
+        (tmp_path / "data/0.txt").write_text("make it blue")
+        ignored = prepare(tmp_path, task="i2i").report["files"]["ignored"]
+        assert ignored[".txt beside images to edit, not read: a prompt is beside the target"] == 3
+
     def test_what_is_no_prompt_is_said(self, tmp_path):
         picture(tmp_path / "data/0.png").with_suffix(".txt").write_text("0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0.1 0.1")
         captioned(tmp_path / "data/1.png", 1)

@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visual_grpo.common.errors import counted
+from visual_grpo.data.edit_folders import folder_of
+from visual_grpo.data.folders import CAPTIONS
 from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, is_system_file, is_video_name
 from visual_grpo.data.sources import RecordSource
 from visual_grpo.data.splits import split_in_path
@@ -99,7 +101,10 @@ class Found:
             return "pictures that only metadata name" if name in self._mentioned else UNNAMED
         if is_video_name(name):
             return "videos that no record names" + " (data.frames is not set)" * (not self._source.limits.videos)
-        return f"{PurePosixPath(name).suffix.lower() or 'without suffix'}, not read as {self._source.layout}"
+        kind = PurePosixPath(name).suffix.lower() or "without suffix"
+        if self._source.layout == "captions" and name.endswith(CAPTIONS) and folder_of(name) is not None:
+            return f"{kind} beside images to edit, not read: a prompt is beside the target"
+        return f"{kind}, not read as {self._source.layout}"
 
 
 def _walk(folder: Path) -> Iterator[str]:

@@ -205,6 +205,11 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
         names = (str(value) for record in records for value in record.extra.values())
         if records and not (task == "t2i" and any(map(is_image_name, names))):
             text = f"The records in {data.path} {kind}, and data.task is {data.task}."
+            if task == "t2i" and data.task == "i2i" and source.layout == "captions":  # No target has one.
+                return UserError(
+                    f"The captions in {data.path} are beside images to edit, where nothing reads them. Write each"
+                    " beside its target, or write records.jsonl with prompt and source_image on each line."
+                )
             if task == "t2i" and any(record.target_image is not None for record in records):
                 return UserError(
                     f"The records in {data.path} have one picture each, and an edit (data.task=i2i) needs one to edit."
