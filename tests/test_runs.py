@@ -284,6 +284,8 @@ def test_a_run_has_a_name_flat_parameters_and_its_lineage(runs):
     report = json.loads((runs["data"] / "report.json").read_text())
     assert report["kinds"] == ["Parameters", "GRPOConfig", "RewardConfig"], "nodes get typed parameters"
     assert {"version.torch", "version.python", "version.peft"} <= set(made["tags"])
+    verdicts = [runs[name]["tags"]["verdict"] for name in ("made", "untrained")]
+    assert verdicts == ["trains nothing", "not evaluated"]
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def judged(found: dict[str, Any]) -> None:
     assert found["files"]["evaluation/evaluation.html"] == b"page"
     assert json.loads(found["files"]["evaluation/scores.json"])["columns"] == list(an_entry())
     assert headline["sentence"] in found["files"]["adapters/README.md"].decode()
-    assert found["tags"]["result"] == headline["sentence"]
+    assert (found["tags"]["verdict"], found["tags"]["result"]) == (headline["verdict"], headline["sentence"])
 
 
 def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) -> None:
@@ -156,6 +156,7 @@ def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_bac
     found = results.in_mlflow()
     complete(found, 7)
     assert {found["tags"][name] for name in ("result", "evaluate.status", sync.EVALUATION_DIGEST)} == {""}
+    assert found["tags"]["verdict"] == "not evaluated"
 
 
 def test_a_run_that_the_user_deleted_stays_deleted(project: Project) -> None:

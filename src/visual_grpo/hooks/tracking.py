@@ -24,7 +24,7 @@ from visual_grpo.hooks.folders import tags_of
 from visual_grpo.operations.command import render
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import find_adapters
-from visual_grpo.tracking.mlflow_api import use_project
+from visual_grpo.tracking.mlflow_api import NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
 from visual_grpo.tracking.sync import training_params
 from visual_grpo.tracking.tracker import Tracker
 
@@ -80,6 +80,8 @@ class TrackingHooks:
             return
         tracker.tags(lineage.resumed({} if origin is None else origin.provenance, lineage.tags(self._project_path)))
         tracker.params(training_params(config.public()))
+        if not tracker.continues:
+            tracker.tags({VERDICT: NOT_EVALUATED if trains else NOTHING_TRAINED})
 
     @hook_impl
     def after_pipeline_run(self) -> None:

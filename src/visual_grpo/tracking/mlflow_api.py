@@ -38,8 +38,7 @@ COLUMNS = {
     "metrics.`result/low`": 95,
     "metrics.`result/gain_over_control`": 175,
     "metrics.`result/task`": 95,
-    "params.`policy.train`": 100,
-    "params.`seed`": 60,
+    "tags.`verdict`": 160,
 }
 """From left to right, with widths in pixels: together they fit into a window of 1400 pixels."""
 _SHOWN = {"deleted": False, "isGenerated": False}
@@ -64,6 +63,8 @@ KEY = "run.key"
 """Tag of a run: the id that stands for it if MLflow was away at its start, or if an earlier run was deleted."""
 EVALUATION, OUTPUT = "evaluate.status", "output"
 """Tags of a run: how its evaluation after its end goes; machine and folder of outputs (`output_tag`)."""
+VERDICT, NOT_EVALUATED, NOTHING_TRAINED = "verdict", "not evaluated", "trains nothing"
+"""Tag of a run: the word of its evaluation's headline, or why there is none."""
 
 
 def use_project(project: Path) -> None:

@@ -115,8 +115,10 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
     mlflow_api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     client.log_artifacts(run_id, str(adapters), "adapters")
+    gone = {mlflow_api.VERDICT: mlflow_api.NOT_EVALUATED}
     if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is that of earlier adapters.
-        mlflow_api.set_tags(client, run_id, dict.fromkeys(("result", mlflow_api.EVALUATION, EVALUATION_DIGEST), ""))
+        gone |= dict.fromkeys(("result", mlflow_api.EVALUATION, EVALUATION_DIGEST), "")
+    mlflow_api.set_tags(client, run_id, gone)
 
 
 def _curves(adapters: Path, rewards: Sequence[str]) -> list[mlflow_api.Point]:
@@ -142,7 +144,8 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
     # With an equal timestamp, MLflow stores a repeated attempt once.
     points = [(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
     client.log_batch(run_id, metrics=mlflow_api.to_metrics(points))
-    mlflow_api.set_tags(client, run_id, {"result": " ".join([headline["sentence"], *headline["notes"]])})
+    said = " ".join([headline["sentence"], *headline["notes"]])
+    mlflow_api.set_tags(client, run_id, {mlflow_api.VERDICT: headline["verdict"], "result": said})
 
 
 def _modified(file: Path) -> int:
