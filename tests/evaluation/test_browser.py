@@ -78,7 +78,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browser")
     held_out = [replace(record, prompt=text) for record, text in zip(records("held_out", 7), PROMPTS, strict=True)]
     held_out += records("more", 8)
-    training = {"mlflow_run_id": "0" * 32, "command": "kedro run --params=" + "x" * 90, "film": PROMPTS}
+    filmed = [record.id for record in held_out]
+    training = {"mlflow_run_id": "0" * 32, "command": "kedro run --params=" + "x" * 90, "film": filmed}
     training |= {"run.name": "ar+dit grpo 80 steps", "finished": "2026-11-25 18:50+00:00"}
     for step in range(1, 12):
         Image.new("RGB", (100, 800), (20 * step, 0, 0)).save(folder / f"film-{step:06d}.png")

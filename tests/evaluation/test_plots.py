@@ -33,6 +33,8 @@ def test_training_curves_are_of_the_reward_and_of_each_metric_that_is_there() ->
     reward, unscored = training_curves(bad, None)
     assert "eval prompts" not in lines(reward)
     assert unscored.title == "Unscored share"
+    clipped = bad[["step", "reward/total"]].assign(**{"ar/clip_fraction": [0.0] * 3, "dit/clip_fraction": [0, 0.1, 0]})
+    assert [list(lines(curve)) for curve in training_curves(clipped, None)[1:]] == [["dit"]], "of ar nothing is clipped"
 
 
 def test_the_first_point_is_what_trainings_evaluation_would_have_measured() -> None:

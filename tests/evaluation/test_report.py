@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 from collections import Counter
@@ -208,6 +209,10 @@ def test_an_edit_is_shown_with_its_sources_and_its_target_above(tmp_path: Path) 
     assert [samples.count(uri) for uri in uris] == [2, 1, 1]
 
 
+def read_uri(uri: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+
+
 def pairs(total_baseline: list[float], total_trained: list[float], **columns: list[Any]) -> pd.DataFrame:
     count = len(total_baseline)
     rows = {"split": ["held_out"] * count, "sampler": ["eval"] * count, "index": [0] * count} | columns
@@ -261,6 +266,31 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
 def test_the_film_has_the_first_and_the_last_step_and_at_most_nine(tmp_path: Path) -> None:
     for step in range(1, 24):
         Image.new("RGB", (4, 4)).save(tmp_path / f"film-{step:06d}.png")
-    steps = [step for step, _ in film(tmp_path)]
-    assert (len(steps), steps[0], steps[-1]) == (9, 1, 23)
-    assert film(None) == film(tmp_path / "empty") == []
+    none = pairs([], [])
+    steps = [step for step, _ in film(tmp_path, none, tmp_path)]
+    assert (len(steps), steps[0], steps[-1]) == (9, "step 1", "step 23")
+    assert film(None, none, tmp_path) == film(tmp_path / "empty", none, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("filmed", "prompts", "columns"),
+    [
+        (["held_out-00-0", "held_out-01-0"], 2, ["source", "base", "step 1"]),
+        (["held_out-00-0", "held_out-03-0"], 2, ["base", "step 1"]),
+        (["held_out-00-0", "of another evaluation"], 0, ["step 1"]),
+    ],
+)
+def test_before_the_steps_of_the_film_stand_its_sources_and_the_base_models_samples(
+    tmp_path: Path, filmed: list[str], prompts: int, columns: list[str]
+) -> None:
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
+    Image.new("RGB", (224, 458)).save(tmp_path / "film-000001.png")
+    *edits, plain = records("held_out", 4)
+    edits = [replace(record, source_images=(tmp_path / "red.png",)) for record in edits]
+    folder = reported(tmp_path, 0.2, {"held_out": [*edits, plain]}, training={"film": filmed}, adapters=tmp_path)
+    film_of = read(folder).partition("during training</h3>")[2].partition("</section>")[0]
+    assert (film_of.count("<li"), re.findall(r"<small>(.*?)</small>", film_of)) == (prompts, columns)
+    shown = [read_uri(uri) for uri in re.findall(r'src="(.*?)"', film_of)]
+    assert {picture.size for picture in shown} == {(224, 458)}, "prompts stand in rows"
+    red, _, blue = np.asarray(shown[0].convert("RGB"), dtype=int)[400, 100]
+    assert (red - blue > 200) == ("source" in columns)

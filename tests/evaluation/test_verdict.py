@@ -48,7 +48,7 @@ def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
         (LOSS, "worse", "the trained model is worse"),
         ({"ci_low": None, "ci_high": None, "prompts": 1, "units": 1}, "not shown", "+0.400 (no interval)"),
         ({"difference": None, "ci_low": None, "ci_high": None}, "not shown", "No pair of samples could be scored"),
-        ({"units": 20}, "better", "On 34 held-out prompts in 20 groups (204 pairs)"),
+        ({"units": 20}, "better", "On 34 held-out prompts, 20 independent (204 pairs)"),
         ({"units": 10}, "better", "the trained model is better"),
         ({"units": 9}, "not shown", "it is not shown that the trained model is better: fewer than 10 independent"),
         (LOSS | {"units": 10}, "worse", "the trained model is worse"),

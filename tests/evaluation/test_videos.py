@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from PIL import Image
 
 from tests.evaluation.painter import EVAL_SAMPLER, records
 from tests.evaluation.reports import written
+from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord, VideoSample
-from visual_grpo.common.videos import encoded_video, read_frames
+from visual_grpo.common.videos import encoded_video, frame_name, read_frames
 from visual_grpo.config import AlarmConfig, EvaluationConfig, RewardConfig, SamplerConfig
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.pictures import STRIP, data_uri, of_file, of_sample
-from visual_grpo.evaluation.samples import generate_and_score, plan_images
+from visual_grpo.evaluation.samples import Asked, generate_and_score, plan_images
 from visual_grpo.rewards.catalogue import build_reward_set
 
 FRAMES, SIDE = 5, 32
@@ -54,8 +56,8 @@ class Filmer:
         return VideoSample(frames=frames.to(torch.uint8), fps=8.0)
 
 
-def filmed(folder: Path, filmer: Filmer) -> pd.DataFrame:
-    return generate_and_score(filmer, SCORER, ASKED, folder, batch_size=4, depends_on={})
+def filmed(folder: Path, filmer: Filmer, asked: Asked = ASKED) -> pd.DataFrame:
+    return generate_and_score(filmer, SCORER, asked, folder, batch_size=4, depends_on={})
 
 
 def test_videos_are_kept_as_they_were_scored(tmp_path: Path) -> None:
@@ -92,6 +94,22 @@ def test_the_report_plays_the_videos(tmp_path: Path) -> None:
             assert (shown.n_frames, shown.info["loop"]) == (FRAMES, 0)
     with Image.open(page / "samples.png") as sheet:
         assert sheet.height > 2 * STRIP * 200, "both sides are strips"
+
+
+def test_the_report_plays_the_target(tmp_path: Path) -> None:
+    [video] = Filmer().generate([], [1], EVAL_SAMPLER)
+    (tmp_path / "frames").mkdir()
+    for number, frame in enumerate(video.frames):
+        to_pil(frame).save(frame_name(tmp_path / "frames", number))
+    [request, *_] = ASKED["eval"][1]
+    record = replace(request.record, target_image=tmp_path / "frames")
+    asked = {"eval": (EVAL_SAMPLER, [replace(request, record=record)])}
+    before, after = (filmed(tmp_path / side, Filmer(), asked) for side in ("baseline", "trained"))
+    page = written(tmp_path, before, after)
+    shown = re.search(r'src="data:image/webp;base64,([^"]*)"><small>target<', (page / "evaluation.html").read_text())
+    assert shown is not None
+    (tmp_path / "shown.webp").write_bytes(base64.b64decode(shown.group(1)))
+    assert (read_frames(tmp_path / "shown.webp", FRAMES).float() - video.frames).abs().mean() < 20
 
 
 def test_a_small_copy_plays_as_long_as_the_video(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def render(
     chosen: Mapping[str, pd.DataFrame],
     curves: Sequence[Curves],
     alarms: Sequence[Mapping[str, Any]],
-    film: Sequence[tuple[int, str]] = (),
+    film: Sequence[tuple[str, str]] = (),
+    film_prompts: Sequence[str] = (),
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     entries, headline, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
@@ -108,7 +109,7 @@ def render(
         gate=gate,
         alarms=alarms,
         film=film,
-        film_prompts=training.get("film", []),
+        film_prompts=film_prompts,
         differences=evaluation.get("differences", {}),
         configuration=configuration(parameters, defaults) if parameters else None,
         depends_on=evaluation.get("depends_on", {}),
@@ -211,7 +212,7 @@ def _card(row: Mapping[str, Any], baseline: Path, trained: Path, side: int) -> d
         "split": row["split"],
         "sampler": row["sampler"],
         "index": row["index"],
-        "given": [(name, data_uri(baseline / path, side)) for name, path in _given(row).items()],
+        "given": [(name, data_uri(baseline / path, side)) for name, path in given(row).items()],
         "baseline": data_uri(baseline / row["file_baseline"], side),
         "trained": data_uri(trained / row["file_trained"], side),
         "before": before,
@@ -221,12 +222,12 @@ def _card(row: Mapping[str, Any], baseline: Path, trained: Path, side: int) -> d
     }
 
 
-def _given(row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the pictures of an edit by their captions: its sources, and its target if it has one."""
+def given(row: Mapping[Any, Any]) -> dict[str, str]:
+    """Returns the pictures of a pair's record by their captions: those to edit, and its target if it has one."""
     sources, target = row.get("source"), row.get("target")
     paths = [] if sources is None else list(sources)
-    given = {"source" if len(paths) == 1 else f"source {number}": path for number, path in enumerate(paths, 1)}
-    return given | ({"target": target} if paths and isinstance(target, str) else {})
+    named = {"source" if len(paths) == 1 else f"source {number}": path for number, path in enumerate(paths, 1)}
+    return named | ({"target": target} if isinstance(target, str) else {})
 
 
 def _rows(frame: pd.DataFrame) -> list[dict[str, Any]]:

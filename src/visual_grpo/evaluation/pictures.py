@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -182,10 +183,14 @@ def printable(line: str, size: int) -> tuple[str, ImageFont.FreeTypeFont]:
 def data_uri(path: Path, side: int) -> str:
     """Encodes a file as WebP of at most ``side`` pixels a side, which plays if it is a video; raises UserError if it
     cannot be read."""
-    pictures, playing = [read_image(path).convert("RGB")], {}
     if path.suffix == SUFFIX:
         pictures, durations = read_animation(path)
-        playing = {"save_all": True, "append_images": pictures[1:], "duration": durations, "loop": 0}
+        return encoded(pictures, side, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+    return encoded([read_image(path).convert("RGB")], side)
+
+
+def encoded(pictures: Sequence[Image.Image], side: int, **playing: Any) -> str:
+    """Encodes a picture, or those of an animation that is ``playing``, as `data_uri` does."""
     for picture in pictures:
         picture.thumbnail((side, side))
     file = io.BytesIO()

@@ -33,6 +33,8 @@ METRICS = {
     UNSCORED: ("Unscored share", "Share of training samples that could not be scored."),
 }
 """Column of the history, alone or after a module's name -> title and how to read it."""
+_EVENTS = ("clip_fraction", UNSCORED)
+"""Shares of what need not happen: a curve that is always 0 is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +57,16 @@ def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
     caption = "Mean total. Training samples are drawn as in training; eval prompts at the eval sampler, step 0 = base."
     curves = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
     for metric, (title, caption) in METRICS.items():
-        columns = columns_of(history, metric)
-        if not columns or (metric == UNSCORED and not history[list(columns.values())].gt(0).to_numpy().any()):
+        found = columns_of(history, metric)
+        columns = {
+            name: column for name, column in found.items() if metric not in _EVENTS or history[column].gt(0).any()
+        }
+        if not columns:
             continue
         figure, axis = _chart()
         for name, column in columns.items():
             _plot_smoothed(axis, history, column, name)
-        if len(columns) > 1:
+        if len(found) > 1:
             axis.legend(frameon=False)
         curves.append(Curves(title=title, caption=caption, figure=figure))
     return curves

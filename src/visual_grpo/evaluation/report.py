@@ -18,9 +18,9 @@ from visual_grpo.config import EvaluationConfig, flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
-from visual_grpo.evaluation.compare import compare, compare_controls, join, retotalled
-from visual_grpo.evaluation.page import render
-from visual_grpo.evaluation.pictures import caption, data_uri, grid, of_file
+from visual_grpo.evaluation.compare import EVAL_SAMPLER, compare, compare_controls, join, retotalled
+from visual_grpo.evaluation.page import given, render
+from visual_grpo.evaluation.pictures import caption, data_uri, encoded, grid, of_file, scaled, table
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import NAMES, main_view, summarise
 
@@ -74,7 +74,9 @@ def write_report(
     text = json.dumps(evaluation, indent=2, ensure_ascii=False)
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
     alarms = shown_alarms(evaluation.get("training", {}), adapters)
-    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, film(adapters), defaults)
+    shown = _filmed(pairs, evaluation.get("training", {}).get("film", ()))
+    columns, prompts = film(adapters, shown, baseline), list(shown["prompt"])
+    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, columns, prompts, defaults)
     (folder / "evaluation.html").write_text(page, encoding="utf-8")
 
 
@@ -86,11 +88,26 @@ def read_history(folder: Path) -> pd.DataFrame:
         raise UserError(f"{folder} has no {HISTORY}, the curves of its training. {AGAIN}") from error
 
 
-def film(adapters: Path | None) -> list[tuple[int, str]]:
-    """Returns the training steps that have pictures, each with a column of pictures (a data URI)."""
+def film(adapters: Path | None, shown: pd.DataFrame, baseline: Path) -> list[tuple[str, str]]:
+    """Returns columns of pictures, each with its caption and as a data URI: of the pairs ``shown`` what is given and
+    the base model's sample, then the samples after those training steps that left them."""
     files = [] if adapters is None else sorted(adapters.glob("film-*.png"))
     chosen = np.unique(np.linspace(0, len(files) - 1, min(FILM_STEPS, len(files))).round().astype(int))
-    return [(int(files[i].stem.removeprefix("film-")), data_uri(files[i], FILM_SIDE)) for i in chosen]
+    steps = [(f"step {int(files[i].stem.removeprefix('film-'))}", data_uri(files[i], FILM_SIDE)) for i in chosen]
+    rows = [given(row) | {"base": row["file_baseline"]} for row in shown.to_dict("records")] if steps else []
+    before = {
+        name: table([[scaled(of_file(baseline / row[name]))] for row in rows])
+        for name in (rows[0] if rows else ())
+        if all(name in row for row in rows)
+    }
+    return [*((name, encoded([column], FILM_SIDE)) for name, column in before.items()), *steps]
+
+
+def _filmed(pairs: pd.DataFrame, ids: Sequence[str]) -> pd.DataFrame:
+    """Selects the pairs that a training showed after its steps, by their records; none unless all are there."""
+    is_first = (pairs["split"] == "held_out") & (pairs["sampler"] == EVAL_SAMPLER) & (pairs["index"] == 0)
+    first = pairs[is_first].set_index("id")
+    return first.loc[list(ids)] if first.index.isin(ids).sum() == len(ids) else first[:0]
 
 
 def all_pairs(baseline: Path, trained: Path) -> pd.DataFrame:

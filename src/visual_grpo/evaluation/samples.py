@@ -16,6 +16,7 @@ import pandas as pd
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import described, is_image
 from visual_grpo.common.types import PromptRecord, Sample, Scores, TextSample, VideoSample, begin_scoring
+from visual_grpo.common.videos import encoded_video, read_sample
 from visual_grpo.config import EvaluationConfig, SamplerConfig
 from visual_grpo.evaluation.pictures import save, suffix_of
 from visual_grpo.rewards.combine import RewardSet
@@ -136,10 +137,11 @@ def generate_and_score(
 
     Columns: sampler, split, id, prompt, unit (equal for records that are held out together), index, seed, file, total,
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
-    Optional columns: ``answer``, the text of a text sample, and ``source``, the images that were edited, relative to
-    ``folder`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which Parquet preserves, has
-    ``depends_on`` (what decides the samples) and the rewards' weights, judges and measures. ``advance`` is called after
-    every batch with the number of samples and their mean reward so far (``console.progress(...).advance``).
+    Optional columns: ``answer``, the text of a text sample, and, relative to ``folder``, ``source``, the images that
+    were edited, and ``target`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which
+    Parquet preserves, has ``depends_on`` (what decides the samples) and the rewards' weights, judges and measures.
+    ``advance`` is called after every batch with the number of samples and their mean reward so far
+    (``console.progress(...).advance``).
     """
     if not any(requested for _, requested in asked.values()):
         raise UserError(
@@ -220,6 +222,17 @@ def _check_any_scored(scores: Scores) -> None:
         )
 
 
+def _target(record: PromptRecord, sample: Sample, folder: Path) -> str | None:
+    """Returns the path of a sample's target relative to ``folder``, where a video is stored as samples are."""
+    target = record.target_image
+    if target is not None and target.is_dir():
+        frames, target = target, folder / "targets" / f"{file_stem(record.id)}{suffix_of(sample)}"
+        target.parent.mkdir(exist_ok=True)
+        if not target.exists():
+            target.write_bytes(encoded_video(read_sample(frames, sample.fps)))
+    return None if target is None else os.path.relpath(target, folder)
+
+
 def _rows(
     sampler: str, batch: Sequence[Request], samples: Sequence[Sample], scores: Scores, folder: Path
 ) -> pd.DataFrame:
@@ -228,7 +241,6 @@ def _rows(
         record, is_text = request.record, isinstance(sample, TextSample)
         # Relative paths stay valid if scores and prepared images are moved together.
         sources = [os.path.relpath(path, folder) for path in record.source_images]
-        target = record.target_image if is_image(sample) else None
         rows.append(
             {
                 "sampler": sampler,
@@ -241,7 +253,7 @@ def _rows(
                 "file": f"{sampler}/{file_stem(record.id)}_{request.index}{suffix_of(sample)}",
                 "answer": sample.text if is_text else None,
                 "source": None if is_text else sources or None,
-                "target": None if target is None else os.path.relpath(target, folder),
+                "target": None if is_text else _target(record, sample, folder),
             }
         )
     columns = {"total": scores.total}

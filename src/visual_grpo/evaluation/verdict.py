@@ -168,9 +168,9 @@ def decimals(block: Mapping[str, Any]) -> int:
 
 
 def extent(entry: Entry) -> str:
-    """Formats ``34 held-out prompts``, with the number of independent groups if it is smaller."""
+    """Formats ``34 held-out prompts``, with how many of them are independent if it is not all."""
     prompts = f"{entry['prompts']} {entry['split'].replace('_', '-')} prompt{'s' * (entry['prompts'] != 1)}"
-    return prompts if entry["units"] == entry["prompts"] else f"{prompts} in {entry['units']} groups"
+    return prompts if entry["units"] == entry["prompts"] else f"{prompts}, {entry['units']} independent"
 
 
 def _excludes_zero(entry: Entry) -> bool:

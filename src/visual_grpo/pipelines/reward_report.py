@@ -87,7 +87,7 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
     console.table(f"{title}, {settings.sampler} sampler", list(_COLUMNS), cells)
     if len(related) > 1:
         rows = [[name, *(_cell(value, "{:z.2f}") for value in row)] for name, *row in related.itertuples()]
-        console.table("Correlation within groups", ["", *related], rows)
+        console.table("Correlation within groups (the samples of one prompt)", ["", *related], rows)
     for sentence in findings(table, related, parameters.grpo):
         console.note(sentence)
     return folder

@@ -101,7 +101,8 @@ class TrainingRun:
         self.spec, self.config, self.model, self.scorer, self.trainer = spec, spec.config, model, scorer, trainer
         self.train_prompts = data["train"]
         self.eval_prompts = distinct_prompts(data["eval"], self.config.evaluation.prompts)
-        self.film_prompts = distinct_prompts(data.get("held_out", ()), SHOWN_PROMPTS)
+        filmed = min(SHOWN_PROMPTS, self.config.evaluation.max_prompts or SHOWN_PROMPTS)  # The baseline has them, too.
+        self.film_prompts = distinct_prompts(data.get("held_out", ()), filmed)
         self.provenance, self.run_id, self.monitor = provenance, run_id, monitor
         self.progress, self.average = Progress(), AdapterAverage(trainer, self.config.train.ema_decay)
         self.checkpoints = RunCheckpoints(
@@ -166,7 +167,7 @@ class TrainingRun:
             "best_eval_total": self.progress.best_score if self.progress.best_step else None,
             "adapter": chosen,
             "alarms": self.progress.alarms,
-            "film": [record.prompt for record in self.film_prompts],
+            "film": [record.id for record in self.film_prompts],
             "samples": int(sum(row["samples"] for row in self.progress.history)),
             "mlflow_run_id": self.run_id,
             **self.provenance,
