@@ -4,7 +4,8 @@
     python benchmarks/pictures.py pairs data/text docs/gallery/words.webp
 
 ``answers`` shows held-out prompts of the drawn shapes, and whether shape, colour, size and place are right; ``pairs``
-the first and the last held-out prompt, before and after training. Neither looks at the results.
+the first and the last held-out prompt, before and after training, and prints them with their rewards. Neither looks at
+the results.
 """
 
 from __future__ import annotations
@@ -15,9 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from visual_grpo.common.images import read_image
-from visual_grpo.config.adapter_folder import read_facts
-from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation import pictures, report
+from visual_grpo.evaluation import page, pictures, report
 from visual_grpo.evaluation.samples import read_scores
 
 COLUMNS = 5
@@ -46,15 +45,20 @@ def answers(output: Path) -> Image.Image:
 
 
 def pairs(output: Path) -> Image.Image:
-    """Draws two pairs of held-out prompts, the base model's samples above, below the pictures that are edited."""
+    """Draws two pairs of held-out prompts: what is edited, the base model's sample, the trained model's.
+
+    Each prompt has a row, or both are in one where a sample is a strip. There is no text: it would be too small on a
+    phone."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=2)["samples"]
-    sheet = report.pair_sheet(chosen, baseline, trained)
-    if read_facts(output / "06_models/adapters")["parameters"]["data"]["task"] != "i2i":
-        return sheet
-    records = {record.id: record for record in RecordTable(output / "05_model_input/records.parquet")}
-    files = [read_image(records[name].source_images[0]) for name in chosen["id"]]
-    return pictures.framed([pictures.grid(files, ["source"] * len(files), columns=len(files)), sheet])
+    rows = []
+    for pair in chosen.to_dict("records"):
+        edited = [baseline / path for name, path in page.given(pair).items() if name != "target"]
+        files = [*edited, baseline / pair["file_baseline"], trained / pair["file_trained"]]
+        rows.append([pictures.scaled(pictures.of_file(file)) for file in files])
+        print(f"{pair['prompt']}: reward {pair['total_baseline']:.2f} → {pair['total_trained']:.2f}")
+    is_strip = rows[0][-1].height > 2 * rows[0][-1].width
+    return pictures.framed([pictures.table([[*rows[0], *rows[1]]] if is_strip else rows)])
 
 
 def main() -> None:
