@@ -283,7 +283,7 @@ def test_the_film_has_the_first_and_the_last_step_and_at_most_nine(tmp_path: Pat
 def test_before_the_steps_of_the_film_stand_its_sources_and_the_base_models_samples(
     tmp_path: Path, filmed: list[str], prompts: int, columns: list[str]
 ) -> None:
-    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
+    Image.new("RGB", (64, 32), "red").save(tmp_path / "red.png")
     Image.new("RGB", (224, 458)).save(tmp_path / "film-000001.png")
     *edits, plain = records("held_out", 4)
     edits = [replace(record, source_images=(tmp_path / "red.png",)) for record in edits]
@@ -292,5 +292,5 @@ def test_before_the_steps_of_the_film_stand_its_sources_and_the_base_models_samp
     assert (film_of.count("<li"), re.findall(r"<small>(.*?)</small>", film_of)) == (prompts, columns)
     shown = [read_uri(uri) for uri in re.findall(r'src="(.*?)"', film_of)]
     assert {picture.size for picture in shown} == {(224, 458)}, "prompts stand in rows"
-    red, _, blue = np.asarray(shown[0].convert("RGB"), dtype=int)[400, 100]
+    red, _, blue = np.asarray(shown[0].convert("RGB"), dtype=int)[341, 100]
     assert (red - blue > 200) == ("source" in columns)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from PIL import Image
+from PIL import Image, ImageOps
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import EvaluationConfig, flatten
@@ -20,7 +20,7 @@ from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
 from visual_grpo.evaluation.compare import EVAL_SAMPLER, compare, compare_controls, join, retotalled
 from visual_grpo.evaluation.page import given, render
-from visual_grpo.evaluation.pictures import caption, data_uri, encoded, grid, of_file, scaled, table
+from visual_grpo.evaluation.pictures import PAPER, caption, data_uri, encoded, grid, of_file, scaled, table
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import NAMES, main_view, summarise
 
@@ -95,12 +95,16 @@ def film(adapters: Path | None, shown: pd.DataFrame, baseline: Path) -> list[tup
     chosen = np.unique(np.linspace(0, len(files) - 1, min(FILM_STEPS, len(files))).round().astype(int))
     steps = [(f"step {int(files[i].stem.removeprefix('film-'))}", data_uri(files[i], FILM_SIDE)) for i in chosen]
     rows = [given(row) | {"base": row["file_baseline"]} for row in shown.to_dict("records")] if steps else []
+    sizes = [scaled(of_file(baseline / row["base"])).size for row in rows]
     before = {
-        name: table([[scaled(of_file(baseline / row[name]))] for row in rows])
+        name: [
+            [ImageOps.pad(of_file(baseline / row[name]), size, color=PAPER)]
+            for row, size in zip(rows, sizes, strict=True)
+        ]
         for name in (rows[0] if rows else ())
         if all(name in row for row in rows)
     }
-    return [*((name, encoded([column], FILM_SIDE)) for name, column in before.items()), *steps]
+    return [*((name, encoded([table(cells)], FILM_SIDE)) for name, cells in before.items()), *steps]
 
 
 def _filmed(pairs: pd.DataFrame, ids: Sequence[str]) -> pd.DataFrame:
