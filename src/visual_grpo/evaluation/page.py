@@ -62,8 +62,7 @@ def render(
     chosen: Mapping[str, pd.DataFrame],
     curves: Sequence[Curves],
     alarms: Sequence[Mapping[str, Any]],
-    film: Sequence[tuple[str, str]] = (),
-    film_prompts: Sequence[str] = (),
+    film: Mapping[str, Any],
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     entries, headline, gate = evaluation["rewards"], evaluation["headline"], evaluation.get("gate", {})
@@ -109,7 +108,6 @@ def render(
         gate=gate,
         alarms=alarms,
         film=film,
-        film_prompts=film_prompts,
         differences=evaluation.get("differences", {}),
         configuration=configuration(parameters, defaults) if parameters else None,
         depends_on=evaluation.get("depends_on", {}),

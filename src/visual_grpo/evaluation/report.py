@@ -75,8 +75,8 @@ def write_report(
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
     alarms = shown_alarms(evaluation.get("training", {}), adapters)
     shown = _filmed(pairs, evaluation.get("training", {}).get("film", ()))
-    columns, prompts = film(adapters, shown, baseline), list(shown["prompt"])
-    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, columns, prompts, defaults)
+    filmed = {"columns": film(adapters, shown, baseline), "prompts": list(shown["prompt"])}
+    page = render(evaluation, baseline, trained, pairs, chosen, curves, alarms, filmed, defaults)
     (folder / "evaluation.html").write_text(page, encoding="utf-8")
 
 
