@@ -19,7 +19,9 @@ from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import ModelConfig, Parameters
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
+from visual_grpo.models.tokens import generation
 from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
+from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.segmentation import PointPrompt
 from visual_grpo.rewards.segmentation.sam2 import Sam2Segmenter
 
@@ -46,6 +48,9 @@ def run(rows: Recorder, machine: Machine, name: str) -> None:
         for module in MODULES.get(name, ("dit",)):
             with rows.guarded(f"{name} {module} {dtype}: trainings"):
                 _trainings(rows, machine, name, module, dtype)
+            if module != "dit":
+                with rows.guarded(f"{name} {module} {dtype}: tokens"):
+                    _tokens(rows, machine, name, module, dtype)
 
 
 def _pipeline(rows: Recorder, machine: Machine, name: str, dtype: str) -> None:
@@ -89,6 +94,25 @@ def _trainings(rows: Recorder, machine: Machine, name: str, module: str, dtype: 
         with rows.guarded(f"{name} {module} {dtype}: {what}"):
             row[what] = difference(first, work())
     rows.add("trainings", **row)
+
+
+def _tokens(rows: Recorder, machine: Machine, name: str, module: str, dtype: str) -> None:
+    """Tokens by the CUDA graph beside those with a cache that grows; both grow on a CPU."""
+    changes = {**ALGORITHM, "model": {"device": machine.device, "dtype": dtype}}
+    config = small(name, module, small_folder(name, machine), changes)
+    policy = _trainer(config).policy
+    with records_for(config.data, config.plan.prompt_words, 2) as records:
+
+        def drawn() -> Any:
+            return policy.rollout([records[0], records[1]], 4, torch.Generator().manual_seed(0))
+
+        ours = drawn()
+        with replaced(generation, "token_steps", lambda _: generation.TokenSteps):
+            growing = drawn()
+    same = ours.trajectory.tokens == growing.trajectory.tokens
+    far = (ours.log_probs - growing.log_probs)[same.cpu()].abs().max()
+    columns = {"same_rows": f"{int(same.all(1).sum())} of {len(same)}", "log_probs_differ": float(far)}
+    rows.add("tokens by a graph and growing", model=f"{name} {module}", dtype=dtype, **columns)
 
 
 def trained(config: Parameters, stop: int | None = None) -> tuple[State, list[StepMetrics]]:

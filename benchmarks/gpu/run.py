@@ -64,7 +64,7 @@ PARTS = {
     "correct": Part("correct:run", 90, SMALL),
     "sd3": Part("models:run", 35, ("sd3",)),
     "plain_loop": Part("plain_loop:run", 80, ("sd3",)),
-    "qwen_vl_3b": Part("models:run", 35, ("qwen_vl_3b",)),
+    "qwen_vl_3b": Part("models:run", 75, ("qwen_vl_3b",)),
     "flux2_klein": Part("models:run", 45, ("flux2_klein",)),
     "glm": Part("models:run", 55, ("glm",)),
     "z_image": Part("models:run", 45, ("z_image",)),

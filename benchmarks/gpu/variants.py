@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 from cases import released
 from recording import Machine, Recorder, peft_lora, seconds_of, tf32, timed
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from visual_grpo.models.lora_layers import fast_lora
@@ -20,6 +24,7 @@ from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, 
 
 BACKENDS = {True: ("_native_flash", "_native_cudnn", "_native_efficient"), False: ("_native_math",)}
 """Is it CUDA? -> diffusers' names of attention backends that torch has."""
+SHOWN_KERNELS = 15
 COMPILING = 40
 """Seconds that must be left to compile."""
 Work = Callable[[], Any]
@@ -28,7 +33,7 @@ Work = Callable[[], Any]
 def run(rows: Recorder, machine: Machine, name: str) -> None:
     bench = Bench(rows, machine, name)
     # What compiles is last: it takes a minute and changes the network.
-    for work in (bench.sampling, bench.update, bench.pictures, bench.compiled):
+    for work in (bench.sampling, bench.profile, bench.update, bench.pictures, bench.compiled):
         with rows.guarded(work.__name__):
             work()
 
@@ -64,6 +69,23 @@ class Bench:
                         self.network.set_attention_backend(backend)
                         self._add("sampling", backend, self._velocity(self.batch), self.batch)
                 self.network.set_attention_backend("native")
+
+    def profile(self) -> None:
+        """What the device is busy with in a call of ``sampling``."""
+        work = self._velocity(self.batch)
+        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.machine.is_cuda else [])]
+        with torch.no_grad(), fast_lora(self.network):
+            work()
+            with torch_profile(activities=kinds) as found:
+                timed(self.machine, work)
+        on = DeviceType.CUDA if self.machine.is_cuda else DeviceType.CPU
+        spent: Counter[str] = Counter()
+        for event in found.events():
+            if event.device_type == on:
+                spent[event.name[:80]] += event.time_range.elapsed_us()
+        self.rows.add("profile of sampling", kernel="all", ms=sum(spent.values()) / 1e3)
+        for kernel, microseconds in spent.most_common(SHOWN_KERNELS):
+            self.rows.add("profile of sampling", kernel=kernel, ms=microseconds / 1e3)
 
     def update(self) -> None:
         for checkpointing in (True, False):

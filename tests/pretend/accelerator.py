@@ -274,14 +274,14 @@ class Accelerator(TorchDispatchMode):
 class _Graph:
     """Launches what was captured, with the memory that it had."""
 
+    launches: list[tuple[Any, Any, Any, Any]]
+
     def replay(self) -> None:
         for function, args, kwargs, results in self.launches:
             again = function(*args, **kwargs)
             for old, new in zip(tree_leaves(results), tree_leaves(again), strict=True):
-                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # No view, nothing written in place.
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():  # Neither a view nor written in place.
                     old.copy_(new)
-
-    launches: list[tuple[Any, Any, Any, Any]]
 
 
 @contextmanager
@@ -295,6 +295,9 @@ def _capture(graph: _Graph, capture_error_mode: str) -> Iterator[None]:
 
 
 class _Stream:
+    def __init__(self, device: Any = None) -> None:
+        """torch asks for the device."""
+
     def wait_stream(self, other: _Stream) -> None:
         """All is done at once here."""
 

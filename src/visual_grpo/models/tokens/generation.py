@@ -1,4 +1,4 @@
-"""Generates tokens with a key-value cache that grows by each token or, on a GPU, has all places and a CUDA graph.
+"""Generates tokens with a cache that grows by each token or, on a GPU, is allocated in full and run by a CUDA graph.
 
 Masks and rotary tables of all tokens are made once and passed to the language model's layers: its forward would make
 them for each token, and read the mask's values, for which the host waits for the GPU.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -147,15 +148,23 @@ def token_steps(model: Any, prefix: Prefix, length: int) -> TokenSteps | Capture
     """
     if any(layer.is_sliding for layer in DynamicCache(config=model.config.get_text_config()).layers):
         raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
-    # A layer whose parts are on several GPUs is gathered for each token, which a graph cannot hold; bitsandbytes'
-    # kernels have not been tried in one.
-    sharded = isinstance(model.model.language_model.layers[0], FSDPModule)
-    captures = prefix.hidden.is_cuda and not sharded and not quantized_layers(model)
+    captures = prefix.hidden.is_cuda and can_be_captured(model)
     return (CapturedSteps if captures else TokenSteps)(model, prefix, length)
 
 
+def can_be_captured(model: Any) -> bool:
+    """Not a model with layers on several GPUs, whose gathering no graph can hold, nor bitsandbytes' untried kernels."""
+    return not isinstance(model.model.language_model.layers[0], FSDPModule) and not quantized_layers(model)
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all batches: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream(device)
+
+
 class TokenSteps:
-    """Steps with a cache that grows by each token: none attends to places that are still empty."""
+    """Steps with a cache that grows by each token. It holds past tokens only, so no mask hides later ones."""
 
     def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
         self._model, self._cache, self._token = model, prefix.cache, 0
@@ -183,7 +192,7 @@ class CapturedSteps:
     def __init__(self, model: Any, prefix: Prefix, length: int) -> None:
         self._model, self._prompt, self._token = model, prefix.mask.shape[1], 0
         self._mask = _mask(model, prefix, length)
-        self._hiding = self._mask[..., self._prompt :].fill_(_hidden(model, prefix.hidden.dtype))
+        self._mask_of_tokens = self._mask[..., self._prompt :].fill_(_masked(model, prefix.hidden.dtype))
         self._place = torch.full((1,), self._prompt, device=prefix.hidden.device)
         places = self._mask.shape[-1]
         self._cache = [PlacedLayerCache(layer, places, self._place) for layer in prefix.cache]
@@ -197,9 +206,9 @@ class CapturedSteps:
         """[b, 1, H] after the next token, with these embeddings, [b, 1, H]; overwritten by the next call."""
         at, self._token = self._token, self._token + 1
         self._embeds.copy_(embeds)
-        for place, table in zip(self._rotary, self._tables, strict=True):
-            place.copy_(table[:, at : at + 1])
-        self._hiding[..., at] = 0
+        for current, table in zip(self._rotary, self._tables, strict=True):
+            current.copy_(table[:, at : at + 1])
+        self._mask_of_tokens[..., at] = 0
         self._place.fill_(self._prompt + at)
         if self._graph is None:
             self._capture()
@@ -211,8 +220,8 @@ class CapturedSteps:
         return layers(self._model, self._embeds, self._mask, self._rotary, self._cache)
 
     def _capture(self) -> None:
-        """After a step that is not captured, in which libraries choose their kernels; each writes to the same place."""
-        beside = torch.cuda.Stream()
+        """Runs a step uncaptured, so that libraries choose kernels, and captures it. Both write the same place."""
+        beside = _side_stream(self._embeds.device)
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             self._step()
@@ -247,11 +256,11 @@ def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
     """
     rows, before = prefix.mask.shape
     mask = prefix.hidden.new_zeros(rows, 1, 1, before + length - 1)
-    mask[..., :before].masked_fill_(prefix.mask[:, None, None] == 0, _hidden(model, mask.dtype))
+    mask[..., :before].masked_fill_(prefix.mask[:, None, None] == 0, _masked(model, mask.dtype))
     return mask
 
 
-def _hidden(model: Any, dtype: torch.dtype) -> float:
+def _masked(model: Any, dtype: torch.dtype) -> float:
     """What transformers hides by: -inf for sdpa, and the smallest number in its eager attention."""
     return -torch.inf if _attention(model) == "sdpa" else torch.finfo(dtype).min
 

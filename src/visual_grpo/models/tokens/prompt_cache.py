@@ -58,7 +58,10 @@ class LayerCache:
 
 
 class PlacedLayerCache(LayerCache):
-    """The same with places for all tokens from the start; ``place``, [1] int64 on the device, is the next one."""
+    """The same with places for all tokens from the start, all of which `update` returns.
+
+    ``place``, [1] int64 on the device, is that of the next token: its owner moves it on.
+    """
 
     def __init__(self, before: LayerCache, places: int, place: Tensor) -> None:
         """Takes over the keys and values of ``before``, and leaves it empty."""

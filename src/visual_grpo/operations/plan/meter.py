@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 _LARGEST = 2**20
 """Elements."""
 _RIDGE = 150
-"""Operations a byte at which a GPU's arithmetic takes as long as its memory; 100 to 300 in half precision."""
+"""Operations a byte at which a GPU's arithmetic takes as long as its memory; 100 to 400 in half precision."""
 _OF_SHAPES = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
 """Operations that need only the shape of their first argument."""
 
@@ -135,7 +135,7 @@ class Phase:
     """Bytes that are left when the phase ends; what is above them grows with its batch."""
     kernels: float = 0.0
     captured: float = 0.0
-    """Those of the kernels that a CUDA graph launches."""
+    """Kernels among these that a CUDA graph launches."""
     flops: float = 0.0
     moved: float = 0.0
     """Bytes that kernels read and write that compute less than `_RIDGE` a byte: the others are bound by arithmetic."""

@@ -4,7 +4,7 @@ run only some of their repetitions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -124,12 +124,13 @@ def _two_tokens(meter: Meter, real: Callable[..., Any]) -> Callable[..., Any]:
             return run
 
         def started(steps: Callable[..., Any]) -> Callable[..., Any]:
-            def start(*given: Any) -> Any:
-                forward, each = steps(*given).next, length / runs
+            def start(model: Any, *given: Any) -> Any:
+                forward, each = steps(model, *given).next, length / runs
+                captured = meter.capturing if generation.can_be_captured(model) else nullcontext
                 meter.weight *= each  # From here on all is done for each token, but one forward less.
 
                 def step(embeds: Tensor) -> Tensor:
-                    with meter.weighted((length - 1) / (runs - 1) / each), meter.capturing():
+                    with meter.weighted((length - 1) / (runs - 1) / each), captured():
                         hidden: Tensor = forward(embeds)
                     return hidden
 

@@ -23,9 +23,9 @@ from visual_grpo.operations.plan.dry_run import DryRunner, PlannedModel, planned
 from visual_grpo.operations.plan.meter import OUTSIDE, Meter, Phase
 
 LAUNCH_SECONDS = 33e-6
-"""Of the host between two kernels, with the layers' Python code."""
+"""Of the host to launch a kernel, with the Python code of the layers."""
 CAPTURED_LAUNCH_SECONDS = 5.2e-6
-"""Between two kernels of a CUDA graph."""
+"""Of a kernel in a CUDA graph."""
 FLOPS_SHARE = 0.69
 """Share of the dense rate that matrix products reach."""
 BANDWIDTH_SHARE = 0.5
@@ -63,7 +63,7 @@ CARDS = (
     Card("RTX A6000", 47.40, 0.768e12, 154.8e12, 38.7e12),
     Card("H100", 79.10, 3.35e12, 989e12, 67e12),
     Card("A100 80GB", 79.14, 2.039e12, 312e12, 19.5e12),
-    Card("H200", 139.72, 4.8e12, 989e12, 67e12),
+    Card("H200", 139.8, 4.8e12, 989e12, 67e12),
 )
 """By memory."""
 

@@ -15,12 +15,14 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.conftest import stir
 from tests.models.families.qwen2_5_vl.tiny import save_qwen2_5_vl, save_qwen3_vl
+from tests.models.token_policies import CapturedOnCpu
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.models.model import Model
+from visual_grpo.models.tokens import generation
 from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_model
@@ -232,3 +234,16 @@ def test_a_query_is_about_one_image(folder: Path) -> None:
     whole = model_of(folder)
     with pytest.raises(UserError, match="record 'a' has 0 source images"):
         whole.generate([PromptRecord(id="a", prompt="x")], [1], GREEDY)
+
+
+def test_captured_steps_give_the_same_answers(
+    folder: Path, records: list[PromptRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that end early, pictures of different sizes."""
+    expected = rollout(policy_of(folder), records)
+    monkeypatch.setattr(generation, "TokenSteps", CapturedOnCpu)
+    found = rollout(policy_of(folder), records)
+    assert found.trajectory.mask.sum(1).unique().numel() > 1
+    assert torch.equal(found.trajectory.tokens, expected.trajectory.tokens)
+    assert torch.equal(found.trajectory.mask, expected.trajectory.mask)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-6)
