@@ -83,9 +83,9 @@ class Problems:
 
 
 def nearest_hint(wrong: str, candidates: Iterable[str]) -> str:
-    """`` Did you mean 'grpo.steps'?`` for a misspelt name, to append to an error message; "" if no name is close."""
+    """`` Did you mean 'grpo.steps'?`` for a misspelt name, to append to an error message; "" if no other is close."""
     near = nearest(wrong, candidates)
-    return f" Did you mean {near!r}?" if near is not None else ""
+    return f" Did you mean {near!r}?" if near not in (None, wrong) else ""
 
 
 def nearest(wrong: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:

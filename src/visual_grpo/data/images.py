@@ -222,7 +222,8 @@ def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:
             raise Rejected("lfs_pointer", f"{original} is a Git LFS pointer, not the image", LFS_REMEDY) from error
         if isinstance(original, Path) and is_video_name(original.name):
             message = f"{original.name} is a video, and an image is expected"
-            raise Rejected("unexpected_video", message, "Set data.frames, or remove the record") from error
+            remedy = "Set data.frames, if it is a target (a source is a picture), or remove the record"
+            raise Rejected("unexpected_video", message, remedy) from error
         raise Rejected("corrupt_image", str(error), "Replace the image or remove the record") from error
 
 
