@@ -1,15 +1,16 @@
-"""`kedro run --env=wan` for a folder of ten short clips with prompts, with a small model and few steps."""
+"""`kedro run --env=wan` and `wan_i2v` for folders of ten short clips with prompts, with small models and few steps."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from PIL import Image
 
-from tests.data.clips import GREYS, clip
+from tests.data.clips import GREYS, clip, frames
 from tests.models.families.wan import tiny
 from tests.small_project import paste, small_project
 from visual_grpo.evaluation.samples import read_scores
@@ -22,20 +23,34 @@ GUARDS = {"edge_density", "colour_entropy", "exposure", "motion", "flicker"}
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = small_project(tmp_path_factory.mktemp("own_videos") / "project")
     tiny.pipeline().save_pretrained(folder / "small_wan")
-    for number in range(10):
-        clip(folder / f"clips/{number}.mp4", GREYS[number % 4 :])
-        (folder / f"clips/{number}.txt").write_text(f"a grey wall in light number {number}", encoding="utf-8")
+    tiny.pipeline(i2v=True).save_pretrained(folder / "small_wan_i2v")
+    (folder / "begun/source").mkdir(parents=True)
+    for number, greys in ((number, GREYS[number % 4 :]) for number in range(10)):
+        for clips in ("clips", "begun"):
+            clip(folder / f"{clips}/{number}.mp4", greys)
+            (folder / f"{clips}/{number}.txt").write_text(f"a grey wall in light number {number}", encoding="utf-8")
+        frames(greys)[0].save(folder / f"begun/source/{number}.png")
     return folder
 
 
 @pytest.mark.slow
-def test_ten_clips_train_are_drawn_scored_and_compared(project: Path) -> None:
-    done = paste(f"kedro run --env=wan --params={DATA}", project)
+@pytest.mark.parametrize(
+    ("environment", "clips", "home", "compared"),
+    [
+        ("wan", "clips", "data/wan/clips-*", {"ssim": 1.0}),
+        ("wan_i2v", "begun", "data/wan_i2v/i2i/begun-*", {"ssim": 1.0, "source_ssim": 0.0}),
+    ],
+)
+def test_ten_clips_train_are_drawn_scored_and_compared(
+    project: Path, environment: str, clips: str, home: Any, compared: dict[str, float]
+) -> None:
+    data = DATA.replace("clips", clips)
+    done = paste(f"kedro run --env={environment} --params={data}", project)
     assert done.returncode == 0, done.stdout + done.stderr
-    [home] = project.glob("data/wan/clips-*")
+    [home] = project.glob(home)
     facts = json.loads((home / "06_models/adapters/training.json").read_text())
     rewards = {name: reward["weight"] for name, reward in facts["parameters"]["rewards"].items()}
-    assert rewards == {"ssim": 1.0, **dict.fromkeys(GUARDS, 0.0)}
+    assert rewards == {**compared, **dict.fromkeys(GUARDS, 0.0)}
     [baseline] = home.rglob("baseline")
     table = read_scores(baseline)
     assert table["reward/ssim"].notna().all()
@@ -45,18 +60,39 @@ def test_ten_clips_train_are_drawn_scored_and_compared(project: Path) -> None:
     assert "data:image/webp" in next(home.rglob("evaluation.html")).read_text()
     assert next(home.rglob("samples-*.png")).is_file()
     for pipeline in (
-        f"generate --params={DATA},generate.prompts=clips",
-        f"score --params={DATA},score.path=clips,reward=null,rewards.motion.weight=1",
-        f"compare --params={DATA}",
-        f"check_model --params={DATA}",
+        f"generate --params={data},generate.prompts={clips}",
+        f"score --params={data},score.path={clips},reward=null,rewards.motion.weight=1",
+        f"compare --params={data}",
+        f"check_model --params={data}",
     ):
-        command = f"kedro run --env=wan --pipeline={pipeline}"
+        command = f"kedro run --env={environment} --pipeline={pipeline}"
         done = paste(command, project)
         assert done.returncode == 0, command + done.stdout + done.stderr
     assert "UniPCMultistepScheduler" in done.stdout
     [scores] = home.rglob("scores.csv")
     assert len(pd.read_csv(scores)) == 10
     assert len(list(next(home.rglob("generated")).glob("*.webp"))) == 10
+
+
+BEGUN = "--env=wan_i2v --params=data.path=begun"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (f"{BEGUN},data.task=t2i", "data.task is t2i, which wan_i2v cannot do; it has i2i."),
+        (f"{BEGUN},data.frames=6", "data.frames is 6; wan_i2v draws videos of 5, 9, 13, ... or 81 frames."),
+        (f"{BEGUN},model.options.max_sequence_length=64", "model.options.max_sequence_length: Input should be 512"),
+        ("--env=wan_i2v --params=data.path=clips", "also needs the image to edit, and nothing says which one that is"),
+        ("--env=wan_i2v --params=data.path=two.jsonl", "takes 1 source image, and the record 'both' has 2"),
+        ("--env=wan --params=data.path=begun", "have a source_image, so they are edits, and data.task is t2i."),
+    ],
+)
+def test_sources_that_do_not_fit_are_one_sentence_before_any_work(project: Path, arguments: str, said: str) -> None:
+    two = {"id": "both", "prompt": "a", "source_image": ["begun/source/0.png"] * 2, "target_image": "begun/0.mp4"}
+    (project / "two.jsonl").write_text(json.dumps(two), encoding="utf-8")
+    refused(f"kedro run {arguments},data.held_out_share=0.4", project, said)
 
 
 @pytest.mark.slow
@@ -74,8 +110,12 @@ def test_ten_clips_train_are_drawn_scored_and_compared(project: Path) -> None:
     ],
 )
 def test_what_does_not_fit_is_one_sentence_before_any_work(project: Path, change: str, said: str) -> None:
+    refused(f"kedro run --env=wan --params={DATA},{change}", project, said)
+
+
+def refused(command: str, project: Path, said: str) -> None:
     before = sorted(project.glob("data/**/*"))
-    done = paste(f"export COLUMNS=300; kedro run --env=wan --params={DATA},{change}", project)
+    done = paste(f"export COLUMNS=300; {command}", project)
     assert done.returncode == 1
     assert said in done.stderr.replace("\n", " "), done.stderr
     assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
 FAST = ["qwen_image"]
-SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flux2_klein", "z_image", "wan"]
+SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flux2_klein", "z_image", "wan", "wan_i2v"]
 
 
 def offloaded(folder: Path, changes: Any) -> Any:
@@ -47,9 +47,12 @@ def watched() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
-def test_networks_that_take_turns_train_the_same(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> None:
+def test_networks_that_take_turns_train_the_same(
+    request: pytest.FixtureRequest, tmp_path: Path, source_images: list[Path], name: str
+) -> None:
     fixture, changes = CASES[name]
-    folder, records = request.getfixturevalue(fixture), records_of()
+    folder = request.getfixturevalue(fixture)
+    records = records_of(source_images if "task" in changes.get("data", {}) else ())
     expected = train(config_of(tmp_path, "cpu", **changes), folder, records)
     with Accelerator() as gpu, watched() as together:
         found = train(offloaded(tmp_path, changes), folder, records)

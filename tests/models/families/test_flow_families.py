@@ -53,9 +53,10 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "flux2_klein, distilled": (lambda: flux2_klein.pipeline(distilled=True), {"max_sequence_length": 100}),
     "wan": (wan.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200}),
     "wan, saved with Euler": (lambda: wan.pipeline(unipc=False), {"max_sequence_length": 100}),
+    "wan_i2v": (lambda: wan.pipeline(i2v=True), {"negative_prompt": "blurry"}),
 }
 """A model of each flow family, and options that are not its defaults."""
-FRAMES = {"wan": 9}
+FRAMES = {"wan": 9, "wan_i2v": 9}
 """Of a video."""
 _LAST = "transformer_blocks.1."
 _QWEN_UNTRAINED = {
@@ -71,6 +72,7 @@ TRAINED = {
     **dict.fromkeys(("flux", "flux_kontext"), ("ff_context.net.2", "single_transformer_blocks.0.attn.to_q")),
     "z_image": ("layers.0.feed_forward.w2", "context_refiner.0.attention.to_q"),
     "wan": ("blocks.0.attn2.to_k", "blocks.1.ffn.net.0.proj"),
+    "wan_i2v": ("blocks.1.attn2.to_q", "blocks.0.attn2.add_k_proj", "blocks.1.attn2.add_v_proj"),
     "flux2_klein": ("ff_context.linear_out", "transformer_blocks.0.attn.to_out", "attn.to_qkv_mlp_proj"),
 }
 """Some of the matrices that have a LoRA."""
@@ -91,7 +93,7 @@ def test_it_draws_as_its_pipeline_does(case: tuple[str, Path, dict[str, Any]]) -
     findings = check_family(family, str(folder), CPU, SIZE, family.options(**options), 4.0, FRAMES.get(family.name))
     reported = [finding for finding in findings if finding.limit == math.inf]
     assert [finding.name for finding in reported] == ["5 steps of Euler against UniPCMultistepScheduler"] * (
-        name == "wan"
+        name in ("wan", "wan_i2v")
     )
     assert all(0.001 < finding.difference < 0.5 for finding in reported), "they are other steps of the same flow"
     findings = [finding for finding in findings if finding not in reported]
@@ -206,15 +208,15 @@ def test_a_distilled_model_is_warned_of_before_it_is_trained(name: str, capsys: 
 
 SOURCES = {"flux": (0, 1), "flux_kontext": (1, 0), "flux2_klein": (4, 5), "qwen_image": (0, 1)}
 SOURCES |= {"qwen_image_edit": (1, 2), "qwen_image_edit_plus": (3, 4), "sd3": (0, 1), "z_image": (0, 1)}
+SOURCES |= {"wan": (0, 1), "wan_i2v": (1, 2)}
 """Numbers of sources that a family takes, and that it does not."""
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_number_of_sources_that_the_family_does_not_take_is_refused(name: str, source_images: list[Path]) -> None:
     family = find_family(name)
-    model: Any = family.build(
-        CASES[name][0](), ModelSettings(size=SIZE, policy=PolicyConfig(), options=family.options())
-    )
+    settings = ModelSettings(size=SIZE, frames=FRAMES.get(name), policy=PolicyConfig(), options=family.options())
+    model: Any = family.build(CASES[name][0](), settings)
     taken, refused = SOURCES[name]
     for count in (taken, refused):
         record = PromptRecord(id="mine", prompt="a cat", source_images=tuple(source_images[:count]))

@@ -1,4 +1,5 @@
 """Wan 2.1 text to video as a `FlowModel`; a test checks that its ODE matches the pipeline's with Euler's steps.
+wan_i2v.py builds on it.
 
 Shapes: N prompts, b rows, C x f x h x w latents of one video, whose F frames are 4 (f - 1) + 1.
 """
@@ -45,9 +46,9 @@ class Wan:
         self.pipeline, self.transformer, self.options = pipeline, pipeline.transformer, settings.options
         h, w = (side // pipeline.vae_scale_factor_spatial for side in settings.size)
         latent_frames = (settings.frames - 1) // pipeline.vae_scale_factor_temporal + 1
-        self.latent_shape = (self.transformer.config.in_channels, latent_frames, h, w)
-        self.fps = settings.fps
-        self._decoding = threading.Lock()
+        self.latent_shape = (self.transformer.config.out_channels, latent_frames, h, w)
+        self.size, self.frames, self.fps = settings.size, settings.frames, settings.fps
+        self._vae_lock = threading.Lock()  # The VAE keeps features between its calls: two at a time would mix them up.
         if self.options.tiles:
             pipeline.vae.enable_tiling()
 
@@ -65,13 +66,9 @@ class Wan:
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[VideoSample]:
-        vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(values, device=latents.device, dtype=vae.dtype).view(-1, 1, 1, 1)
-            for values in (vae.config.latents_mean, vae.config.latents_std)
-        )
+        vae, (mean, std) = self.pipeline.vae, self._statistics(latents.device)
         latents = latents.to(vae.dtype) / (1 / std) + mean
-        with self._decoding:  # The VAE keeps features between its calls: two at a time would mix them up.
+        with self._vae_lock:
             decoded = vae.decode(latents, return_dict=False)[0]
         return [VideoSample(frames=torch.stack(as_images(video.movedim(0, 1))), fps=self.fps) for video in decoded]
 
@@ -85,22 +82,33 @@ class Wan:
         text, _ = self.pipeline.encode_prompt(prompt, do_classifier_free_guidance=False, max_sequence_length=length)
         return text.to(self.transformer.dtype)
 
-    def _forward(self, state: Tensor, timestep: float, texts: Tensor) -> Tensor:
+    def _statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Returns the mean and deviation of each of the VAE's latents, each [C, 1, 1, 1]."""
+        vae = self.pipeline.vae
+        mean, std = (
+            torch.tensor(values, device=device, dtype=vae.dtype).view(-1, 1, 1, 1)
+            for values in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        return mean, std
+
+    def _forward(self, state: Tensor, timestep: float, texts: Tensor, images: Tensor | None = None) -> Tensor:
+        """``images``: [b, T, D], embeddings of first frames, where the transformer takes them."""
         velocity: Tensor = self.transformer(
             hidden_states=state.to(self.transformer.dtype),
             timestep=torch.full((len(state),), timestep, device=state.device),
             encoder_hidden_states=texts,
+            encoder_hidden_states_image=images,
             return_dict=False,
         )[0]
         return velocity.float()
 
 
-def load(path: str, config: ModelConfig) -> Any:
+def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") -> Any:
     """Loads a folder or hub id, frozen, with Euler's steps in place of the checkpoint's UniPC, whose steps depend on
-    earlier ones and have no likelihood; the VAE in float32, as its authors use it."""
-    pipeline = load_pipeline("WanPipeline", path, config, prepare=lambda pipeline: pipeline.vae.float())
+    earlier ones and have no likelihood; VAE and image encoder in float32, as their authors use them."""
+    pipeline = load_pipeline(pipeline_class, path, config, prepare=_in_full_precision)
     if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
-        raise UserError(f"The model {path!r} is of Wan 2.2, which the family wan does not draw with; it takes Wan 2.1.")
+        raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v draw with Wan 2.1.")
     pipeline.vae.enable_slicing()  # One video is decoded at a time.
     if not isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler):
         pipeline.saved_scheduler, shift = pipeline.scheduler, pipeline.scheduler.config.flow_shift
@@ -108,15 +116,25 @@ def load(path: str, config: ModelConfig) -> Any:
     return pipeline
 
 
-_MODULES = transformer_module(["to_q", "to_k", "to_v", "to_out.0", "net.0.proj", "net.2"])
+def _in_full_precision(pipeline: Any) -> None:
+    for network in (pipeline.vae, getattr(pipeline, "image_encoder", None)):
+        if network is not None:
+            network.float()
+
+
+MODULES = transformer_module(
+    ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj", "add_v_proj", "ffn.net.0.proj", "ffn.net.2"]
+)
+"""``add_*``: of image to video."""
+FRAME_COUNTS = range(5, 82, 4)
 
 FAMILY = Family(
     name="wan",
-    modules=_MODULES,
+    modules=MODULES,
     tasks=("t2i",),
     saved_as=("WanPipeline",),
     load=load,
-    build=lambda pipeline, settings: Model(Wan(pipeline, settings), _MODULES, settings),
-    frame_counts=range(5, 82, 4),
+    build=lambda pipeline, settings: Model(Wan(pipeline, settings), MODULES, settings),
+    frame_counts=FRAME_COUNTS,
     options=WanOptions,
 )

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.flow.interface import Schedule, Velocity
-from visual_grpo.models.flow.references import References, require_sources
+from visual_grpo.models.flow.references import require_sources
 from visual_grpo.models.lora import PipelineAdapter
 from visual_grpo.models.module import Module
 from visual_grpo.models.rows import distinct
@@ -66,8 +66,8 @@ class TextConditions(Generic[T]):
     negative: T | None
     """The negative prompt; None without guidance."""
     guidance_scale: float
-    references: Sequence[References] = ()
-    """The sources of N records, of a model that edits."""
+    references: Sequence[Any] = ()
+    """The sources of N records, in the model's form: `References`, of a model that edits."""
 
     @classmethod
     def of(
@@ -76,7 +76,7 @@ class TextConditions(Generic[T]):
         encode: Callable[[str], T],
         negative: str | None,
         guidance_scale: float,
-        references: Sequence[References] = (),
+        references: Sequence[Any] = (),
     ) -> TextConditions[T]:
         """Encodes each distinct prompt once; a ``negative`` of None means that the model has no guidance.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from PIL.Image import Image
@@ -22,6 +22,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.flow.interface import Velocity
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import source_count
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,21 +60,25 @@ _NONE = References(tokens=torch.zeros(1, 0, 0), grids=())
 def read_sources(
     records: Sequence[PromptRecord], allowed: range, encode: Callable[[Image], Tensor]
 ) -> list[References]:
-    """Encodes the sources of N records, each image once; ``encode`` gives [1, D, rows, columns].
+    """Encodes the sources of N records as `encode_sources`; ``encode`` gives [1, D, rows, columns]."""
+    return [References.of(images) if images else _NONE for images in encode_sources(records, allowed, encode)]
+
+
+def encode_sources(records: Sequence[PromptRecord], allowed: range, encode: Callable[[Image], T]) -> list[list[T]]:
+    """Applies ``encode`` to the sources of N records, to each image once.
 
     Raises UserError for records whose numbers of sources differ, or are not ``allowed``, and for an image for which
     ``encode`` raises ValueError.
     """
-    if not require_sources(records, allowed):
-        return [_NONE] * len(records)
-    latents: dict[Path, Tensor] = {}
+    require_sources(records, allowed)
+    made: dict[Path, T] = {}
     for path in (path for record in records for path in record.source_images):
-        if path not in latents:
+        if path not in made:
             try:
-                latents[path] = encode(read_image(path))
+                made[path] = encode(read_image(path))
             except ValueError as error:
                 raise UserError(f"the model cannot read the source image {path}: {error}") from error
-    return [References.of([latents[path] for path in record.source_images]) for record in records]
+    return [[made[path] for path in record.source_images] for record in records]
 
 
 def require_sources(records: Sequence[PromptRecord], allowed: range) -> int:

@@ -1,4 +1,4 @@
-"""What is Wan's own: its numbers of frames, a VAE that keeps state, tiles, and the models that it refuses."""
+"""What is Wan's own: frame counts, a VAE that keeps state, tiles, first frames, and the models that are refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from torch import Tensor
 
 from tests.models.families.wan import tiny
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.families.wan import FAMILY, Wan, WanOptions
+from visual_grpo.models.families.wan_i2v import WanI2V, WanI2VOptions
 from visual_grpo.models.family import find_family
 from visual_grpo.models.module import ModelSettings
+from visual_grpo.models.run_spec import options_of
 from visual_grpo.training.components import load_model
 
 CPU = ModelConfig(path="unused", device="cpu")
@@ -82,12 +85,45 @@ def test_tiles_change_little() -> None:
     assert 0 < (seamless.int() - video.int()).abs().float().mean() < 8
 
 
-def test_wan_2_2_is_refused(tmp_path: Path) -> None:
-    pipeline = tiny.pipeline()
+def test_videos_that_are_decoded_do_not_mix_up_with_first_frames_that_are_encoded(source_images: list[Path]) -> None:
+    settings = ModelSettings(size=(64, 96), frames=5, policy=PolicyConfig(), options=WanI2VOptions())
+    model = WanI2V(tiny.pipeline(unipc=False, i2v=True), settings)
+    state, images = latents(model), [read_image(path) for path in source_images[:2]]
+    video, frames = model.pixels(state)[0].frames, [model._first_frame(image) for image in images]
+    with ThreadPoolExecutor(4) as pool:
+        videos = [pool.submit(model.pixels, state) for _ in range(8)]
+        for first, again in zip(frames * 8, pool.map(model._first_frame, images * 8), strict=True):
+            assert torch.equal(first.channels, again.channels)
+    assert all(torch.equal(each.result()[0].frames, video) for each in videos)
+    assert not torch.equal(*(frame.channels for frame in frames))
+
+
+def test_the_image_is_read_after_512_tokens_of_text() -> None:
+    with pytest.raises(UserError, match=r"model\.options\.max_sequence_length: Input should be 512$"):
+        options_of(find_family("wan_i2v"), {"max_sequence_length": 200})
+
+
+@pytest.mark.parametrize("i2v", [False, True])
+def test_wan_2_2_is_refused(tmp_path: Path, i2v: bool) -> None:
+    pipeline = tiny.pipeline(i2v=i2v)
     pipeline.register_modules(transformer_2=pipeline.transformer)
     pipeline.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"is of Wan 2\.2, which the family wan does not draw with; it takes Wan 2\.1"):
-        FAMILY.load(str(tmp_path), CPU)
+    with pytest.raises(UserError, match=r"is of Wan 2\.2; the families wan and wan_i2v draw with Wan 2\.1"):
+        find_family("auto", str(tmp_path)).load(str(tmp_path), CPU)
+
+
+@pytest.mark.parametrize("other", [{"image_dim": None, "added_kv_proj_dim": None}, {"pos_embed_seq_len": 10}])
+def test_a_model_that_does_not_read_one_first_frame_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    tiny.pipeline(i2v=True, **other).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"does not read one first frame by CLIP, as Wan 2\.1 I2V does"):
+        find_family("auto", str(tmp_path)).load(str(tmp_path), CPU)
+
+
+def test_clip_keeps_its_precision(tmp_path: Path) -> None:
+    tiny.pipeline(i2v=True).save_pretrained(tmp_path)
+    pipeline = find_family("wan_i2v").load(str(tmp_path), CPU.model_copy(update={"dtype": "bfloat16"}))
+    dtypes = (pipeline.image_encoder.dtype, pipeline.vae.dtype, pipeline.transformer.dtype)
+    assert dtypes == (torch.float32, torch.float32, torch.bfloat16)
 
 
 def test_the_vae_keeps_its_precision_and_unipc_is_replaced(tmp_path: Path) -> None:
