@@ -5,7 +5,8 @@ Each seed needs a clone in FOLDER/seed-SEED in which starter and data_preparatio
 CPU seconds of a step of variants, measured in turns in one process; ``--steps`` then gives each variant those that
 cost the same. Rollouts are drawn with the trained weights, whatever is saved, so that one training gives both rows of a
 variant: its last weights, and their average (``train.ema_decay``; null = none). Evaluation is not counted. What is done
-is not done again. ``--signal`` prints how much of a gradient is no noise: the mean cosine between the gradients of so
+is not done again. ``--every`` also evaluates each so many steps, to tell how far a training ends below its best
+evaluation. ``--signal`` prints how much of a gradient is no noise: the mean cosine between the gradients of so
 many independent rollouts, of the same prompts for all variants, before any training.
 
     python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --cost default matching
@@ -60,7 +61,7 @@ VARIANTS = {
     "target_kl": "grpo.target_kl=0.001",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"
-RESULTS, BASE = Path("results/algorithms"), "base"
+RESULTS, BASE, AFTER = Path("results/algorithms"), "base", " after "
 RIGHT, GUARDS = "part/shapes/all", ("reward/edge_density", "reward/colour_entropy")
 
 
@@ -111,6 +112,7 @@ class Training:
             "flow": self.config.policy.flow.model_dump(mode="json"),
         }
         (fresh / "facts.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)  # Of a training that was interrupted.
         fresh.rename(folder)
 
     @torch.no_grad()
@@ -165,7 +167,7 @@ def signal(folder: Path, env: str | None, seed: int, params: str, names: Sequenc
         print(f"| {name} | {cosine:.3f} ± {error:.3f} | {spent:.2f} |", flush=True)
 
 
-def train(folder: Path, env: str | None, seed: int, name: str, params: str) -> None:
+def train(folder: Path, env: str | None, seed: int, name: str, params: str, every: int | None) -> None:
     found = folder / RESULTS
     if (found / name).exists():
         return
@@ -173,7 +175,9 @@ def train(folder: Path, env: str | None, seed: int, name: str, params: str) -> N
     if not (found / BASE).exists():
         training.keep(found / BASE, base=True)
     while training.step():
-        pass
+        done = len(training.history)
+        if every and done % every == 0 and done < training.config.grpo.steps:
+            training.keep(found / f"{name}{AFTER}{done}")
     if training.config.train.ema_decay is not None:
         training.keep(found / f"{name} ema", averaged=True)
     training.keep(found / name)
@@ -192,6 +196,7 @@ def table(clones: dict[int, Path], names: Sequence[str]) -> str:
         "guards",
         "velocity norm",
         "training reward: best, last",
+        "held out: best, last minus best",
         "CPU s",
     )
     lines = [f"| {' | '.join([*heads, 'steps'])} |", "|---" * (len(heads) + 1) + "|"]
@@ -212,6 +217,7 @@ def table(clones: dict[int, Path], names: Sequence[str]) -> str:
         cells += [", ".join(f"{guard.difference / guard.baseline:+.1%}" for guard in guards)]
         cells += [f"{sum(fact['velocity_norm'] for fact in facts) / len(facts):.3f}"]
         cells += ["" if name == BASE else ", ".join(best_and_last([folders[seed, name] for seed in done]))]
+        cells += ["; ".join(held_out_end(clones[seed] / RESULTS, name, scores[seed, name]) for seed in done)]
         cells += [f"{sum(fact['cpu'] for fact in facts) / len(facts):.0f}", str(facts[0]["steps"])]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -221,6 +227,14 @@ def best_and_last(folders: Sequence[Path]) -> list[str]:
     """Means over the trainings of the highest and the last running mean of five steps' rewards."""
     curves = [pd.read_csv(folder / "training.csv")["reward/total"].rolling(5).mean() for folder in folders]
     return [f"{sum(values) / len(curves):.3f}" for values in zip(*((c.max(), c.iloc[-1]) for c in curves), strict=True)]
+
+
+def held_out_end(found: Path, name: str, last: pd.DataFrame) -> str:
+    """The mean of a training's best evaluation, and the paired difference of the last to it; empty without others."""
+    others = [read_scores(folder) for folder in found.glob(f"{name}{AFTER}*")]
+    best = max([last, *others], key=lambda scores: scores["total"].mean())
+    end = compared({(0, "best"): best, (0, name): last}, [0], "best", name, "total")
+    return f"{end.baseline:.3f}, {end.difference:+.3f} [{end.ci_low:+.3f}, {end.ci_high:+.3f}]" if others else ""
 
 
 def compared(
@@ -237,6 +251,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="where the clones are")
     parser.add_argument("--env", help="the Kedro environment, as for kedro run")
     parser.add_argument("--steps", nargs="+", default=[], help="VARIANT=STEPS of each variant to train")
+    parser.add_argument("--every", type=int, help="steps between evaluations of a training")
     parser.add_argument("--name", help="of the results, where it is not the variant's")
     parser.add_argument("--params", default="", help="further parameters, as for kedro run")
     parser.add_argument("--signal", nargs="+", default=[], help="rollouts, and the variants to compare")
@@ -256,9 +271,9 @@ def main() -> None:
             cost(clone, arguments.env, seed, arguments.params, arguments.cost)
         for variant, steps in (given.split("=") for given in arguments.steps):
             params = ",".join(filter(None, [VARIANTS[variant], f"grpo.steps={steps}", arguments.params]))
-            train(clone, arguments.env, seed, arguments.name or variant, params)
+            train(clone, arguments.env, seed, arguments.name or variant, params, arguments.every)
     first = next(iter(clones.values())) / RESULTS
-    found = sorted(folder.name for folder in first.glob("[!.]*") if folder.name != BASE)
+    found = sorted(folder.name for folder in first.glob("[!.]*") if folder.name != BASE and AFTER not in folder.name)
     if "default" in found:
         print(table(clones, ["default", *(name for name in found if name != "default")]))
 
