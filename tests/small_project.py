@@ -43,6 +43,11 @@ RELEASED: dict[str, dict[str, Any]] = {
         "data": {"height": 64, "width": 96, "frames": 5},
         "sampling": FEW_STEPS,
     },
+    "ltx": {
+        "model": SMALL | {"path": "small_ltx"},
+        "data": {"height": 64, "width": 96, "frames": 9},
+        "sampling": FEW_STEPS,
+    },
     "qwen2_5_vl": {
         "model": {"path": "small_qwen2_5_vl", "device": "cpu", "options": {"max_tokens": 6}},
         "data": {"height": 64, "width": 64},

@@ -12,6 +12,7 @@ import torch
 
 from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
+from tests.models.families.ltx import tiny as ltx
 from tests.models.families.qwen2_5_vl.tiny import save_qwen3_vl
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
@@ -37,6 +38,7 @@ flux_folder = saved(flux.pipeline)
 flux2_klein_folder = saved(flux2_klein.pipeline)
 z_image_folder = saved(z_image.pipeline)
 wan_folder = saved(wan.pipeline)
+ltx_folder = saved(ltx.pipeline)
 wan_i2v_folder = saved(partial(wan.pipeline, i2v=True))
 flux_kontext_folder = saved(partial(flux.pipeline, kontext=True))
 qwen_image_edit_folder = saved(partial(qwen_image.pipeline, edit=True))

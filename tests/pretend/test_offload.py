@@ -23,7 +23,7 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 
 FAST = ["qwen_image"]
-SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flux2_klein", "z_image", "wan", "wan_i2v"]
+SLOW = ["ar", "dit", "alternating", "joint", "checkpointed", "sd3", "flux", "flux2_klein", "z_image", "wan_i2v", "ltx"]
 
 
 def offloaded(folder: Path, changes: Any) -> Any:

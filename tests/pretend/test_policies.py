@@ -48,6 +48,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "flux2_klein": ("flux2_klein_folder", FLOW),
     "z_image": ("z_image_folder", FLOW),
     "wan": ("wan_folder", {**FLOW, "data": {"height": 32, "width": 32, "frames": 5}}),
+    "ltx": ("ltx_folder", {**FLOW, "data": {"height": 32, "width": 32, "frames": 9}}),
     "wan_i2v": ("wan_i2v_folder", {**FLOW, "data": {"task": "i2i", "height": 32, "width": 32, "frames": 5}}),
     "flux_kontext": ("flux_kontext_folder", EDITS),
     "qwen_image_edit": ("qwen_image_edit_folder", EDITS),

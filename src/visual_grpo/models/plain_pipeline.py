@@ -92,7 +92,7 @@ def _arguments(
     # Some pipelines fit height and width to an area; a leading _ marks what few callers change.
     offered = {**settings.options.model_dump(), "max_area": height * width}
     if settings.frames is not None:
-        offered["num_frames"] = settings.frames
+        offered |= {"num_frames": settings.frames, "frame_rate": settings.fps}
     known = inspect.signature(pipeline.__call__).parameters
     given = {name: offered[name.removeprefix("_")] for name in known if name.removeprefix("_") in offered}
     if "negative_prompt" in given:  # As many as prompts: some pipelines take no single one.

@@ -18,6 +18,7 @@ from tests.conftest import stir
 from tests.evaluation.painter import brightness
 from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
+from tests.models.families.ltx import tiny as ltx
 from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.wan import tiny as wan
@@ -54,9 +55,10 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "wan": (wan.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200}),
     "wan, saved with Euler": (lambda: wan.pipeline(unipc=False), {"max_sequence_length": 100}),
     "wan_i2v": (lambda: wan.pipeline(i2v=True), {"negative_prompt": "blurry"}),
+    "ltx": (ltx.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 100}),
 }
 """A model of each flow family, and options that are not its defaults."""
-FRAMES = {"wan": 9, "wan_i2v": 9}
+FRAMES = {"wan": 9, "wan_i2v": 9, "ltx": 17}
 """Of a video."""
 _LAST = "transformer_blocks.1."
 _QWEN_UNTRAINED = {
@@ -73,6 +75,7 @@ TRAINED = {
     "z_image": ("layers.0.feed_forward.w2", "context_refiner.0.attention.to_q"),
     "wan": ("blocks.0.attn2.to_k", "blocks.1.ffn.net.0.proj"),
     "wan_i2v": ("blocks.1.attn2.to_q", "blocks.0.attn2.add_k_proj", "blocks.1.attn2.add_v_proj"),
+    "ltx": ("transformer_blocks.0.attn1.to_q", "transformer_blocks.1.attn2.to_k", "transformer_blocks.1.ff.net.2"),
     "flux2_klein": ("ff_context.linear_out", "transformer_blocks.0.attn.to_out", "attn.to_qkv_mlp_proj"),
 }
 """Some of the matrices that have a LoRA."""
@@ -208,7 +211,7 @@ def test_a_distilled_model_is_warned_of_before_it_is_trained(name: str, capsys: 
 
 SOURCES = {"flux": (0, 1), "flux_kontext": (1, 0), "flux2_klein": (4, 5), "qwen_image": (0, 1)}
 SOURCES |= {"qwen_image_edit": (1, 2), "qwen_image_edit_plus": (3, 4), "sd3": (0, 1), "z_image": (0, 1)}
-SOURCES |= {"wan": (0, 1), "wan_i2v": (1, 2)}
+SOURCES |= {"wan": (0, 1), "wan_i2v": (1, 2), "ltx": (0, 1)}
 """Numbers of sources that a family takes, and that it does not."""
 
 

@@ -23,6 +23,7 @@ PARAMETERS = {
     "flux2_klein": {"transformer": 3.88, "text_encoder": 4.02},
     "wan": {"transformer": 1.42, "text_encoder": 5.68},
     "wan_i2v": {"transformer": 16.39, "image_encoder": 0.63, "text_encoder": 5.68},
+    "ltx": {"transformer": 1.92, "text_encoder": 4.76, "vae": 0.42},
     "qwen2_5_vl": {"model": 8.29, "segmenter": 0.217},
     "qwen2_5_vl, 3B": {"model": 3.75},
     "qwen3_vl": {"model": 8.77, "segmenter": 0.217},

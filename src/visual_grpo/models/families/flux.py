@@ -26,7 +26,7 @@ from visual_grpo.models.flow.parts import (
     latent_shape,
     mmdit_modules,
     packed,
-    packed_schedule,
+    shifted_schedule,
     tokens_and_limit,
     unpacked,
 )
@@ -54,7 +54,8 @@ class Flux:
         self.distilled = not self.transformer.config.guidance_embeds  # schnell
 
     def schedule(self, steps: int) -> Schedule:
-        return packed_schedule(self.pipeline.scheduler, steps, self.latent_shape)
+        _, h, w = self.latent_shape
+        return shifted_schedule(self.pipeline.scheduler, steps, h * w // 4)
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:

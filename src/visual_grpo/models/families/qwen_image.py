@@ -28,7 +28,7 @@ from visual_grpo.models.flow.parts import (
     latent_shape,
     mmdit_modules,
     packed,
-    packed_schedule,
+    shifted_schedule,
     unpacked,
 )
 from visual_grpo.models.flow.references import References, by_size, read_sources
@@ -73,7 +73,8 @@ class QwenImage:
         self._decoding = threading.Lock()
 
     def schedule(self, steps: int) -> Schedule:
-        return packed_schedule(self.pipeline.scheduler, steps, self.latent_shape)
+        _, h, w = self.latent_shape
+        return shifted_schedule(self.pipeline.scheduler, steps, h * w // 4)
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:

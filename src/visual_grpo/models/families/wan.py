@@ -21,7 +21,7 @@ from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import Schedule, Velocity
-from visual_grpo.models.flow.parts import TextConditions, as_images, tokens_and_limit, transformer_module
+from visual_grpo.models.flow.parts import TextConditions, as_videos, tokens_and_limit, transformer_module
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings
@@ -70,7 +70,7 @@ class Wan:
         latents = latents.to(vae.dtype) / (1 / std) + mean
         with self._vae_lock:
             decoded = vae.decode(latents, return_dict=False)[0]
-        return [VideoSample(frames=torch.stack(as_images(video.movedim(0, 1))), fps=self.fps) for video in decoded]
+        return as_videos(decoded, self.fps)
 
     def text_tokens(self, prompt: str) -> tuple[int, int]:
         """Returns a prompt's tokens and how many are read."""

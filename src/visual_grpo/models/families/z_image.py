@@ -21,7 +21,7 @@ from visual_grpo.models.flow.parts import (
     TextConditions,
     decoded,
     latent_shape,
-    packed_schedule,
+    shifted_schedule,
     tokens_and_limit,
     transformer_module,
 )
@@ -49,7 +49,8 @@ class ZImage:
         self.distilled = pipeline.scheduler.config.shift < _BASE_SHIFT
 
     def schedule(self, steps: int) -> Schedule:
-        return packed_schedule(self.pipeline.scheduler, steps, self.latent_shape)
+        _, h, w = self.latent_shape
+        return shifted_schedule(self.pipeline.scheduler, steps, h * w // 4)
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:

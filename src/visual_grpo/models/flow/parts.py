@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from torch.nn.utils.rnn import pad_sequence
 
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.models.flow.interface import Schedule, Velocity
 from visual_grpo.models.flow.references import require_sources
 from visual_grpo.models.lora import PipelineAdapter
@@ -34,6 +34,11 @@ def latent_shape(pipeline: Any, size: tuple[int, int], channels: int) -> tuple[i
 def as_images(decoded: Tensor) -> list[Tensor]:
     """Converts a VAE's output, [b, 3, H, W] from -1 to 1, to b uint8 images [3, H, W] on the CPU."""
     return list(((decoded.float() / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).cpu().contiguous())
+
+
+def as_videos(decoded: Tensor, fps: float) -> list[VideoSample]:
+    """Converts a VAE's output, [b, 3, F, H, W] from -1 to 1, to b videos on the CPU."""
+    return [VideoSample(frames=torch.stack(as_images(video.movedim(0, 1))), fps=fps) for video in decoded]
 
 
 def decoded(vae: Any, latents: Tensor) -> list[Tensor]:
@@ -163,12 +168,12 @@ def unpacked(tokens: Tensor, height: int) -> Tensor:
     return pixel_shuffle(tokens.transpose(1, 2).unflatten(2, (height // 2, -1)), 2)
 
 
-def packed_schedule(scheduler: Any, steps: int, latent_shape: tuple[int, int, int]) -> Schedule:
+def shifted_schedule(scheduler: Any, steps: int, tokens: int) -> Schedule:
     """The pipelines' schedule: noise levels shifted by the number of image tokens (arXiv 2403.03206, section 5.3.2)."""
-    config, (_, h, w) = scheduler.config, latent_shape
+    config = scheduler.config
     slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
     offset = config.base_shift - slope * config.base_image_seq_len
-    scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=h * w // 4 * slope + offset)
+    scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=tokens * slope + offset)
     return Schedule.of(scheduler)
 
 
