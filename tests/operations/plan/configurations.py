@@ -53,7 +53,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "wan_i2v": ("wan_i2v", {}),
     "wan_i2v, 4 bits, 24 GB": ("wan_i2v", {"model": {"base_weights": "4bit"}, "plan": {"gpu": "RTX 4090"}}),
     "ltx": ("ltx", {}),
-    "ltx, 97 frames": ("ltx", {"data": {"frames": 97}}),
+    "ltx, 49 frames": ("ltx", {"data": {"frames": 49}, "grpo": {"micro_batch_size": 4}}),
     "qwen2_5_vl": ("qwen2_5_vl", {}),
     "qwen3_vl": ("qwen3_vl", {}),
     "qwen3_vl, 4B": ("qwen3_vl", {"model": {"path": "Qwen/Qwen3-VL-4B-Instruct"}}),
