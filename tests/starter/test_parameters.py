@@ -192,7 +192,7 @@ def test_the_small_model_is_of_the_worlds_first_family_unless_another_is_named()
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"starter": {"world": "shape"}}, "expected shapes, words, scenes, or package.*Did you mean 'shapes'"),
+        ({"starter": {"world": "shape"}}, "expected shapes, words, scenes, motion, or package.*Did you mean 'shapes'"),
         ({"starter": {"world": "my_worlds:WORLD"}}, "no module 'my_worlds'"),
         ({"starter": {"world": "tests.small_project:TINY"}}, "which is a dict, not a World"),
         (

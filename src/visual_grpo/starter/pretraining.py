@@ -126,7 +126,7 @@ def minimise(
 
 
 def noised(clean: Tensor, generator: torch.Generator, shift: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Rectified flow (Liu et al., 2022) of latents [B, C, h, w]: x = (1 - sigma) clean + sigma noise.
+    """Rectified flow (Liu et al., 2022) of latents [B, C, ...]: x = (1 - sigma) clean + sigma noise.
 
     Sigma is spread as a scheduler with ``shift`` spreads its steps: a solver's error is an integral over them.
 
@@ -135,7 +135,7 @@ def noised(clean: Tensor, generator: torch.Generator, shift: float = 1.0) -> tup
     noise = torch.randn(clean.shape, generator=generator)
     even = torch.rand(len(clean), generator=generator) * (1 - _LEAST_SIGMA) + _LEAST_SIGMA
     sigma = shift * even / (1 + (shift - 1) * even)
-    share = sigma.view(-1, 1, 1, 1)
+    share = sigma.view(-1, *[1] * (clean.ndim - 1))
     return (1 - share) * clean + share * noise, noise - clean, sigma
 
 

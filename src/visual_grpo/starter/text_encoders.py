@@ -19,6 +19,8 @@ from transformers import (
     Qwen3Model,
     T5Config,
     T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 
 from visual_grpo.starter.shapes.draw import COMBINATIONS
@@ -98,6 +100,20 @@ def build_t5(vocabulary: int, seed: int) -> T5EncoderModel:
         dropout_rate=0.0,
     )
     return T5EncoderModel(config).eval().requires_grad_(False)
+
+
+def build_umt5(vocabulary: int, seed: int) -> UMT5EncoderModel:
+    torch.manual_seed(seed)
+    config = UMT5Config(
+        vocab_size=vocabulary,
+        d_model=T5_WIDTH,
+        d_kv=16,
+        d_ff=2 * T5_WIDTH,
+        num_layers=2,
+        num_heads=4,
+        dropout_rate=0.0,
+    )
+    return UMT5EncoderModel(config).eval().requires_grad_(False)
 
 
 def build_qwen3(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3Model:

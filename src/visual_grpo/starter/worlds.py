@@ -112,7 +112,23 @@ _SCENES = World(
     models={"qwen2_5_vl": SmallModel(pretrain={"visual_grpo.starter.pretrain_vl:pretrain_vl": ("vl",)})},
     preset=Preset(rewards={"negative_points": {"weight": 1.0}}),
 )
-WORLDS: Mapping[str, World] = {world.name: world for world in (_SHAPES, _WORDS, _SCENES)}
+_MOTION = World(
+    name="motion",
+    tasks=("t2i",),
+    render="visual_grpo.starter.motion.draw:draw_dataset",
+    models={"wan": SmallModel(pretrain={"visual_grpo.starter.motion.pretrain_wan:pretrain_wan": ("vae", "dit")})},
+    preset=Preset(
+        rewards={
+            "moving_shapes": {
+                "function": "visual_grpo.starter.motion.reward:MovingShapeReward",
+                "weight": 1.0,
+            },
+            "motion": {"weight": 0.0},
+            "flicker": {"weight": 0.0},
+        }
+    ),
+)
+WORLDS: Mapping[str, World] = {world.name: world for world in (_SHAPES, _WORDS, _SCENES, _MOTION)}
 
 
 def find_world(name: object) -> World:

@@ -110,15 +110,50 @@ def draw(combination: Combination, height: int, width: int, rng: random.Random) 
 
 def draw_scene(objects: Iterable[tuple[Combination, Jitter]], height: int, width: int) -> Image.Image:
     """Like `draw`, with any number of objects, each with its jitter."""
-    scale = _SUPERSAMPLING
-    short = min(height, width) * scale
-    canvas = Image.new("RGB", (width * scale, height * scale), BACKGROUND)
-    for combination, jitter in objects:
-        center_x, center_y = CENTERS[combination.position]
-        x = center_x * width * scale + jitter.dx * short
-        y = center_y * height * scale + jitter.dy * short
-        _fill(ImageDraw.Draw(canvas), combination, x, y, RADII[combination.size] * jitter.scale * short)
-    return canvas.reduce(scale)
+    canvas = _canvas(height, width)
+    for thing, jitter in objects:
+        _put(canvas, COLORS[thing.color], thing.shape, CENTERS[thing.position], RADII[thing.size], jitter)
+    return canvas.reduce(_SUPERSAMPLING)
+
+
+def draw_shape(
+    color: tuple[int, int, int],
+    shape: str,
+    center: tuple[float, float],
+    radius: float,
+    jitter: Jitter,
+    height: int,
+    width: int,
+) -> Image.Image:
+    """Draws one shape of any centre and radius."""
+    canvas = _canvas(height, width)
+    _put(canvas, color, shape, center, radius, jitter)
+    return canvas.reduce(_SUPERSAMPLING)
+
+
+def _canvas(height: int, width: int) -> Image.Image:
+    return Image.new("RGB", (width * _SUPERSAMPLING, height * _SUPERSAMPLING), BACKGROUND)
+
+
+def _put(
+    canvas: Image.Image,
+    color: tuple[int, int, int],
+    shape: str,
+    center: tuple[float, float],
+    radius: float,
+    jitter: Jitter,
+) -> None:
+    short = min(canvas.size)
+    x, y = center[0] * canvas.width + jitter.dx * short, center[1] * canvas.height + jitter.dy * short
+    radius = radius * jitter.scale * short
+    brush = ImageDraw.Draw(canvas)
+    left, top, right, bottom = x - radius, y - radius, x + radius, y + radius
+    if shape == "circle":
+        brush.ellipse((left, top, right, bottom), fill=color)
+    elif shape == "square":
+        brush.rectangle((left, top, right, bottom), fill=color)
+    else:
+        brush.polygon([(x, top), (left, bottom), (right, bottom)], fill=color)
 
 
 def draw_all(images_per_combination: int, height: int, width: int, seed: int) -> Tensor:
@@ -133,17 +168,6 @@ def draw_all(images_per_combination: int, height: int, width: int, seed: int) ->
 def stacked(images: Sequence[Image.Image]) -> Tensor:
     """Stacks images of the same size to uint8 [N, 3, height, width]."""
     return torch.from_numpy(np.stack([np.asarray(image) for image in images])).permute(0, 3, 1, 2).contiguous()
-
-
-def _fill(brush: ImageDraw.ImageDraw, combination: Combination, x: float, y: float, radius: float) -> None:
-    color = COLORS[combination.color]
-    left, top, right, bottom = x - radius, y - radius, x + radius, y + radius
-    if combination.shape == "circle":
-        brush.ellipse((left, top, right, bottom), fill=color)
-    elif combination.shape == "square":
-        brush.rectangle((left, top, right, bottom), fill=color)
-    else:
-        brush.polygon([(x, top), (left, bottom), (right, bottom)], fill=color)
 
 
 _BESIDE_ANOTHER = 0.5

@@ -1,0 +1,1 @@
+"""Shapes that move as their prompts say: their drawings, their reward, and the small video model."""

@@ -1,0 +1,110 @@
+"""The world of shapes that move: its drawings, its reward measured from the frames, and its small Wan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import PromptRecord, VideoSample
+from visual_grpo.common.videos import read_frames
+from visual_grpo.config import ModelConfig, SamplerConfig
+from visual_grpo.models.families.wan import FAMILY, WanOptions
+from visual_grpo.models.family_check import check_family
+from visual_grpo.starter.motion.draw import FPS, FRAMES, MOTIONS, SCENES, Scene, draw_all, draw_dataset
+from visual_grpo.starter.motion.pretrain_wan import pretrain_wan
+from visual_grpo.starter.motion.reward import MovingShapeReward
+from visual_grpo.starter.pretraining import Job
+from visual_grpo.training.components import load_model
+
+SIDE = 32
+RECORDS = [PromptRecord(id=str(n), prompt=scene.prompt, metadata=asdict(scene)) for n, scene in enumerate(SCENES)]
+
+
+@pytest.fixture(scope="module")
+def videos() -> list[VideoSample]:
+    return [VideoSample(frames=frames, fps=FPS) for frames in draw_all(1, SIDE, SIDE, 3)[:, 0]]
+
+
+def all_right(records: list[PromptRecord], samples: list[VideoSample]) -> torch.Tensor:
+    return MovingShapeReward()(records, samples).parts["all_right"]
+
+
+def test_every_scene_is_judged_right(videos: list[VideoSample]) -> None:
+    output = MovingShapeReward()(RECORDS, videos)
+    assert output.parts["all_right"].all()
+    assert output.values.min() > 0.75
+
+
+def asking_for(**other: str) -> list[PromptRecord]:
+    """The records with another word; those that had it already are left out by the caller."""
+    return [replace(record, metadata={**record.metadata, **other}) for record in RECORDS]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "words"),
+    [("motion", list(MOTIONS)), ("color", ["red", "blue"]), ("shape", ["circle", "square", "triangle"])],
+)
+def test_what_is_not_as_asked_is_wrong_and_scores_less(
+    videos: list[VideoSample], attribute: str, words: list[str]
+) -> None:
+    own = MovingShapeReward()(RECORDS, videos).values
+    for word in words:
+        others = [row for row, scene in enumerate(SCENES) if getattr(scene, attribute) != word]
+        asked, shown = [asking_for(**{attribute: word})[row] for row in others], [videos[row] for row in others]
+        output = MovingShapeReward()(asked, shown)
+        assert not output.parts["all_right"].any()
+        assert (output.values < own[others]).all()
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "stands still": lambda frames: frames[:1].expand_as(frames),
+    "runs backwards": lambda frames: frames.flip(0),
+    "is gone in a frame": lambda frames: torch.cat([frames[:2], torch.full_like(frames[:1], 30), frames[3:]]),
+    "is empty": lambda frames: torch.full_like(frames, 30),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_video_that_does_not_move_as_asked_is_wrong(videos: list[VideoSample], name: str) -> None:
+    rows = [row for row, scene in enumerate(SCENES) if scene.motion != "stays"]
+    changed = [replace(videos[row], frames=CHANGES[name](videos[row].frames)) for row in rows]
+    asked = [RECORDS[row] for row in rows]
+    before, after = (MovingShapeReward()(asked, shown) for shown in ([videos[row] for row in rows], changed))
+    assert not after.parts["all_right"].any()
+    assert (after.values < before.values).all()
+
+
+def test_records_without_a_motion_are_refused() -> None:
+    with pytest.raises(UserError, match="record 'x': moving_shapes needs metadata color, shape and motion"):
+        MovingShapeReward().check_records([PromptRecord(id="x", prompt="a cat")])
+
+
+def test_the_dataset_has_a_video_of_every_scene(tmp_path: Path) -> None:
+    draw_dataset(tmp_path / "motion", 2, SIDE, SIDE, 0)
+    lines = [json.loads(line) for line in (tmp_path / "motion/records.jsonl").read_text().splitlines()]
+    assert [Scene(**line["metadata"]) for line in lines] == [*SCENES, *SCENES]
+    shown = [read_frames(tmp_path / "motion" / line["target_image"], FRAMES) for line in lines[:20]]
+    records = [PromptRecord(id=line["id"], prompt=line["prompt"], metadata=line["metadata"]) for line in lines[:20]]
+    assert all_right(records, [VideoSample(frames=frames, fps=FPS) for frames in shown]).all()
+
+
+def test_its_small_model_is_a_wan_that_draws_as_its_pipeline_does(tmp_path: Path) -> None:
+    steps = {"vae": 1, "dit": 2}
+    reached: list[tuple[str, int]] = []
+    job = Job(folder=tmp_path, height=SIDE, width=SIDE, seed=1, steps=steps)
+    pretrain_wan(job, lambda module, done: reached.append((module, done)))
+    assert reached == [("vae", 1), ("dit", 1), ("dit", 2)]
+    options: Any = {"max_sequence_length": 12}
+    cpu = ModelConfig(path="unused", device="cpu")
+    findings = check_family(FAMILY, str(tmp_path), cpu, (SIDE, 64), WanOptions(**options), 3.0, FRAMES)
+    assert [finding for finding in findings if not finding.passed] == []
+    model = load_model(str(tmp_path), size=(SIDE, SIDE), frames=FRAMES, fps=FPS, options=options, device="cpu")
+    drawn = model.generate(RECORDS[:2], [0, 1], SamplerConfig(steps=2, guidance_scale=1.0))
+    assert [video.frames.shape for video in drawn] == [(FRAMES, 3, SIDE, SIDE)] * 2
