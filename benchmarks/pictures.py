@@ -4,8 +4,8 @@
     python benchmarks/pictures.py pairs data/text docs/gallery/words.webp
 
 ``answers`` shows held-out prompts of the drawn shapes, and whether shape, colour, size and place are right; ``pairs``
-the first and the last held-out prompt, before and after training, and prints them with their rewards. Neither looks at
-the results.
+the first and the last held-out prompt, before and after training, and prints them with their rewards; videos play.
+Neither looks at the results.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from visual_grpo.common.images import read_image
+from visual_grpo.common.videos import read_animation
 from visual_grpo.evaluation import page, pictures, report
 from visual_grpo.evaluation.samples import read_scores
 
@@ -24,10 +25,12 @@ RIGHT = "part/shapes/all"
 GREEN, RED = "#1a7f37", "#b3261e"
 WIDTH = 960
 """Largest width of a picture in pixels."""
+MILLISECONDS = 400
+"""Of a frame of videos, in place of its own time: a few frames are over before one has looked."""
 
 
-def answers(output: Path) -> Image.Image:
-    """Draws held-out prompts evenly spaced over all of them, each with the first picture before and after training."""
+def answers(output: Path) -> list[Image.Image]:
+    """Draws one picture of held-out prompts evenly spaced over all of them, each with the first picture before and after training."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=2 * COLUMNS)["samples"]
     sides = {"base": (baseline, "baseline"), "trained": (trained, "trained")}
@@ -41,13 +44,14 @@ def answers(output: Path) -> Image.Image:
             cells.append([pictures.scaled(read_image(folder / file)) for file in files])
             cells.append([pictures.text(f"{name} {'✓' if yes else '✗'}", GREEN if yes else RED) for yes in right])
         bands.append(pictures.table(cells))
-    return pictures.framed(bands)
+    return [pictures.framed(bands)]
 
 
-def pairs(output: Path) -> Image.Image:
-    """Draws two pairs of held-out prompts: what is edited, the base model's sample, the trained model's.
+def pairs(output: Path) -> list[Image.Image]:
+    """Draws two pairs of held-out prompts: what is edited, the base model's sample, the trained model's; a picture for
+    each frame of videos.
 
-    Each prompt has a row, or both are in one where a sample is a strip. There is no text: it would be too small on a
+    Each prompt has a row, or both are in one where a sample is high. There is no text: it would be too small on a
     phone."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=2)["samples"]
@@ -55,10 +59,12 @@ def pairs(output: Path) -> Image.Image:
     for pair in chosen.to_dict("records"):
         edited = [baseline / path for name, path in page.given(pair).items() if name != "target"]
         files = [*edited, baseline / pair["file_baseline"], trained / pair["file_trained"]]
-        rows.append([pictures.scaled(pictures.of_file(file)) for file in files])
+        rows.append([[pictures.scaled(frame) for frame in read_animation(file)[0]] for file in files])
         print(f"{pair['prompt']}: reward {pair['total_baseline']:.2f} → {pair['total_trained']:.2f}")
-    is_strip = rows[0][-1].height > 2 * rows[0][-1].width
-    return pictures.framed([pictures.table([[*rows[0], *rows[1]]] if is_strip else rows)])
+    frames = max(len(cell) for row in rows for cell in row)
+    films = [[[cell[min(frame, len(cell) - 1)] for cell in row] for row in rows] for frame in range(frames)]
+    is_high = rows[0][-1][0].height > 2 * rows[0][-1][0].width
+    return [pictures.framed([pictures.table([[*film[0], *film[1]]] if is_high else film)]) for film in films]
 
 
 def main() -> None:
@@ -67,10 +73,12 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="the run's folder of outputs")
     parser.add_argument("file", type=Path)
     asked = parser.parse_args()
-    picture = {"answers": answers, "pairs": pairs}[asked.kind](asked.output)
-    picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
+    first, *others = {"answers": answers, "pairs": pairs}[asked.kind](asked.output)
+    for picture in (first, *others):
+        picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
     asked.file.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(asked.file, quality=80, method=6)
+    playing = {"save_all": True, "append_images": others, "duration": MILLISECONDS, "loop": 0} if others else {}
+    first.save(asked.file, quality=80, method=6, **playing)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, VideoSample
-from visual_grpo.starter.motion.draw import MOTIONS, states
-from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS, SHAPES
+from visual_grpo.starter.motion.draw import MOTIONS, SHAPES, states
+from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS
 
 _OBJECT, _EDGE = 0.25, 0.5
 """A pixel belongs to the shape if its RGB distance (0..1 per channel) from the background is above `_OBJECT` and above
 this share of the frame's largest: halfway, where a blurred edge has its original place."""
 _LEAST = 0.005
 """Share of a frame's pixels below which there is no shape."""
-_AREAS: Mapping[str, float] = {"circle": math.pi, "square": 4.0, "triangle": 2.0}
+_AREAS: Mapping[str, float] = {"circle": math.pi, "square": 4.0}
 """Area of a shape of radius 1."""
-_FILLED: Mapping[str, float] = {"circle": math.pi / 4, "square": 1.0, "triangle": 0.5}
+_FILLED: Mapping[str, float] = {"circle": math.pi / 4, "square": 1.0}
 """Share of its box that a shape fills."""
 _FAR, _RIGHT = 0.25, 0.1
 """Distance of centre and radius from what is asked at which closeness is 0, and the most that is right."""
@@ -30,7 +30,8 @@ _FILL_FAR = 0.3
 
 
 class MovingShapeReward:
-    """Closeness, 0..1, to what the prompt asks for: the mean over colour, shape and motion of the mean over the frames.
+    """Closeness, 0..1, to what the prompt asks for: a mean over colour, shape and, counted twice, motion, each of which
+    is a mean over the frames.
 
     Parts: each of them, and ``all_right``, 1 where colour and shape are right on average and centre and radius in every
     frame. A frame without a shape scores 0.
@@ -52,7 +53,7 @@ class MovingShapeReward:
         judged = torch.stack([_judge(record, sample) for record, sample in zip(prompts, samples, strict=True)])
         color, shape, motion, right = judged.unbind(1)
         return RewardOutput(
-            values=judged[:, :3].mean(1),
+            values=(color + shape + 2 * motion) / 4,
             parts={"color": color, "shape": shape, "motion": motion, "all_right": right},
         )
 
