@@ -30,7 +30,7 @@ MILLISECONDS = 400
 
 
 def answers(output: Path) -> list[Image.Image]:
-    """Draws one picture of held-out prompts evenly spaced over all of them, each with the first picture before and after training."""
+    """Draws one picture: held-out prompts evenly spaced over all of them, each before and after training."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=2 * COLUMNS)["samples"]
     sides = {"base": (baseline, "baseline"), "trained": (trained, "trained")}

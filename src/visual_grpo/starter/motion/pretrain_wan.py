@@ -28,7 +28,7 @@ _CHANNELS = 16
 _STRIDE = (2, 4, 4)
 """Frames and pixels of a latent."""
 _IMAGE_SHARE = 0.35
-"""Share of the VAE's first steps, which see single frames: a fifth of a video's cost, and the frames are sharp sooner."""
+"""Share of the first steps, which see single frames: a fifth of the cost of a video, and pictures are sharp sooner."""
 _IMAGE_BATCH, _DIT_BATCH = 4, 24
 _LATENT_NOISE, _OBJECT_WEIGHT, _TIE = 0.08, 3.0, 0.3
 _UNCONDITIONAL_SHARE = 0.1
