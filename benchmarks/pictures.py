@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -77,8 +78,8 @@ def main() -> None:
     for picture in (first, *others):
         picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
     asked.file.parent.mkdir(parents=True, exist_ok=True)
-    playing = {"save_all": True, "append_images": others, "duration": MILLISECONDS, "loop": 0} if others else {}
-    first.save(asked.file, quality=80, method=6, **playing)
+    playing: dict[str, Any] = {"duration": MILLISECONDS, "loop": 0} if others else {}
+    first.save(asked.file, quality=80, method=6, save_all=bool(others), append_images=others, **playing)
 
 
 if __name__ == "__main__":
