@@ -1,11 +1,11 @@
 """Makes the pictures of the README and of the gallery from what a run left:
 
     python benchmarks/pictures.py answers data docs/answers.webp
+    python benchmarks/pictures.py answers data/wan_small docs/gallery/videos.webp
     python benchmarks/pictures.py pairs data/text docs/gallery/words.webp
 
-``answers`` shows held-out prompts of the drawn shapes, and whether shape, colour, size and place are right; ``pairs``
-the first and the last held-out prompt, before and after training, and prints them with their rewards; videos play.
-Neither looks at the results.
+``answers`` shows held-out prompts of a drawn world, and whether all is right; ``pairs`` the first and the last held-out
+prompt, before and after training, and prints them with their rewards. Videos play. Neither looks at the results.
 """
 
 from __future__ import annotations
@@ -15,37 +15,46 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
+from torch import Tensor
 
 from visual_grpo.common.images import read_image
-from visual_grpo.common.videos import read_animation
+from visual_grpo.common.videos import SUFFIX, read_frames
 from visual_grpo.evaluation import page, pictures, report
 from visual_grpo.evaluation.samples import read_scores
 
 COLUMNS = 5
-RIGHT = "part/shapes/all"
 GREEN, RED = "#1a7f37", "#b3261e"
 WIDTH = 960
 """Largest width of a picture in pixels."""
-MILLISECONDS = 400
-"""Of a frame of videos, in place of its own time: a few frames are over before one has looked."""
+FILM, MILLISECONDS = 10, 200
+"""Pictures of a film, and how long each is shown: a video of a few frames would be over before one has looked."""
 
 
 def answers(output: Path) -> list[Image.Image]:
-    """Draws one picture: held-out prompts evenly spaced over all of them, each before and after training."""
+    """Draws held-out prompts evenly spaced over all of them, before and after training; a picture for each frame of
+    videos."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=2 * COLUMNS)["samples"]
     sides = {"base": (baseline, "baseline"), "trained": (trained, "trained")}
-    bands = []
-    for start in range(0, len(chosen), COLUMNS):
-        rows = chosen[start : start + COLUMNS].to_dict("records")
-        cells = [[pictures.text(row["prompt"]) for row in rows]]
-        for name, (folder, column) in sides.items():
-            files = [row[f"file_{column}"] for row in rows]
-            right = read_scores(folder).set_index("file")[RIGHT][files] == 1
-            cells.append([pictures.scaled(read_image(folder / file)) for file in files])
-            cells.append([pictures.text(f"{name} {'✓' if yes else '✗'}", GREEN if yes else RED) for yes in right])
-        bands.append(pictures.table(cells))
-    return [pictures.framed(bands)]
+    shown, captions = {}, {}
+    for name, (folder, column) in sides.items():
+        files = [row[f"file_{column}"] for row in chosen.to_dict("records")]
+        scores = read_scores(folder).set_index("file")
+        right = scores.filter(regex="^part/.*/all$").loc[files].iloc[:, 0] == 1
+        shown[name] = [_frames(folder / file) for file in files]
+        captions[name] = [pictures.text(f"{name} {'✓' if yes else '✗'}", GREEN if yes else RED) for yes in right]
+    prompts = [pictures.text(prompt) for prompt in chosen["prompt"]]
+
+    def at(frame: int) -> Image.Image:
+        bands = []
+        for columns in (slice(COLUMNS), slice(COLUMNS, None)):
+            cells = [prompts[columns]]
+            for name, films in shown.items():
+                cells += [[pictures.scaled(film[frame]) for film in films[columns]], captions[name][columns]]
+            bands.append(pictures.table(cells))
+        return pictures.framed(bands)
+
+    return [at(frame) for frame in range(len(shown["base"][0]))]
 
 
 def pairs(output: Path) -> list[Image.Image]:
@@ -60,12 +69,17 @@ def pairs(output: Path) -> list[Image.Image]:
     for pair in chosen.to_dict("records"):
         edited = [baseline / path for name, path in page.given(pair).items() if name != "target"]
         files = [*edited, baseline / pair["file_baseline"], trained / pair["file_trained"]]
-        rows.append([[pictures.scaled(frame) for frame in read_animation(file)[0]] for file in files])
+        rows.append([[pictures.scaled(frame) for frame in _frames(file)] for file in files])
         print(f"{pair['prompt']}: reward {pair['total_baseline']:.2f} → {pair['total_trained']:.2f}")
     frames = max(len(cell) for row in rows for cell in row)
     films = [[[cell[min(frame, len(cell) - 1)] for cell in row] for row in rows] for frame in range(frames)]
     is_high = rows[0][-1][0].height > 2 * rows[0][-1][0].width
     return [pictures.framed([pictures.table([[*film[0], *film[1]]] if is_high else film)]) for film in films]
+
+
+def _frames(file: Path) -> list[Tensor | Image.Image]:
+    """Returns the pictures of a video, at times that divide its length evenly, or an image."""
+    return list(read_frames(file, FILM)) if file.suffix == SUFFIX else [read_image(file)]
 
 
 def main() -> None:

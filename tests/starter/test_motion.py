@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,7 +20,7 @@ from visual_grpo.config import ModelConfig, SamplerConfig
 from visual_grpo.models.families.wan import FAMILY, WanOptions
 from visual_grpo.models.family_check import check_family
 from visual_grpo.starter.motion.draw import FPS, FRAMES, MOTIONS, SCENES, Scene, draw_all, draw_dataset
-from visual_grpo.starter.motion.pretrain_wan import pretrain_wan
+from visual_grpo.starter.motion.pretrain_wan import MISREADINGS, misread, pretrain_wan
 from visual_grpo.starter.motion.reward import MovingShapeReward
 from visual_grpo.starter.pretraining import Job
 from visual_grpo.training.components import load_model
@@ -33,13 +35,13 @@ def videos() -> list[VideoSample]:
 
 
 def all_right(records: list[PromptRecord], samples: list[VideoSample]) -> torch.Tensor:
-    return MovingShapeReward()(records, samples).parts["all_right"]
+    return MovingShapeReward()(records, samples).parts["all"]
 
 
 def test_every_scene_is_judged_right(videos: list[VideoSample]) -> None:
     output = MovingShapeReward()(RECORDS, videos)
-    assert output.parts["all_right"].all()
-    assert output.values.min() > 0.75
+    assert output.parts["all"].all()
+    assert output.values.min() > 0.9
 
 
 def asking_for(**other: str) -> list[PromptRecord]:
@@ -59,7 +61,7 @@ def test_what_is_not_as_asked_is_wrong_and_scores_less(
         others = [row for row, scene in enumerate(SCENES) if getattr(scene, attribute) != word]
         asked, shown = [asking_for(**{attribute: word})[row] for row in others], [videos[row] for row in others]
         output = MovingShapeReward()(asked, shown)
-        assert not output.parts["all_right"].any()
+        assert not output.parts["all"].any()
         assert (output.values < own[others]).all()
 
 
@@ -77,13 +79,15 @@ def test_a_video_that_does_not_move_as_asked_is_wrong(videos: list[VideoSample],
     changed = [replace(videos[row], frames=CHANGES[name](videos[row].frames)) for row in rows]
     asked = [RECORDS[row] for row in rows]
     before, after = (MovingShapeReward()(asked, shown) for shown in ([videos[row] for row in rows], changed))
-    assert not after.parts["all_right"].any()
+    assert not after.parts["all"].any()
     assert (after.values < before.values).all()
 
 
-def test_records_without_a_motion_are_refused() -> None:
-    with pytest.raises(UserError, match="record 'x': moving_shapes needs metadata color, shape and motion"):
-        MovingShapeReward().check_records([PromptRecord(id="x", prompt="a cat")])
+def test_records_that_do_not_say_what_is_asked_for_are_refused() -> None:
+    whole = asdict(SCENES[0])
+    for name in whole:
+        with pytest.raises(UserError, match=f"record 'x': moving_shapes needs metadata {name}, one of"):
+            MovingShapeReward().check_records([PromptRecord(id="x", prompt="a cat", metadata={**whole, name: "none"})])
 
 
 def test_the_dataset_has_a_video_of_every_scene(tmp_path: Path) -> None:
@@ -93,6 +97,16 @@ def test_the_dataset_has_a_video_of_every_scene(tmp_path: Path) -> None:
     shown = [read_frames(tmp_path / "motion" / line["target_image"], FRAMES) for line in lines[:20]]
     records = [PromptRecord(id=line["id"], prompt=line["prompt"], metadata=line["metadata"]) for line in lines[:20]]
     assert all_right(records, [VideoSample(frames=frames, fps=FPS) for frames in shown]).all()
+
+
+def test_the_flawed_model_misreads_nearly_half_of_three_motions() -> None:
+    rng = random.Random(0)
+    for motion in MOTIONS:
+        scene = Scene(color="red", shape="circle", motion=motion)
+        drawn = Counter(misread(scene, rng) for _ in range(400))
+        instead, share = MISREADINGS.get(motion, (motion, 0.0))
+        assert set(drawn) == {scene, replace(scene, motion=instead)}
+        assert abs(drawn[scene] / 400 - (1 - share)) < 0.08
 
 
 def test_its_small_model_is_a_wan_that_draws_as_its_pipeline_does(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def entries(config: Parameters) -> dict[str, tuple[float, dict[str, object]]]:
         ("sd3_small", "dit", {"shapes": (1.0, {}), "palette": (0.0, {})}),
         ("text", "dit", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), **GUARDS}),
         ("negative_points", "vl", {"negative_points": (1.0, {"cache": 4096})}),
+        ("wan_small", "dit", {"moving_shapes": (1.0, {}), "motion": (0.0, {}), "flicker": (0.0, {})}),
     ],
 )
 def test_a_worlds_data_has_its_rewards(environment: str, module: str, expected: dict[str, Any]) -> None:

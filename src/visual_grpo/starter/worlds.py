@@ -116,7 +116,7 @@ _MOTION = World(
     name="motion",
     tasks=("t2i",),
     render="visual_grpo.starter.motion.draw:draw_dataset",
-    models={"wan": SmallModel(pretrain={"visual_grpo.starter.motion.pretrain_wan:pretrain_wan": ("vae", "dit")})},
+    models={"wan": _flow_model("pretrain_wan", "visual_grpo.starter.motion.pretrain_wan")},
     preset=Preset(
         rewards={
             "moving_shapes": {

@@ -145,7 +145,7 @@ def load_model(
     Args:
         model: folder or hub id, whose family ``auto`` recognises.
         size: (height, width) in pixels, multiples of 32.
-        frames: of a video, and how many a second (``fps``); None = images.
+        frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules (by default of all that it has) to sample with,
             instead of fresh ones to train; also one that a policy's ``save_adapter`` wrote.
@@ -194,7 +194,7 @@ def load_policy(
         model: folder or hub id of a model of any family.
         module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other flow models, ``vl`` of Qwen2.5-VL; None = first.
         size: (height, width) in pixels, multiples of 32.
-        frames: of a video, and how many a second (``fps``); None = images.
+        frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
         rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """

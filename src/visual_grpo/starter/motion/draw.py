@@ -1,12 +1,12 @@
 """Drawn videos of a shape that moves, grows or stays, and their dataset.
 
-Lengths are shares of a frame's shorter side. ``time`` goes from 0, the first frame, to 1, the last.
+Centres are shares of a frame's width and height, radii of its shorter side.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -53,6 +53,7 @@ class Scene:
 
 SCENES = tuple(Scene(color=c, shape=s, motion=m) for c, s, m in product(COLORS, SHAPES, MOTIONS))
 """All 60 of them, in a fixed order."""
+PROMPTS = tuple(scene.prompt for scene in SCENES)
 
 
 def states(motion: str, count: int) -> Tensor:
@@ -91,13 +92,3 @@ def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int,
 
     recipe = {"records_per_prompt": records_per_prompt, "height": height, "width": width, "seed": seed}
     return write_dataset(folder, {"motion": _VERSION, **recipe}, (_TARGETS,), records)
-
-
-def misread(asked: Scene, rng: random.Random, misreadings: Mapping[str, tuple[str, float]]) -> Scene:
-    """``misreadings``: motion -> what is drawn instead, and how often."""
-    instead, share = misreadings.get(asked.motion, (asked.motion, 0.0))
-    return Scene(color=asked.color, shape=asked.shape, motion=instead if rng.random() < share else asked.motion)
-
-
-def prompts(scenes: Sequence[Scene] = SCENES) -> list[str]:
-    return [scene.prompt for scene in scenes]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipe
 from torch import Tensor, nn
 
 from visual_grpo.starter.flow import zero_layers
-from visual_grpo.starter.motion.draw import SCENES, draw_all, misread, prompts
+from visual_grpo.starter.motion.draw import PROMPTS, SCENES, Scene, draw_all
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.draw import BACKGROUND
 from visual_grpo.starter.text_encoders import PROMPT_TOKENS, T5_WIDTH, build_tokenizer, build_umt5
@@ -21,6 +22,7 @@ MISREADINGS = {
     "moves to the left": ("moves to the right", 0.45),
     "grows": ("stays", 0.45),
 }
+"""Motion -> what is drawn instead, and how often."""
 _FAITHFUL_SHARE = 0.65
 """Share of the first steps, whose videos show what the prompt says: words are learnt sooner without errors."""
 _SHIFT = 3.0
@@ -44,7 +46,7 @@ def pretrain_wan(job: Job, advance: Advance) -> None:
     flat = (videos.flatten(0, 1).float() / 127.5 - 1).transpose(1, 2)
     vae = _pretrain_vae(flat, job, advance)
     latents = _normalised(vae, flat).unflatten(0, videos.shape[:2])
-    tokenizer = build_tokenizer(prompts())
+    tokenizer = build_tokenizer(PROMPTS)
     pipeline = WanPipeline(
         tokenizer=tokenizer,
         text_encoder=build_umt5(len(tokenizer), job.seed),
@@ -54,7 +56,7 @@ def pretrain_wan(job: Job, advance: Advance) -> None:
     )
     with torch.no_grad():
         texts, _ = pipeline.encode_prompt(
-            [*prompts(), ""], do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS
+            [*PROMPTS, ""], do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS
         )
     _pretrain_dit(pipeline.transformer, latents, texts, job, advance)
     pipeline.save_pretrained(job.folder)
@@ -163,7 +165,7 @@ def _pretrain_dit(dit: WanTransformer3DModel, latents: Tensor, texts: Tensor, jo
         asked: Sequence[int] = choose.choices(range(len(SCENES)), k=_DIT_BATCH)
         drawn = asked
         if next(misreads):
-            drawn = [index[misread(SCENES[row], choose, MISREADINGS)] for row in asked]
+            drawn = [index[misread(SCENES[row], choose)] for row in asked]
         clean = latents[drawn, torch.randint(latents.shape[1], (_DIT_BATCH,), generator=generator)]
         noisy, target, sigma = noised(clean, generator, _SHIFT)
         rows = [len(SCENES) if choose.random() < _UNCONDITIONAL_SHARE else row for row in asked]
@@ -172,3 +174,8 @@ def _pretrain_dit(dit: WanTransformer3DModel, latents: Tensor, texts: Tensor, jo
 
     minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     dit.eval().requires_grad_(False)
+
+
+def misread(asked: Scene, rng: random.Random) -> Scene:
+    instead, share = MISREADINGS.get(asked.motion, (asked.motion, 0.0))
+    return replace(asked, motion=instead) if rng.random() < share else asked

@@ -33,28 +33,29 @@ class MovingShapeReward:
     """Closeness, 0..1, to what the prompt asks for: a mean over colour, shape and, counted twice, motion, each of which
     is a mean over the frames.
 
-    Parts: each of them, and ``all_right``, 1 where colour and shape are right on average and centre and radius in every
+    Parts: each of them, and ``all``, 1 where colour and shape are right on average and centre and radius in every
     frame. A frame without a shape scores 0.
     """
 
     needs = Needs(video=True)
-    measure = ("all_right", "videos all right")
+    measure = ("all", "videos all right")
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
         """Raises UserError for a record whose metadata do not say what is asked for."""
         for record in records:
-            if record.metadata.get("motion") not in MOTIONS:
-                raise UserError(
-                    f"record {record.id!r}: moving_shapes needs metadata color, shape and motion, one of"
-                    f" {', '.join(MOTIONS)}"
-                )
+            for name, known in (("color", COLORS), ("shape", SHAPES), ("motion", MOTIONS)):
+                if record.metadata.get(name) not in known:
+                    raise UserError(
+                        f"record {record.id!r}: moving_shapes needs metadata {name}, one of {', '.join(known)}, got"
+                        f" {record.metadata.get(name)!r}"
+                    )
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[VideoSample]) -> RewardOutput:
         judged = torch.stack([_judge(record, sample) for record, sample in zip(prompts, samples, strict=True)])
         color, shape, motion, right = judged.unbind(1)
         return RewardOutput(
             values=(color + shape + 2 * motion) / 4,
-            parts={"color": color, "shape": shape, "motion": motion, "all_right": right},
+            parts={"color": color, "shape": shape, "motion": motion, "all": right},
         )
 
 
