@@ -102,6 +102,7 @@ def entries(config: Parameters) -> dict[str, tuple[float, dict[str, object]]]:
         ("base", "ar", {"shapes": (1.0, {}), "palette": (0.0, {})}),
         ("base", "dit", {"shapes": (1.0, {}), "palette": (1.0, {})}),
         ("sd3_small", "dit", {"shapes": (1.0, {}), "palette": (0.0, {})}),
+        ("flux2_klein_small", "dit", {"shapes": (1.0, {}), "palette": (0.0, {})}),
         ("text", "dit", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), **GUARDS}),
         ("negative_points", "vl", {"negative_points": (1.0, {"cache": 4096})}),
         ("wan_small", "dit", {"moving_shapes": (1.0, {}), "motion": (0.0, {}), "flicker": (0.0, {})}),
@@ -193,7 +194,7 @@ def test_the_small_model_is_of_the_worlds_first_family_unless_another_is_named()
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"starter": {"world": "shape"}}, "expected shapes, words, scenes, motion, or package.*Did you mean 'shapes'"),
+        ({"starter": {"world": "shape"}}, "expected shapes, words, scenes, motion, pairs, or.*Did you mean 'shapes'"),
         ({"starter": {"world": "my_worlds:WORLD"}}, "no module 'my_worlds'"),
         ({"starter": {"world": "tests.small_project:TINY"}}, "which is a dict, not a World"),
         (

@@ -41,8 +41,8 @@ def zero_layers(model: nn.Module, *names: str) -> None:
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and f"^{name}".endswith(names):
-            nn.init.zeros_(module.weight)
-            nn.init.zeros_(module.bias)
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ Trained with the transformer, they memorise prompts, and unseen combinations com
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -116,20 +116,20 @@ def build_umt5(vocabulary: int, seed: int) -> UMT5EncoderModel:
     return UMT5EncoderModel(config).eval().requires_grad_(False)
 
 
-def build_qwen3(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3Model:
+def build_qwen3(tokenizer: PreTrainedTokenizerFast, seed: int, kind: Any = Qwen3Model, layers: int = 2) -> Any:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=QWEN3_WIDTH,
         intermediate_size=2 * QWEN3_WIDTH,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
         max_position_embeddings=PROMPT_TOKENS,
         pad_token_id=tokenizer.pad_token_id,
     )
-    encoder = Qwen3Model(config).eval().requires_grad_(False)
+    encoder = kind(config).eval().requires_grad_(False)
     for name, weight in encoder.named_parameters():
         if weight.ndim == 2:
             weight.normal_(std=1.0 if "embed_tokens" in name else weight.shape[1] ** -0.5)

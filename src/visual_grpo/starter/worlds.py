@@ -128,7 +128,14 @@ _MOTION = World(
         }
     ),
 )
-WORLDS: Mapping[str, World] = {world.name: world for world in (_SHAPES, _WORDS, _SCENES, _MOTION)}
+_PAIRS = World(
+    name="pairs",
+    tasks=("i2i",),
+    render="visual_grpo.starter.pairs:draw_dataset",
+    models={"flux2_klein": _flow_model("pretrain_klein", "visual_grpo.starter.pretrain_klein")},
+    preset=Preset(rewards=_SHAPES.preset.rewards),
+)
+WORLDS: Mapping[str, World] = {world.name: world for world in (_SHAPES, _WORDS, _SCENES, _MOTION, _PAIRS)}
 
 
 def find_world(name: object) -> World:

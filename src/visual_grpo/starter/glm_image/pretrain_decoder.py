@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,15 +71,23 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Jo
     vae.eval().requires_grad_(False)
 
 
-def faithful_vae(images: Tensor, plain: Tensor, job: Job, advance: Advance) -> AutoencoderKL:
+def faithful_vae(
+    images: Tensor,
+    plain: Tensor,
+    job: Job,
+    advance: Advance,
+    build: Callable[[int, int, int], Any] = modules.build_vae,
+) -> Any:
     """Trains up to `_VAE_ATTEMPTS` VAEs until one preserves the colours of ``plain``; returns the best one.
+
+    ``build`` makes one of (height, width, seed).
 
     Some seeds give a decoder that dulls a colour, which no training of the DiT can correct.
     """
-    tried: list[tuple[float, AutoencoderKL]] = []
+    tried: list[tuple[float, Any]] = []
     for attempt in range(_VAE_ATTEMPTS):
         seed = job.seed + _NEXT_SEED * attempt
-        vae = modules.build_vae(job.height, job.width, seed)
+        vae = build(job.height, job.width, seed)
         pretrain_vae(vae, images, _WHOLE_SHARE, replace(job, seed=seed), advance)
         tried.append((colour_error(vae, plain), vae))
         if tried[-1][0] <= _COLOUR_ERROR:
@@ -106,7 +116,7 @@ def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
 
     The pipeline reads the mean and std from the VAE's configuration.
     """
-    latents = _encode(vae, images)
+    latents = encode(vae, images)
     mean, std = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
     vae.register_to_config(latents_mean=mean.tolist(), latents_std=std.tolist())
     return (latents - mean[:, None, None]) / std[:, None, None]
@@ -115,11 +125,11 @@ def encode_normalised(vae: AutoencoderKL, images: Tensor) -> Tensor:
 def encode_like(vae: AutoencoderKL, images: Tensor) -> Tensor:
     """Like `encode_normalised`, with the mean and std from the VAE's configuration."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (vae.config.latents_mean, vae.config.latents_std))
-    return (_encode(vae, images) - mean) / std
+    return (encode(vae, images) - mean) / std
 
 
 @torch.no_grad()
-def _encode(vae: AutoencoderKL, images: Tensor) -> Tensor:
+def encode(vae: AutoencoderKL, images: Tensor) -> Tensor:
     batches = images.split(_ENCODE_BATCH)
     return torch.cat([vae.encode(to_model_range(batch)).latent_dist.mode() for batch in batches]).contiguous()
 
