@@ -51,8 +51,10 @@ class Pair:
 
 
 def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int, seed: int, task: Task = "i2i") -> str:
-    """Writes ``records.jsonl`` and pictures as `write_dataset` does; every combination is ``records_per_prompt`` times
-    the shape that is asked for, each time beside another object."""
+    """Writes ``records.jsonl`` and pictures as `write_dataset` does.
+
+    Every combination is the shape that is asked for ``records_per_prompt`` times, each time beside another object.
+    """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
         rng = random.Random(seed)
