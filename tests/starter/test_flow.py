@@ -12,7 +12,7 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
-from visual_grpo.starter.flow import normalise_latents, pretrain_dit
+from visual_grpo.starter.flow import misread_row, normalise_latents, pretrain_dit
 from visual_grpo.starter.flow_edits import pretrain_kontext
 from visual_grpo.starter.flow_models import (
     SMALL_SD3,
@@ -80,10 +80,12 @@ def trained(seed: int) -> Tensor:
     dit = build_sd3_transformer(SIDE, seed=2)
     embeds = torch.randn(len(COMBINATIONS) + 1, PROMPT_TOKENS, 64, generator=generator)
     pretrain_dit(
-        SMALL_SD3,
+        SMALL_SD3.velocity,
         dit,
+        shift=SMALL_SD3.shift,
         latents=torch.randn(len(COMBINATIONS), 2, 4, 8, 8, generator=generator),
         texts=(embeds, embeds[:, 0]),
+        misread=misread_row,
         job=Job(folder=Path("unused"), height=SIDE, width=SIDE, seed=seed, steps={"dit": 3}),
         advance=lambda module, done: None,
     )

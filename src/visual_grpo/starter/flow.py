@@ -82,38 +82,52 @@ _UNCONDITIONAL_SHARE = 0.1
 
 
 def pretrain_dit(
-    small: SmallFlowModel[Texts], dit: Any, *, latents: Tensor, texts: Texts, job: Job, advance: Advance
+    velocity: Callable[[Any, Tensor, Tensor, Texts, Sequence[int]], Tensor],
+    dit: Any,
+    *,
+    shift: float,
+    latents: Tensor,
+    texts: Texts,
+    misread: Callable[[int, random.Random], int],
+    job: Job,
+    advance: Advance,
 ) -> None:
     """Trains ``dit`` in place as a rectified flow (`noised`).
 
     Args:
-        latents: [combinations, copies, channels, h, w], normalised; row i shows ``COMBINATIONS[i]``.
-        texts: The combinations' prompts and, last, the empty one.
+        velocity: As `SmallFlowModel.velocity`, of latents [B, C, ...].
+        latents: [scenes, copies, C, ...], normalised.
+        texts: The scenes' prompts and, last, the empty one.
+        misread: The scene that the flawed model draws for the prompt of another.
     """
     choose, generator = random.Random(job.seed), torch.Generator().manual_seed(job.seed)
     steps = job.steps["dit"]
     misreads = iter([False] * round(steps * _FAITHFUL_SHARE) + [True] * steps)
-    index = {combination: i for i, combination in enumerate(COMBINATIONS)}
+    scenes = len(latents)
     dit.train()
 
     def backward() -> None:
-        asked = choose.choices(range(len(COMBINATIONS)), k=_BATCH)
-        drawn = asked
-        if next(misreads):
-            drawn = [index[misread(COMBINATIONS[i], choose, MISREADINGS)] for i in asked]
+        asked = choose.choices(range(scenes), k=_BATCH)
+        drawn = [misread(i, choose) for i in asked] if next(misreads) else asked
         clean = latents[drawn, torch.randint(latents.shape[1], (_BATCH,), generator=generator)]
-        noisy, target, sigma = noised(clean, generator, small.shift)
-        rows = [len(COMBINATIONS) if choose.random() < _UNCONDITIONAL_SHARE else i for i in asked]
-        F.mse_loss(small.velocity(dit, noisy, sigma, texts, rows), target).backward()
+        noisy, target, sigma = noised(clean, generator, shift)
+        rows = [scenes if choose.random() < _UNCONDITIONAL_SHARE else i for i in asked]
+        F.mse_loss(velocity(dit, noisy, sigma, texts, rows), target).backward()
 
     minimise(backward, dit.parameters(), job, "dit", advance, peak_learning_rate=2e-3, warmup=40)
     dit.eval().requires_grad_(False)
 
 
+_INDEX = {combination: i for i, combination in enumerate(COMBINATIONS)}
 _COPIES = 8
 """Pictures of each combination, each with another jitter."""
 _DRAWING_SEED = 1_000_003
 """Added to the job's seed, so that these are not the pictures of the dataset."""
+
+
+def misread_row(asked: int, rng: random.Random) -> int:
+    """Indices into `COMBINATIONS`."""
+    return _INDEX[misread(COMBINATIONS[asked], rng, MISREADINGS)]
 
 
 def pretrain_flow(small: SmallFlowModel[Any], job: Job, advance: Advance) -> None:
@@ -125,5 +139,14 @@ def pretrain_flow(small: SmallFlowModel[Any], job: Job, advance: Advance) -> Non
     pipeline: DiffusionPipeline = small.build(vae, max(job.height, job.width), job.seed)
     with torch.no_grad():
         texts = small.encode(pipeline, [combination.prompt for combination in COMBINATIONS] + [""])
-    pretrain_dit(small, pipeline.transformer, latents=latents, texts=texts, job=job, advance=advance)
+    pretrain_dit(
+        small.velocity,
+        pipeline.transformer,
+        shift=small.shift,
+        latents=latents,
+        texts=texts,
+        misread=misread_row,
+        job=job,
+        advance=advance,
+    )
     pipeline.save_pretrained(job.folder)

@@ -17,10 +17,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3Model,
-    T5Config,
     T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
 )
 
 from visual_grpo.starter.shapes.draw import COMBINATIONS
@@ -88,9 +85,9 @@ def build_clip(kind: type[Clip], tokenizer: PreTrainedTokenizerFast, seed: int) 
     return clip
 
 
-def build_t5(vocabulary: int, seed: int) -> T5EncoderModel:
+def build_t5(vocabulary: int, seed: int, kind: Any = T5EncoderModel) -> Any:
     torch.manual_seed(seed)
-    config = T5Config(
+    config = kind.config_class(
         vocab_size=vocabulary,
         d_model=T5_WIDTH,
         d_kv=16,
@@ -99,21 +96,7 @@ def build_t5(vocabulary: int, seed: int) -> T5EncoderModel:
         num_heads=4,
         dropout_rate=0.0,
     )
-    return T5EncoderModel(config).eval().requires_grad_(False)
-
-
-def build_umt5(vocabulary: int, seed: int) -> UMT5EncoderModel:
-    torch.manual_seed(seed)
-    config = UMT5Config(
-        vocab_size=vocabulary,
-        d_model=T5_WIDTH,
-        d_kv=16,
-        d_ff=2 * T5_WIDTH,
-        num_layers=2,
-        num_heads=4,
-        dropout_rate=0.0,
-    )
-    return UMT5EncoderModel(config).eval().requires_grad_(False)
+    return kind(config).eval().requires_grad_(False)
 
 
 def build_qwen3(tokenizer: PreTrainedTokenizerFast, seed: int, kind: Any = Qwen3Model, layers: int = 2) -> Any:

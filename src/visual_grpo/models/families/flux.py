@@ -22,6 +22,7 @@ from visual_grpo.models.flow.interface import Schedule, Velocity
 from visual_grpo.models.flow.parts import (
     PooledText,
     TextConditions,
+    concatenated,
     decoded,
     latent_shape,
     mmdit_modules,
@@ -67,7 +68,7 @@ class Flux:
 
     def _field(self, conditions: Conditions, entries: Tensor, references: References) -> Velocity:
         """`velocity` of rows whose ``references``, all at time 1, have the same sizes."""
-        prompts, (_, h, w) = PooledText.of(conditions.rows(entries)), self.latent_shape
+        prompts, (_, h, w) = concatenated(conditions.rows(entries)), self.latent_shape
         device, dtype = prompts.embeds.device, self.transformer.dtype
         image_ids = self.pipeline._prepare_latent_image_ids(len(entries), h // 2, w // 2, device, dtype)
         times = [1] * len(references.grids)

@@ -7,7 +7,7 @@ them as T = f h w tokens of width C.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from diffusers import LTXVideoTransformer3DModel
@@ -20,8 +20,10 @@ from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.interface import Schedule, Velocity
 from visual_grpo.models.flow.parts import (
+    MaskedText,
     TextConditions,
     as_videos,
+    concatenated,
     shifted_schedule,
     tokens_and_limit,
     transformer_module,
@@ -34,18 +36,6 @@ from visual_grpo.models.module import ModelSettings
 class LtxOptions(Strict):
     max_sequence_length: int = Field(128, ge=1, le=512, description="T5 tokens of a prompt, padded to so many")
     negative_prompt: str = Field("", description="what guidance steers away from")
-
-
-class MaskedText(NamedTuple):
-    embeds: Tensor
-    """[N, L, D]."""
-    mask: Tensor
-    """[N, L] bool, True = a token of the prompt; T5 read the padding too, so that its length matters."""
-
-    @classmethod
-    def of(cls, prompts: Sequence[MaskedText]) -> MaskedText:
-        """Concatenates prompts."""
-        return cls(torch.cat([prompt.embeds for prompt in prompts]), torch.cat([prompt.mask for prompt in prompts]))
 
 
 Conditions = TextConditions[MaskedText]
@@ -71,7 +61,7 @@ class Ltx:
         return Conditions.of(records, self._encode, self.options.negative_prompt, guidance_scale)
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        return conditions.velocity(self._forward, MaskedText.of, entries)
+        return conditions.velocity(self._forward, concatenated, entries)
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[VideoSample]:

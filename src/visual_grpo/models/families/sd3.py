@@ -19,6 +19,7 @@ from visual_grpo.models.flow.interface import Schedule, Velocity
 from visual_grpo.models.flow.parts import (
     PooledText,
     TextConditions,
+    concatenated,
     decoded,
     latent_shape,
     mmdit_modules,
@@ -55,7 +56,7 @@ class Sd3:
         return Conditions.of(records, self._encode, self.options.negative_prompt, guidance_scale)
 
     def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
-        return conditions.velocity(self._forward, PooledText.of, entries)
+        return conditions.velocity(self._forward, concatenated, entries)
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Tensor]:

@@ -24,6 +24,7 @@ from visual_grpo.models.rows import distinct
 
 T = TypeVar("T")
 R = TypeVar("R")
+Text = TypeVar("Text", bound="tuple[Tensor, ...]")
 
 
 def latent_shape(pipeline: Any, size: tuple[int, int], channels: int) -> tuple[int, int, int]:
@@ -152,10 +153,17 @@ class PooledText(NamedTuple):
     pooled: Tensor
     """[N, P]."""
 
-    @classmethod
-    def of(cls, prompts: Sequence[PooledText]) -> PooledText:
-        """Concatenates prompts."""
-        return cls(torch.cat([prompt.embeds for prompt in prompts]), torch.cat([prompt.pooled for prompt in prompts]))
+
+class MaskedText(NamedTuple):
+    embeds: Tensor
+    """[N, L, D]."""
+    mask: Tensor
+    """[N, L] bool, True = a token of the prompt; the padding was encoded too, so that the length L matters."""
+
+
+def concatenated(prompts: Sequence[Text]) -> Text:
+    """Concatenates the encodings of prompts, field by field."""
+    return type(prompts[0])(*map(torch.cat, zip(*prompts, strict=True)))
 
 
 def packed(latents: Tensor) -> Tensor:
