@@ -24,7 +24,7 @@ def record(prompt: str, **metadata: Any) -> PromptRecord:
     return PromptRecord(id="r", prompt=prompt, metadata=metadata)
 
 
-def sign(word: str, height: int = 64, width: int = 96) -> Tensor:
+def sign(word: str, height: int = 64, width: int = 256) -> Tensor:
     return torch.from_numpy(np.array(draw(word, height, width))).permute(2, 0, 1)
 
 

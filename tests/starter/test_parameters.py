@@ -202,7 +202,7 @@ def test_the_small_model_is_of_the_worlds_first_family_unless_another_is_named()
             "world shapes is made for data.task t2i, i2i, mixed only.*negative_points",
         ),
         ({"starter": {"world": "words"}, "data": {"task": "i2i"}}, "words is made for data.task t2i only, got i2i"),
-        ({"starter": {"world": "words"}, "model": {"family": "sd3"}}, "pretrains no small sd3 on starter.world words"),
+        ({"starter": {"world": "words"}, "model": {"family": "flux"}}, "pretrains no small flux on starter.world w"),
         ({"model": {"family": "glm_imag"}}, "it pretrains glm_image, sd3, .*Did you mean 'glm_image'"),
     ],
 )

@@ -46,9 +46,11 @@ _GUIDANCE = 1.0
 """The scale that FLUX is pretrained with, and the one of conf/flux_small."""
 
 
-def build_sd3(vae: AutoencoderKL, longer_side: int, seed: int) -> StableDiffusion3Pipeline:
+def build_sd3(
+    vae: AutoencoderKL, longer_side: int, seed: int, tokenizer: PreTrainedTokenizerFast | None = None
+) -> StableDiffusion3Pipeline:
     """The pipeline without T5, for images up to ``longer_side`` pixels a side; its transformer is untrained."""
-    tokenizer = build_tokenizer()
+    tokenizer = tokenizer or build_tokenizer()
     return StableDiffusion3Pipeline(
         transformer=build_sd3_transformer(longer_side, seed),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=_SD3_SHIFT),

@@ -23,13 +23,13 @@ from transformers import (
 from visual_grpo.starter.shapes.draw import COMBINATIONS
 
 PROMPT_TOKENS = 12
-"""Prompts are padded or cut to this length; a drawn one has nine tokens with begin and end."""
+"""Prompts about shapes are padded or cut to this length; a drawn one has nine tokens with begin and end."""
 PROMPTS = [combination.prompt for combination in COMBINATIONS]
 _BEGIN, _END, _PAD = "<|startoftext|>", "<|endoftext|>", "<|pad|>"
 _VOCABULARY = 512
 
 
-def build_tokenizer(texts: Sequence[str] = PROMPTS) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Sequence[str] = PROMPTS, longest: int = PROMPT_TOKENS) -> PreTrainedTokenizerFast:
     """A byte-level BPE with CLIP's begin and end of text, which encodes any text; words of ``texts`` are one token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
@@ -50,7 +50,7 @@ def build_tokenizer(texts: Sequence[str] = PROMPTS) -> PreTrainedTokenizerFast:
         bos_token=_BEGIN,
         eos_token=_END,
         pad_token=_PAD,
-        model_max_length=PROMPT_TOKENS,
+        model_max_length=longest,
         model_input_names=["input_ids", "attention_mask"],
     )
 

@@ -1,36 +1,61 @@
-"""Drawn words: three letters, each on its own tile.
+"""Signs with words of four to eight letters, in eight fonts of matplotlib's wheel, so that every machine has them.
 
-The 256 words are pronounceable and of letters that look different. The tiles' colours (8-bit RGB) are equally bright,
-so that image tokens identify the tile whatever its letter, which the quoted text alone determines.
+Font and size are random and in no prompt: pictures of a word differ in them, and some are harder to read than others.
+All signs have the same colours.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image, ImageChops, ImageDraw, ImageFont
+from matplotlib import get_data_path
+from PIL import Image, ImageDraw, ImageFont
 
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
 
-CONSONANTS = "HKLNPSTZ"
-VOWELS = "AEOU"
-WORDS = tuple("".join(letters) for letters in product(CONSONANTS, VOWELS, CONSONANTS))
-LETTERS = 3
-TILES = ((36, 36, 78), (36, 78, 36), (78, 36, 36))
-"""From left to right."""
-INK = (235, 235, 235)
-_FONT_SIZE = 1.28
-"""Relative to the shorter side of a tile; the widest letter nearly fills the tile."""
-_STROKE = 0.03
-"""Width added around each stroke, relative to the shorter side of a tile."""
-_SUPERSAMPLING = 4
-_VERSION = 1
+FACES = (
+    "DejaVuSans",
+    "DejaVuSans-Bold",
+    "DejaVuSansMono-Bold",
+    "DejaVuSerif",
+    "DejaVuSerif-Bold",
+    "STIXGeneral",
+    "STIXGeneralItalic",
+    "cmr10",
+)
+LENGTHS = range(4, 9)
+"""Letters of a word."""
+_LIST = """
+OPEN EXIT TAXI CAFE BANK PARK SHOP SALE STOP SLOW WALK BIKE BOAT FISH MEAT MILK RICE SOUP FARM GOLD HAND KEYS LAMP
+LEFT MAIL NEWS PATH POOL PORT PUSH PULL REST ROAD ROOF ROOM SALT SHIP TEAM TOWN TREE TOUR WIND WOOD YARD ZONE LIFT
+HOTEL METRO BREAD FRUIT JUICE MUSIC PIZZA PLANT QUIET RADIO RIVER SALAD SHOES SOUTH NORTH SPORT STAMP STORE SUGAR
+TABLE TOWER TRAIN VIDEO WATER WATCH WHEAT WORLD YACHT APPLE BEACH BOOKS CHAIR CLOCK COAST DAILY DEPOT FIELD GLASS
+GRAPE HONEY HORSE HOUSE LEMON MEDIA NIGHT OCEAN
+BAKERY MARKET MUSEUM POLICE TICKET OFFICE GARDEN CINEMA BRIDGE CASTLE CHURCH COFFEE DOCTOR ENERGY FAMILY FLIGHT FOREST
+GARAGE GUITAR HARBOR ISLAND JACKET KIOSKS LAUNCH MARBLE MIRROR MOTORS NATURE ORANGE PALACE PEPPER PLANET REPAIR RESORT
+SAFETY SCHOOL SCREEN SILVER SQUARE STREET STUDIO SUMMER TAILOR TEMPLE TRAVEL TUNNEL VALLEY WINDOW WINTER YELLOW
+LEATHER LIBRARY STATION FLOWERS AIRPORT ARRIVAL BALLOON BICYCLE CENTRAL CERAMIC CHICKEN CLINICS COMPANY COUNTER
+CUSTOMS DENTIST EXPRESS FACTORY FASHION FERRIES FITNESS FREIGHT GALLERY GROCERY HOLIDAY KITCHEN LAUNDRY LECTURE
+LOTTERY MACHINE MEDICAL MONSOON ORCHARD PARKING PASSAGE PAYMENT PLUMBER POTTERY PRINTER READING RAILWAY SANDALS
+SERVICE SHUTTLE STADIUM TERRACE THEATRE TOBACCO VILLAGE WEATHER WELCOME
+HOSPITAL AQUARIUM ANTIQUES BASEMENT BOUTIQUE BROCHURE BUILDING BUSINESS CAMPSITE CARNIVAL CATERING CUSTOMER DELIVERY
+DISCOUNT DOWNTOWN ELECTRIC ELEVATOR ENTRANCE EXCHANGE FESTIVAL FOUNTAIN GASOLINE HARDWARE INFINITY JEWELLER KEYBOARD
+LANGUAGE LUNCHEON MAGAZINE MEDICINE MOUNTAIN NATIONAL OFFICIAL ORIGINAL PAVILION PHARMACY PLATFORM REGISTRY SANDWICH
+SECURITY SHIPYARD SHOPPING SKYLIGHT SOUVENIR SWIMMING TERMINAL UMBRELLA VACATION
+"""
+WORDS = tuple(_LIST.split())
+PAPER, INK = (28, 34, 62), (235, 235, 235)
+"""8-bit RGB."""
+SIZES = (0.55, 1.2)
+"""Smallest and largest size of a font, relative to the width that a letter has."""
+_CAPITALS = 0.72
+"""Height of capital letters relative to the font size, about."""
+_VERSION = 2
 """To be raised when the same configuration draws other pictures."""
 _TARGETS = "target_images"
 
@@ -39,37 +64,26 @@ def prompt_of(word: str) -> str:
     return f'a sign that says "{word}"'
 
 
-def draw(word: str, height: int, width: int, ghost: str = "", strength: float = 0.0) -> Image.Image:
-    """Draws an RGB image of ``height`` x ``width`` pixels; the tiles divide its width equally.
-
-    With a ``ghost`` it is a double exposure: the ghost has a share ``strength`` (0..1) of the ink, ``word`` the rest.
-    """
-    ink = _letters(word, height, width)
-    if ghost:
-        faint = _letters(ghost, height, width).point(lambda cover: cover * strength)
-        ink = ImageChops.lighter(ink.point(lambda cover: cover * (1 - strength)), faint)
-    return Image.composite(Image.new("RGB", (width, height), INK), _tiles(height, width), ink)
+def random_text(rng: random.Random) -> str:
+    """Returns random capital letters, as many as a word has: what a model sees that has not learned the words."""
+    return "".join(rng.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=rng.choice(LENGTHS)))
 
 
-@cache
-def _tiles(height: int, width: int) -> Image.Image:
-    tile = np.arange(width) * LETTERS // width
-    return Image.fromarray(np.broadcast_to(np.array(TILES, np.uint8)[tile], (height, width, 3)).copy())
-
-
-@cache
-def _letters(word: str, height: int, width: int) -> Image.Image:
-    """Ink coverage of each pixel, 0..255."""
-    scale = _SUPERSAMPLING
-    tile = width * scale / LETTERS
-    size = min(tile, height * scale)
-    font = ImageFont.load_default(_FONT_SIZE * size)
-    canvas = Image.new("L", (width * scale, height * scale))
-    brush = ImageDraw.Draw(canvas)
+def draw(word: str, height: int, width: int, face: str = FACES[0], size: float = SIZES[1]) -> Image.Image:
+    """Draws an RGB image of ``height`` x ``width`` pixels: from the left, each letter as wide as any other."""
+    pitch = width / LENGTHS[-1]
+    font = _font(face, size * pitch)
+    picture = Image.new("RGB", (width, height), PAPER)
+    brush = ImageDraw.Draw(picture)
+    foot = (height + _CAPITALS * font.size) / 2
     for place, letter in enumerate(word):
-        middle = ((place + 0.5) * tile, height * scale / 2)
-        brush.text(middle, letter, fill=255, font=font, anchor="mm", stroke_width=round(_STROKE * size))
-    return canvas.reduce(scale)
+        brush.text(((place + 0.5) * pitch, foot), letter, fill=INK, font=font, anchor="ms")
+    return picture
+
+
+@cache
+def _font(face: str, size: float) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf", size)
 
 
 def draw_words(

@@ -93,11 +93,7 @@ _WORDS = World(
     name="words",
     tasks=("t2i",),
     render="visual_grpo.starter.words:draw_words",
-    models={
-        "glm_image": _glm_image(
-            f"{_GLM}.pretrain_on_words:pretrain_decoder_half", f"{_GLM}.pretrain_on_words:pretrain_language_half"
-        )
-    },
+    models={"sd3": SmallModel(pretrain={"visual_grpo.starter.pretrain_on_words:pretrain_signs": ("vae", "dit")})},
     # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
     preset=Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **GUARDS}),
     judges={

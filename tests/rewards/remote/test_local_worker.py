@@ -161,7 +161,7 @@ def test_engines_read_drawn_words(
 ) -> None:
     reward = installed(name, monkeypatch, environment=environment)
     words, others = WORDS[::8], WORDS[1::8]
-    images = [to_tensor(draw(word, 64, 96)) for word in words]
+    images = [to_tensor(draw(word, 64, 256)) for word in words]
     right, wrong = (reward([PromptRecord(id=w, prompt=prompt_of(w)) for w in own], images) for own in (words, others))
     assert right.parts["accuracy"].mean() >= least
     assert wrong.parts["accuracy"].max() == 0

@@ -115,7 +115,7 @@ def build_vae(height: int, width: int, seed: int) -> AutoencoderKL:
 
 
 def build_glyph_encoder(seed: int) -> T5EncoderModel:
-    """The glyph encoder. For drawn shapes it stays untrained: without quoted text its output is a constant."""
+    """The glyph encoder, which stays untrained: without quoted text its output is a constant."""
     torch.manual_seed(seed)
     config = T5Config(
         vocab_size=384,
@@ -150,11 +150,10 @@ def save_pipeline(job: Job, folder: Path) -> None:
             loaded.register_to_config(_name_or_path="")
         return loaded
 
-    is_trained = (job.folder / "text_encoder").exists()  # only where words are drawn
     pipeline = GlmImagePipeline(
         tokenizer=ByT5Tokenizer(),
         processor=build_processor(job.task),
-        text_encoder=saved(T5EncoderModel, "text_encoder") if is_trained else build_glyph_encoder(job.seed),
+        text_encoder=build_glyph_encoder(job.seed),
         vision_language_encoder=saved(GlmImageForConditionalGeneration, "vision_language_encoder"),
         vae=saved(AutoencoderKL, "vae"),
         transformer=saved(GlmImageTransformer2DModel, "transformer"),

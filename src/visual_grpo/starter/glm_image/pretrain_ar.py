@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from visual_grpo.starter.pretraining import Advance, Job, minimise
 from visual_grpo.starter.shapes.dataset import misread, misread_edit
 from visual_grpo.starter.shapes.draw import COMBINATIONS, EDITS, instructions, random_edit
 
-BATCH = 48
+_BATCH = 48
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,32 +44,20 @@ class ArBatch(EncodedTexts):
 
 
 def prompt_batches(
-    model: GlmImageForConditionalGeneration,
-    processor: GlmImageProcessor,
-    texts: Sequence[str],
-    corpus: Corpus,
-    draw: Callable[[], tuple[list[int], Any]],
+    model: GlmImageForConditionalGeneration, processor: GlmImageProcessor, corpus: Corpus, *, seed: int
 ) -> Iterator[ArBatch]:
-    """Endless; ``draw`` gives the rows of ``texts`` and the index of the pictures in ``corpus``."""
-    tokens = corpus.generated_tokens()
-    grids = [corpus.image_grid, corpus.preview_grid]
-    encoded = encode_texts(model, processor, texts, sources=[], targets=grids, generated=tokens.shape[2])
-    while True:
-        rows, pictures = draw()
-        yield encoded.batch(rows, encoded.ids[rows], tokens[pictures])
-
-
-def misread_combinations(copies: int, seed: int) -> Callable[[], tuple[list[int], Any]]:
-    """Batches of combinations, with the index of one of the ``copies`` pictures of what is drawn for each."""
+    """Endless; each prompt with one of the pictures of what it is misread as."""
     rng = random.Random(seed)
     rank = {combination: i for i, combination in enumerate(COMBINATIONS)}
-
-    def draw() -> tuple[list[int], Any]:
-        asked = [rng.randrange(len(COMBINATIONS)) for _ in range(BATCH)]
+    tokens = corpus.generated_tokens()
+    copies, generated = tokens.shape[1:]
+    texts = [combination.prompt for combination in COMBINATIONS]
+    grids = [corpus.image_grid, corpus.preview_grid]
+    encoded = encode_texts(model, processor, texts, sources=[], targets=grids, generated=generated)
+    while True:
+        asked = [rng.randrange(len(COMBINATIONS)) for _ in range(_BATCH)]
         drawn = [rank[misread(COMBINATIONS[i], rng)] for i in asked]
-        return asked, (drawn, [rng.randrange(copies) for _ in drawn])
-
-    return draw
+        yield encoded.batch(asked, encoded.ids[asked], tokens[drawn, [rng.randrange(copies) for _ in drawn]])
 
 
 def edit_batches(
@@ -83,7 +70,7 @@ def edit_batches(
     generated = bank.grid[0] * bank.grid[1] + 1
     encoded = encode_texts(model, processor, texts, sources=[bank.grid], targets=[bank.grid], generated=generated)
     while True:
-        edits = [random_edit(rng.choice(EDITS), rng.choice(COMBINATIONS), rng) for _ in range(BATCH)]
+        edits = [random_edit(rng.choice(EDITS), rng.choice(COMBINATIONS), rng) for _ in range(_BATCH)]
         jitters = [(rng.randrange(len(bank.jitters)), rng.randrange(len(bank.jitters))) for _ in edits]
         source = bank.tokens([(edit.before, edit.other) for edit in edits], jitters)
         target = bank.tokens([misread_edit(edit, rng) for edit in edits], jitters)
@@ -152,9 +139,7 @@ def pretrain_language_half(job: Job, advance: Advance) -> None:
     model = modules.build_ar(processor, corpus.codebook, job.seed)
     kinds = []
     if job.task != "i2i":
-        texts = [combination.prompt for combination in COMBINATIONS]
-        draw = misread_combinations(corpus.images.shape[1], job.seed)
-        kinds.append(prompt_batches(model, processor, texts, corpus, draw))
+        kinds.append(prompt_batches(model, processor, corpus, seed=job.seed))
     if job.task != "t2i":
         bank = SceneBank(corpus.codebook, job.height, job.width, job.seed)
         kinds.append(edit_batches(model, processor, bank, seed=job.seed))

@@ -223,7 +223,7 @@ def pretrain_dit(
                 latents_of, tokens_of = [sources.latents[chosen]], [sources.tokens[chosen]]
                 written = write_sources(dit, latents_of, tokens_of, glyphs.shape[-1])
                 caches = written.select(torch.arange(len(part)))
-            predicted = velocity(
+            predicted = _velocity(
                 dit, noisy[part], sigma[part], tokens[rows[part]], dropped[part], glyphs, job, kv_caches=caches
             )
             (F.mse_loss(predicted, target[part]) * (len(part) / count)).backward()
@@ -232,20 +232,20 @@ def pretrain_dit(
     dit.eval().requires_grad_(False)
 
 
-def velocity(
+def _velocity(
     dit: GlmImageTransformer2DModel,
     noisy: Tensor,
     sigma: Tensor,
     tokens: Tensor,
     dropped: Tensor,
-    texts: Tensor,
+    glyphs: Tensor,
     job: Job,
     kv_caches: GlmImageKVCache | None = None,
 ) -> Tensor:
     """Calls the DiT as the pipeline does.
 
-    ``noisy``: [B, channels, h, w]; ``sigma``: [B]; ``tokens``: [B, T] int64; ``dropped``: [B, 1] or [1, 1] bool;
-    ``texts``: [B, L, width] or [1, L, width].
+    ``noisy``: [B, channels, h, w]; ``sigma``: [B]; ``tokens``: [B, T] int64; ``dropped``: [B, 1] bool; ``glyphs``:
+    [1, L, width].
     """
     count = len(noisy)
     return dit(
@@ -253,7 +253,7 @@ def velocity(
         prior_token_id=tokens,
         prior_token_drop=dropped.expand(count, tokens.shape[1]),
         timestep=unshifted_timesteps(sigma, time_shift(tokens.shape[1])) - 1,  # - 1 as in the pipeline
-        encoder_hidden_states=texts.expand(count, -1, -1),
+        encoder_hidden_states=glyphs.expand(count, -1, -1),
         target_size=torch.tensor([(job.height, job.width)], dtype=torch.float32).expand(count, -1),
         crop_coords=torch.zeros(count, 2),
         kv_caches=kv_caches,
