@@ -204,6 +204,16 @@ def test_prompts_that_the_model_cuts_are_counted_before_the_training(
     assert "Of 'one two three four a'... it reads 4 of 5 tokens" in note
 
 
+@pytest.mark.parametrize(("likelihood", "warned"), [("sde", True), ("matching", False)])
+def test_two_guidance_scales_are_a_mistake_except_for_matching(tmp_path: Path, likelihood: str, warned: bool) -> None:
+    policy = {"flow": {"likelihood": likelihood}, "share_start_noise": False}
+    sampling = {"rollout": {"guidance_scale": 1.0}, "eval": {"guidance_scale": 2.0}}
+    run = token_run(tmp_path, TokenModel(), CountingScorer(), policy=policy, sampling=sampling, grpo={"steps": 1})
+    notes: list[str] = []
+    run.run(Callbacks(on_step=ignore, note=notes.append))
+    assert any("drawn with guidance 1, the eval sampler has 2" in note for note in notes) == warned
+
+
 @pytest.mark.parametrize(("minutes", "steps"), [(2, [10, 12, 14]), (0, [10])])
 def test_a_checkpoint_is_due_by_steps_and_by_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float, steps: list[int]
