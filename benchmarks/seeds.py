@@ -172,16 +172,19 @@ def judges(clones: dict[int, Path], choices: list[str]) -> str:
             result = json.loads((clone / "results" / choice / "evaluation.json").read_text())
             opinions = result["headline"]["judges"]
             names = dict.fromkeys([*(judge["judge_of"] for judge in opinions), *(judge["name"] for judge in opinions)])
-            held_out = [entry for entry in result["rewards"] if entry["split"] == "held_out"]
+            beside = {
+                entry["name"]: entry
+                for entry in result["rewards"]
+                if (entry["split"], entry["sampler"]) == ("held_out", "eval")
+            }
             for name in (f"{name}{part}" for name in names for part in ("", "/accuracy")):
-                of_score = {entry["sampler"]: entry for entry in held_out if entry["name"] == name}
-                if "eval" not in of_score:
+                if name not in beside:
                     continue
-                entry = of_score["eval"]
-                settings = [found for sampler, found in of_score.items() if sampler.startswith("eval ")]
-                best = max(settings, key=lambda found: found["baseline_mean"], default=None)
-                control = "|" if best is None else f"{best['baseline_mean']:.3f} | {_interval(best)}"
-                means = f"{entry['baseline_mean']:.3f} | {entry['trained_mean']:.3f} | {_interval(entry)}"
+                entry = beside[name]
+                settings = [found for found in result["controls"] if found["name"] == name]
+                best = max(settings, key=lambda found: found["baseline"], default=None)
+                control = "|" if best is None else f"{best['baseline']:.3f} | {_interval(best)}"
+                means = f"{entry['baseline']:.3f} | {entry['trained']:.3f} | {_interval(entry)}"
                 lines.append(f"| {trained(clones, choice)} | {seed} | {name} | {means} | {control} |")
     heads = "trained | seed | score | base | trained | difference [95%] | base's best setting | over it [95%]"
     return "\n".join([f"| {heads} |", "|---" * 8 + "|", *lines]) if lines else ""
