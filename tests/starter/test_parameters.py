@@ -130,7 +130,7 @@ def test_judges_that_are_installed_judge_what_is_optimised() -> None:
         ("tesseract", "ocr", 0.0),
         ("easyocr", "ocr", 0.0),
     ]
-    assert judges["tesseract"].options["environment"] == {"TESSERACT_LAYOUT": "word"}
+    assert judges["tesseract"].options["environment"] == {"TESSERACT_LAYOUT": "line"}
     assert Parameters.model_validate(with_world(config.model_dump(mode="json"))) == config, "it is complete"
     assert list(of_environment("text", rewards={"tesseract": None}).rewards) == ["ocr", *GUARDS, "easyocr"]
     other = of_environment("text", rewards={"ocr": {"weight": 0.0}, "edge_density": {"weight": 1.0}})

@@ -97,7 +97,7 @@ _WORDS = World(
     # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
     preset=Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **GUARDS}),
     judges={
-        "tesseract": _reader("tesseract", TESSERACT_LAYOUT="word"),
+        "tesseract": _reader("tesseract", TESSERACT_LAYOUT="line"),
         "easyocr": _reader("easyocr", EASYOCR_LAYOUT="line"),
     },
 )
