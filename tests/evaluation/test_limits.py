@@ -85,7 +85,7 @@ CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
             ar__entropy=1.0, ar__learning_rate=0.1, dit__learning_rate=0.1, eval__total=every_ten(0.5, 0.6, 0.5, 0.3)
         ),
         settings(),
-        r"\(grpo\.kl_weight, policy\.flow\.anchor\)",
+        r"\(grpo\.kl_weight, grpo\.anchor_weight\)",
     ),
 ]
 

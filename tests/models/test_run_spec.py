@@ -39,8 +39,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
     (
         "glm_image",
-        {"policy": {"train": "ar", "flow": {"anchor": 0.1}}},
-        "policy.flow.anchor is 0.1, but no flow module is trained",
+        {"grpo": {"anchor_weight": 0.2}, "modules": {"ar": {"anchor_weight": 0.1}}},
+        "anchor_weight is 0.1 for ar, but tokens have no anchor",
     ),
     ("glm_image", {"grpo": {"loss": "dppo"}}, "exact divergence of a denoising step, but ar draws tokens"),
     *(

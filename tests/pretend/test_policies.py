@@ -29,11 +29,11 @@ VL: Mapping[str, Any] = {
 }
 MATCHING: Mapping[str, Any] = {
     "policy": {
-        "flow": {"likelihood": "matching", "window_steps": 2, "anchor": 0.5}
+        "flow": {"likelihood": "matching", "window_steps": 2}
         | dict.fromkeys(("share_draws", "stratified", "adaptive"), True),
         "share_start_noise": False,
     },
-    "grpo": {"target_kl": 1e-5},
+    "grpo": {"target_kl": 1e-5, "anchor_weight": 0.5},
 }
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ar": ("pipeline_folder", {"policy": {"train": "ar"}}),

@@ -102,13 +102,6 @@ class FlowConfig(Strict):
         " adapter (arXiv 2606.27771)",
     )
 
-    anchor: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the flow-matching loss on pictures that the base model draws of the step's prompts"
-        " (DDRL, arXiv 2512.04332); 0 = none",
-    )
-
     def stochastic_steps(self, steps: int) -> int:
         """Length of the window among ``steps`` denoising steps."""
         return self.window_steps or steps - 1 - (self.window_start or 0)

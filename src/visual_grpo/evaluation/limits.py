@@ -39,7 +39,8 @@ def limit_notes(history: pd.DataFrame, parameters: Mapping[str, Any], modules: S
 
 
 def _settings_of(module: str, parameters: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    shared = {"target_kl": None} | parameters["grpo"]  # Trainings of older versions have none.
+    # Trainings of older versions have neither.
+    shared = {"target_kl": None, "anchor_weight": 0.0} | parameters["grpo"]
     own = ModuleConfig.model_construct(**parameters.get("modules", {}).get(module) or {}).grpo()
     sections = (("grpo", shared), (f"modules.{module}", own))
     return {name: (f"{section}.{name}", value) for section, values in sections for name, value in values.items()}
@@ -58,11 +59,11 @@ def _eval_falls(history: pd.DataFrame, settings: Settings) -> str | None:
     if scores[-1] >= scores[best] - spread or not _is_above(since.tail(half), since.head(half), noise):
         return None
     flow = columns_of(history, "learning_rate").keys() - columns_of(history, "entropy").keys()
+    anchor = f", {_named({module: settings[module] for module in flow}, 'anchor_weight')}" if flow else ""
     return (
         f"the eval prompts fell from {scores[best]:.3g} at step {steps[best]:.0f} to {scores[-1]:.3g}, while the reward"
         " of the training samples rose, so it learned what does not carry over: let sampling.rollout agree with"
-        f" sampling.eval, or stay nearer to the base model ({_named(settings, 'kl_weight')}"
-        f"{', policy.flow.anchor' if flow else ''})"
+        f" sampling.eval, or stay nearer to the base model ({_named(settings, 'kl_weight')}{anchor})"
     )
 
 

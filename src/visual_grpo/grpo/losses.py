@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import ReplayChunk, TrainBatch
 from visual_grpo.config import GRPOConfig
+
+T = TypeVar("T")
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
 
@@ -273,11 +275,12 @@ class PolicyLoss:
             limit = self.config.divergence_limit or self.kind.divergence_limit
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
         if self.config.kl_weight:
-            loss = loss + self.config.kl_weight * self._kl(chunk)
+            kl = _given(chunk.kl, "kl_weight", self.config.kl_weight, "KL to its reference", "kl_reference")
+            loss = loss + self.config.kl_weight * kl
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
-        penalties = [compute() for compute in chunk.penalties] if self.penalised else []
+        penalties = self._penalties(chunk) if self.penalised else []
         loss = sum(penalties, loss)
         weights = step_weights(mask, self.kind.aggregation, **self.counts)[:, chunk.steps]
         # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
@@ -297,11 +300,20 @@ class PolicyLoss:
                 metrics["penalty"] = torch.where(counted, sum(penalties), 0.0)
         return total, metrics, counted
 
-    def _kl(self, chunk: ReplayChunk) -> Tensor:
-        """[b, s] KL to the reference."""
-        if chunk.kl is None:
-            raise UserError(
-                f"kl_weight is {self.config.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
-                " the policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
-            )
-        return chunk.kl
+    def _penalties(self, chunk: ReplayChunk) -> list[Tensor]:
+        """The weighted parts of the loss that no reward decides, each [b, s] or [b, 1]."""
+        found = [compute() for compute in chunk.penalties]
+        if weight := self.config.anchor_weight:
+            anchor = _given(chunk.anchor, "anchor_weight", weight, "anchor to the base model", "anchor")
+            found.append(weight * anchor())
+        return found
+
+
+def _given(part: T | None, setting: str, weight: float, name: str, option: str) -> T:
+    """Raises UserError where the replay leaves out a part that has a weight."""
+    if part is None:
+        raise UserError(
+            f"{setting} is {weight:g}, but the policy's replay gives no {name}. Make the policy with it, as"
+            f" load_policy(..., {option}=True) does, or set {setting} to 0."
+        )
+    return part

@@ -137,7 +137,13 @@ class Model:
         return [images[row] for row in range(len(records))]
 
     def policy(
-        self, module: str, *, rollout: SamplerConfig, evaluation: SamplerConfig, kl_reference: bool = False
+        self,
+        module: str,
+        *,
+        rollout: SamplerConfig,
+        evaluation: SamplerConfig,
+        kl_reference: bool = False,
+        anchor: bool = False,
     ) -> AdapterPolicy[Any]:
         """Returns the policy of a module that has an adapter.
 
@@ -150,7 +156,7 @@ class Model:
         model = self.part(module, evaluation)
         if getattr(model, "distilled", False) and ranks.rank() == 0:
             console.note(DISTILLED)
-        return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference)
+        return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference, anchor=anchor)
 
     def joint_policy(self, outer: Any, inner: Any) -> Any:
         """Returns the policy of two modules that one rollout trains; it has ``joint_rollout``."""

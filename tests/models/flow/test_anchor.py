@@ -27,12 +27,12 @@ WEIGHT = 0.7
 MATCHING: dict[str, Any] = {"likelihood": "matching"}
 
 
-def policy_with(anchor: float = WEIGHT, **flow: Any) -> FlowPolicy[Tensor]:
+def policy_with(*, anchor: bool = True, **flow: Any) -> FlowPolicy[Tensor]:
     model = ToyFlow()
     config = PolicyConfig(
-        flow=FlowConfig(window_steps=2, anchor=anchor, **flow), share_start_noise=flow.get("likelihood") != "matching"
+        flow=FlowConfig(window_steps=2, **flow), share_start_noise=flow.get("likelihood") != "matching"
     )
-    return FlowPolicy(model, SlopeAdapter(model.transformer), ROLLOUT, config)
+    return FlowPolicy(model, SlopeAdapter(model.transformer), ROLLOUT, config, anchor=anchor)
 
 
 def rollout(policy: FlowPolicy[Tensor]) -> Any:
@@ -73,7 +73,7 @@ def test_the_levels_are_drawn_from_equal_parts_of_the_schedule(count: int, parts
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4, 5], [5, 0, 4]])
 @pytest.mark.parametrize("flow", [{}, MATCHING, MATCHING | {"norm_penalty": 0.3}])
 def test_the_loss_of_a_row_is_that_of_its_prompts_picture(rows: list[int], flow: Any) -> None:
-    with_anchor, without = policy_with(**flow), policy_with(anchor=0.0, **flow)
+    with_anchor, without = policy_with(**flow), policy_with(anchor=False, **flow)
     got, plain = rollout(with_anchor), rollout(without)
     assert plain.trajectory.anchor is None
     assert all(map(torch.equal, got.samples, plain.samples)), "the anchor is drawn after them"
@@ -81,9 +81,10 @@ def test_the_loss_of_a_row_is_that_of_its_prompts_picture(rows: list[int], flow:
     chosen = torch.tensor(rows)
     pairs = zip(*(p.replay(r.trajectory, chosen) for p, r in ((with_anchor, got), (without, plain))), strict=True)
     for column, (chunk, other) in enumerate(pairs):
-        want = WEIGHT * squared_errors(got.trajectory.anchor, SLOPE, column)[chosen // 2, None]
-        found, rest = (sum(compute() for compute in part.penalties) for part in (chunk, other))
-        torch.testing.assert_close(found.double(), (want + rest).double(), rtol=1e-4, atol=1e-5, check_stride=False)
+        want = squared_errors(got.trajectory.anchor, SLOPE, column)[chosen // 2, None]
+        assert other.anchor is None
+        torch.testing.assert_close(chunk.anchor().double(), want, rtol=1e-4, atol=1e-5, check_stride=False)
+        assert len(chunk.penalties) == len(other.penalties)
         torch.testing.assert_close(chunk.log_probs, other.log_probs, rtol=0, atol=0)
 
 
@@ -95,6 +96,7 @@ class Equal:
 
 def trainer_of(policy: Any, scorer: Any, **changes: Any) -> GRPOTrainer[Any]:
     settings: dict[str, Any] = {"steps": 1, "prompts_per_step": 3, "group_size": 4, "learning_rate": 0.05}
+    settings["anchor_weight"] = WEIGHT
     return GRPOTrainer(policy, scorer, GRPOConfig(**(settings | changes)))
 
 
@@ -122,7 +124,8 @@ def test_it_is_computed_only_where_a_loss_adds_it() -> None:
     policy.model.transformer.register_forward_hook(lambda *arguments: calls.append(arguments))
     chunks = list(policy.replay(got.trajectory, torch.arange(6)))
     assert len(calls) == len(chunks) == 2
-    chunks[0].penalties[0]()
+    assert chunks[0].anchor is not None
+    chunks[0].anchor()
     assert len(calls) == 3
 
 
@@ -136,8 +139,8 @@ def test_it_keeps_the_policy_near_the_base_model(flow: Any) -> None:
     """Where the slope is 0."""
     ends = []
     for weight in (0.0, 100.0):
-        policy = policy_with(anchor=weight, **flow)
-        list(trainer_of(policy, Contrast(), steps=12).fit(RECORDS))
+        policy = policy_with(**flow)
+        list(trainer_of(policy, Contrast(), steps=12, anchor_weight=weight).fit(RECORDS))
         ends.append(abs(float(policy.model.transformer.slope.detach())))
     assert ends[0] > 0.6
     assert ends[1] < 0.3

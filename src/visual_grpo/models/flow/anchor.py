@@ -61,13 +61,11 @@ def draw_anchor(
     return Anchor(timesteps=tuple(schedule.timesteps[step] for step in drawn), states=states, targets=targets)
 
 
-def anchor_loss(
-    model: FlowModel[C], anchor: Anchor, column: int, conditions: C, entries: Tensor, weight: float
-) -> Tensor:
-    """Returns the weighted mean squared error of the velocity at the picture of b rows' prompts, [b, 1] with gradient.
+def anchor_loss(model: FlowModel[C], anchor: Anchor, column: int, conditions: C, entries: Tensor) -> Tensor:
+    """Returns the mean squared error of the velocity at the picture of b rows' prompts, [b, 1] with gradient.
 
     ``entries``: [b] int64, the rows' prompts.
     """
     own, row = entries.unique(return_inverse=True)
     velocity = model.velocity(conditions, own)(anchor.states[own, column], anchor.timesteps[column])
-    return weight * (velocity - anchor.targets[own, column]).square().flatten(1).mean(1)[row, None].cpu()
+    return (velocity - anchor.targets[own, column]).square().flatten(1).mean(1)[row, None].cpu()

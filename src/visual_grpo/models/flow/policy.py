@@ -67,10 +67,12 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         config: PolicyConfig,
         *,
         kl_reference: bool = False,
+        anchor: bool = False,
     ) -> None:
-        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
+        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty, and
+        ``anchor`` pictures of the base model, for one to stay near them."""
         super().__init__(adapter)
-        self.model, self.config = model, config
+        self.model, self.config, self.anchored = model, config, anchor
         self.kl_reference = kl_reference or config.flow.norm_penalty > 0
         self.steps, self.guidance_scale = sampler.denoising()
         self.denoiser = denoiser_of(model, config)
@@ -131,7 +133,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
-        if self.config.flow.anchor:
+        if self.anchored:
             anchor = draw_anchor(
                 self.denoiser, self.adapter, conditions, noise_seeds, self.steps, len(columns), generator
             )
@@ -155,21 +157,22 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
                 if trajectory.weights is not None:
                     log_probs = log_probs * trajectory.weights[rows, column]
-                kl, penalties = None, list[Callable[[], Tensor]]()
+                kl, anchor, penalties = None, None, list[Callable[[], Tensor]]()
                 if trajectory.reference_means is not None:
                     reference_mean = trajectory.reference_means[rows, column]
                     kl = transition_kl(mean, reference_mean, std)[:, None].cpu()
                     if weight := self.config.flow.norm_penalty:
                         penalties.append(partial(norm_penalty, mean, reference_mean, weight))
-                if (anchor := trajectory.anchor) is not None:
-                    given = column, trajectory.conditions, trajectory.entries[rows], self.config.flow.anchor
-                    penalties.append(partial(anchor_loss, self.model, anchor, *given))
+                if trajectory.anchor is not None:
+                    given = column, trajectory.conditions, trajectory.entries[rows]
+                    anchor = partial(anchor_loss, self.model, trajectory.anchor, *given)
                 moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
                 yield ReplayChunk(
                     steps=slice(column, column + 1),
                     log_probs=log_probs[:, None].cpu(),
                     kl=kl,
                     divergence=moved,
+                    anchor=anchor,
                     penalties=penalties,
                 )
 
