@@ -26,6 +26,7 @@ VL: Mapping[str, Any] = {
     "kinds": ["tokens"],
     "data": {"task": "segmentation"},
     "model": {"options": {"max_tokens": TOKENS}},
+    "grpo": {"anchor_weight": 0.3},
 }
 MATCHING: Mapping[str, Any] = {
     "policy": {
@@ -39,7 +40,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ar": ("pipeline_folder", {"policy": {"train": "ar"}}),
     "dit": ("pipeline_folder", {"policy": {"train": "dit"}}),
     "alternating": ("pipeline_folder", {}),
-    "joint": ("pipeline_folder", {"policy": {"stages": "joint"}}),
+    "joint": ("pipeline_folder", {"policy": {"stages": "joint"}, "modules": {"ar": {"anchor_weight": 0.3}}}),
     "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
     "sd3": ("sd3_folder", FLOW),
     "matching": ("sd3_folder", {**FLOW, **MATCHING}),

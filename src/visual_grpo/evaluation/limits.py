@@ -58,12 +58,11 @@ def _eval_falls(history: pd.DataFrame, settings: Settings) -> str | None:
     half, noise, spread = (len(since) + 1) // 2, _noise(history["reward/total"]), np.abs(np.diff(scores)).mean()
     if scores[-1] >= scores[best] - spread or not _is_above(since.tail(half), since.head(half), noise):
         return None
-    flow = columns_of(history, "learning_rate").keys() - columns_of(history, "entropy").keys()
-    anchor = f", {_named({module: settings[module] for module in flow}, 'anchor_weight')}" if flow else ""
     return (
         f"the eval prompts fell from {scores[best]:.3g} at step {steps[best]:.0f} to {scores[-1]:.3g}, while the reward"
         " of the training samples rose, so it learned what does not carry over: let sampling.rollout agree with"
-        f" sampling.eval, or stay nearer to the base model ({_named(settings, 'kl_weight')}{anchor})"
+        f" sampling.eval, or stay nearer to the base model ({_named(settings, 'kl_weight')},"
+        f" {_named(settings, 'anchor_weight')})"
     )
 
 

@@ -150,13 +150,13 @@ class Model:
         ``rollout`` is for its training samples; ``evaluation`` for what an earlier, fixed module makes for it
         (GLM-Image's tokens for its decoder).
         """
-        adapter = self.adapters[module]
+        adapter, base = self.adapters[module], {"kl_reference": kl_reference, "anchor": anchor}
         if self.modules[module].kind == "tokens":
-            return TokenPolicy(self.part(module, rollout), adapter, rollout, self.config, kl_reference=kl_reference)
+            return TokenPolicy(self.part(module, rollout), adapter, rollout, self.config, **base)
         model = self.part(module, evaluation)
         if getattr(model, "distilled", False) and ranks.rank() == 0:
             console.note(DISTILLED)
-        return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference, anchor=anchor)
+        return FlowPolicy(model, adapter, rollout, self.config, **base)
 
     def joint_policy(self, outer: Any, inner: Any) -> Any:
         """Returns the policy of two modules that one rollout trains; it has ``joint_rollout``."""

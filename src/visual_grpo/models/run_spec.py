@@ -191,12 +191,6 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
     flows = [name for name in modules if family.modules[name].kind == "flow"]
     if flows:
         yield from _flow_problems(flows[0], grpo.loss, policy.flow, config.sampling.rollout.steps or 0)
-    for name in tokens:
-        if weight := config.grpo_of(name).anchor_weight:
-            yield (
-                f"grpo.anchor_weight is {weight:g} for {name}, but tokens have no anchor. Set it to 0"
-                f" (modules.{name}.anchor_weight); grpo.kl_weight keeps tokens near the base model."
-            )
     scale = policy.decode_guidance_scale
     decodes = "flow" in kinds and any(family.modules[name].kind == "tokens" for name in modules)
     # None or 1 as conf/base has it, which configurations of other families are differences from.
