@@ -1,4 +1,4 @@
-"""Trains a flow module by several algorithms at equal CPU time, and compares them on held-out prompts.
+"""Trains a module by several algorithms at equal CPU time, and compares them on held-out prompts.
 
 Each seed needs a clone in FOLDER/seed-SEED in which starter and data_preparation have run with
 ``--params=seed=SEED,output=data`` and the same ``--env``, if any (`seeds.py` makes such clones). ``--cost`` prints the
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -78,6 +79,7 @@ class Training:
         self.scorer = components.build_scorer(spec)
         self.model: Any = components.build_model(spec)
         self.trainer: Any = components.build_trainer(spec, self.model, self.scorer)
+        (self.module,) = spec.modules
         self.average = AdapterAverage(self.trainer, self.config.train.ema_decay)
         self.history: list[dict[str, float]] = []
         self._steps: Iterator[StepMetrics] = self.trainer.fit(self.records.split("train"))
@@ -94,14 +96,14 @@ class Training:
         fresh = folder.with_name(f".{folder.name}")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir(parents=True)
-        evaluation, adapter = self.config.evaluation, self.model.adapters["dit"]
+        evaluation, adapter = self.config.evaluation, self.model.adapters[self.module]
         held_out = self.records.split("held_out")
         settings = evaluation.model_copy(update={"seed": 0, "images_per_prompt": 4, "max_prompts": None})
         asked = plan_images({"held_out": held_out}, settings, {"eval": self.config.sampling.eval})
         with self.average.in_place() if averaged else adapter.disabled() if base else nullcontext():
             size = evaluation.batch_size
             generate_and_score(self.model, self.scorer, asked, fresh, batch_size=size, depends_on={})
-            norm = 1.0 if base else self.velocity_norm()
+            norm = self.velocity_norm()
         pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
         facts = {
             "steps": len(self.history),
@@ -117,17 +119,19 @@ class Training:
 
     @torch.no_grad()
     def velocity_norm(self) -> float:
-        """Mean of |v| with the adapter over |v| without it, at the states of the base model's ODE."""
+        """Mean of |v| with the adapter over |v| without it, at the states of the base model's ODE; NaN of tokens."""
+        if self.model.modules[self.module].kind == "tokens":
+            return math.nan
         records = list(self.records.split("held_out"))[:32]
         steps, guidance = self.config.sampling.eval.denoising()
-        flow = self.model.part("dit", self.config.sampling.eval)
+        flow = self.model.part(self.module, self.config.sampling.eval)
         schedule = flow.schedule(steps)
         velocity = flow.velocity(flow.conditions(records, range(32), guidance), torch.arange(len(records)))
         state = Denoiser(flow, self.config.policy).start_noise(range(len(records)))
         ratios = []
         for step, timestep in enumerate(schedule.timesteps):
             trained = velocity(state, timestep).flatten(1).norm(dim=1)
-            with self.model.adapters["dit"].disabled():
+            with self.model.adapters[self.module].disabled():
                 base = velocity(state, timestep)
             ratios.append(trained / base.flatten(1).norm(dim=1))
             state = ode_step(base, state, schedule.sigmas[step], schedule.sigmas[step + 1])

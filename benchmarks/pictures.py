@@ -5,8 +5,9 @@
     python benchmarks/pictures.py answers data/text docs/gallery/words.webp
     python benchmarks/pictures.py pairs data/i2i docs/gallery/edits.webp
 
-``answers`` shows held-out prompts of a drawn world, and whether all is right or read; ``pairs`` the first and the last held-out
-prompt, before and after training, and prints them with their rewards. Videos play. Neither looks at the results.
+``answers`` shows held-out prompts of a drawn world, and whether all is right, or read; ``pairs`` the first and the last
+held-out prompt, before and after training, and prints them with their rewards. Videos play. Neither
+looks at the results.
 """
 
 from __future__ import annotations
