@@ -19,7 +19,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.losses import LOSSES
-from visual_grpo.grpo.metrics import _reward_metrics
+from visual_grpo.grpo.metrics import Clock, _reward_metrics
+from visual_grpo.grpo.sampling import sample_and_score
 from visual_grpo.grpo.trainer import GRPOTrainer
 
 
@@ -72,6 +73,22 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
         trained(ToyTokenPolicy(), loss="dppo")
     with pytest.raises(UserError, match="gspo, whose ratio is of all steps at once, but the policy replays them apart"):
         trained(ToyGaussianPolicy(), loss="gspo")
+
+
+def test_only_the_extreme_samples_of_a_prompt_are_replayed_with_advantages_over_the_group() -> None:
+    whole, part = (trainer_of(ToyTokenPolicy(), train_samples=count) for count in (None, 2))
+    (every,), (few,) = (
+        own.build_batches(sample_and_score(own.policy, own.scorer, records(4), own.config, own.generator, Clock()))
+        for own in (whole, part)
+    )
+    assert len(every.rows) == 24
+    assert len(few.rows) == part.config.trained_rows == 8
+    torch.testing.assert_close(few.advantages, every.advantages, rtol=0, atol=0)
+    groups = every.advantages.view(4, 6)
+    kept = few.advantages[few.rows].view(4, 2).sort(1).values
+    torch.testing.assert_close(kept, torch.stack([groups.amin(1), groups.amax(1)], 1), rtol=0, atol=0)
+    _, metrics = trained(ToyTokenPolicy(), train_samples=2, steps=40, updates_per_rollout=2)
+    assert sum(m.values["reward/total"] for m in metrics[-8:]) / 8 > 0.7
 
 
 def test_unscored_rows_neither_teach_nor_count() -> None:

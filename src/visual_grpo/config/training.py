@@ -21,6 +21,11 @@ class GRPOConfig(Strict):
     )
     prompts_per_step: int = Field(ge=1, description="prompts of a step, a group of samples each")
     group_size: int = Field(ge=2, description="samples of each prompt")
+    train_samples: int | None = Field(
+        default=None,
+        ge=2,
+        description="samples of each prompt that are trained, of the highest and the lowest advantages; null = all",
+    )
     rollout_prompts: int | None = Field(
         default=None,
         ge=1,
@@ -125,6 +130,11 @@ class GRPOConfig(Strict):
                 f"divergence_limit is for the loss dppo, not for {self.loss}: leave it out, or set loss=dppo"
             )
         return self
+
+    @property
+    def trained_rows(self) -> int:
+        """Samples that the updates of a step replay."""
+        return self.prompts_per_step * (self.train_samples or self.group_size)
 
     def replays(self, dtype: str) -> bool:
         """Returns whether the ratio's denominator is the replay's log-probs, for weights of ``dtype``."""

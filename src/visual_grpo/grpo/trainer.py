@@ -18,7 +18,7 @@ from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, gdpo_advantages, group_advantages, k3
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, extreme_rows, gdpo_advantages, group_advantages, k3
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
@@ -105,13 +105,15 @@ class GRPOTrainer(Generic[T]):
             total = torch.cat([s.total[r] for s, r in zip(scores, rows, strict=True)])
             scale = config.advantage_scale or LOSSES[config.loss].advantage_scale
             advantages = group_advantages(total, size, scale=scale, **limits)
+        trained = extreme_rows(advantages, size, config.train_samples or size)
         batches = []
-        split = advantages.split([len(chosen) for chosen in rows])
-        for (rollout, rollout_scores, _), chosen, row_advantages in zip(scored, rows, split, strict=True):
+        lengths = [len(chosen) for chosen in rows]
+        parts = zip(scored, rows, advantages.split(lengths), trained.split(lengths), strict=True)
+        for (rollout, rollout_scores, _), chosen, row_advantages, is_trained in parts:
             batch = TrainBatch(
                 rollout=rollout,
                 scores=rollout_scores,
-                rows=chosen[~rollout_scores.total[chosen].isnan()],
+                rows=chosen[is_trained & ~rollout_scores.total[chosen].isnan()],
                 advantages=torch.zeros(len(rollout_scores.total)).index_put((chosen,), row_advantages),
                 replayed_log_probs=rollout.log_probs.clone() if config.replays(self.dtype) else None,
             )

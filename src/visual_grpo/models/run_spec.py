@@ -182,6 +182,12 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
             " leave policy.stages out, or train all modules (policy.train=all)."
         )
+    for name in modules:
+        if (count := grpo.train_samples or 0) > (size := config.grpo_of(name).group_size):
+            yield (
+                f"grpo.train_samples is {count}, more than the group_size of {name}, {size}. Lower it, or draw more"
+                " samples of each prompt."
+            )
     tokens = [name for name in modules if family.modules[name].kind == "tokens"]
     if grpo.loss == "dppo" and tokens:
         yield (
