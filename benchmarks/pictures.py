@@ -2,10 +2,9 @@
 
     python benchmarks/pictures.py answers data docs/answers.webp
     python benchmarks/pictures.py answers data/wan_small docs/gallery/videos.webp
-    python benchmarks/pictures.py answers data/text docs/gallery/words.webp
-    python benchmarks/pictures.py pairs data/i2i docs/gallery/edits.webp
+    python benchmarks/pictures.py pairs data/text docs/gallery/words.webp
 
-``answers`` shows held-out prompts of a drawn world, and whether all is right, or read; ``pairs`` the first and the last
+``answers`` shows held-out prompts of a drawn world, and whether all is right; ``pairs`` the first and the last
 held-out prompt, before and after training, and prints them with their rewards. Videos play. Neither
 looks at the results.
 """
@@ -42,7 +41,7 @@ def answers(output: Path) -> list[Image.Image]:
     for name, (folder, column) in sides.items():
         files = [row[f"file_{column}"] for row in chosen.to_dict("records")]
         scores = read_scores(folder).set_index("file")
-        right = scores.filter(regex="^part/.*/(all|accuracy)$").loc[files].iloc[:, 0] == 1
+        right = scores.filter(regex="^part/.*/all$").loc[files].iloc[:, 0] == 1
         shown[name] = [_frames(folder / file) for file in files]
         captions[name] = [pictures.text(f"{name} {'✓' if yes else '✗'}", GREEN if yes else RED) for yes in right]
     prompts = [pictures.text(prompt) for prompt in chosen["prompt"]]

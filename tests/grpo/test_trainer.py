@@ -75,18 +75,24 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
         trained(ToyGaussianPolicy(), loss="gspo")
 
 
-def test_only_the_extreme_samples_of_a_prompt_are_replayed_with_advantages_over_the_group() -> None:
-    whole, part = (trainer_of(ToyTokenPolicy(), train_samples=count) for count in (None, 2))
-    (every,), (few,) = (
-        own.build_batches(sample_and_score(own.policy, own.scorer, records(4), own.config, own.generator, Clock()))
-        for own in (whole, part)
+@pytest.mark.parametrize("combine", ["sum", "gdpo"])
+def test_only_the_extreme_samples_of_a_prompt_are_trained_with_advantages_over_these(combine: str) -> None:
+    own = trainer_of(ToyTokenPolicy(), CountingScorer(unscored=(0, 7)), train_samples=4, combine=combine)
+    (batch,) = own.build_batches(
+        sample_and_score(own.policy, own.scorer, records(4), own.config, own.generator, Clock())
     )
-    assert len(every.rows) == 24
-    assert len(few.rows) == part.config.trained_rows == 8
-    torch.testing.assert_close(few.advantages, every.advantages, rtol=0, atol=0)
-    groups = every.advantages.view(4, 6)
-    kept = few.advantages[few.rows].view(4, 2).sort(1).values
-    torch.testing.assert_close(kept, torch.stack([groups.amin(1), groups.amax(1)], 1), rtol=0, atol=0)
+    groups = batch.rows.view(4, -1)
+    assert groups.shape[1] * 4 == own.config.trained_rows == 16
+    total = batch.scores.total.view(4, 6)
+    for group, rewards in zip(groups, total, strict=True):
+        scored = rewards[~rewards.isnan()].sort().values
+        expected = torch.cat([scored[:2], scored[-2:]])
+        torch.testing.assert_close(batch.scores.total[group].sort().values, expected, rtol=0, atol=0)
+    assert batch.advantages[groups].sum(1).abs().max() < 1e-5
+    assert batch.advantages.count_nonzero() <= batch.rows.numel()
+
+
+def test_a_few_samples_of_each_prompt_teach_too() -> None:
     _, metrics = trained(ToyTokenPolicy(), train_samples=2, steps=40, updates_per_rollout=2)
     assert sum(m.values["reward/total"] for m in metrics[-8:]) / 8 > 0.7
 

@@ -87,7 +87,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "glm_image",
         {"grpo": {"train_samples": 6, "group_size": 8}, "modules": {"ar": {"group_size": 4}}},
-        r"grpo\.train_samples is 6, more than the group_size of ar, 4\. Lower it",
+        r"ar has train_samples 6, more than its group_size, 4\. Lower grpo\.train_samples",
     ),
     ("glm_image", {"policy": {"train": "dit", "stages": "joint"}}, r"policy\.stages is joint, .* but only dit is"),
     ("glm_image", {"modules": {"foo": {}}}, r"modules names 'foo'\. The family glm_image has the modules: ar, d"),

@@ -204,14 +204,18 @@ def test_prompts_that_the_model_cuts_are_counted_before_the_training(
     assert "Of 'one two three four a'... it reads 4 of 5 tokens" in note
 
 
-@pytest.mark.parametrize(("likelihood", "warned"), [("sde", True), ("matching", False)])
-def test_two_guidance_scales_are_a_mistake_except_for_matching(tmp_path: Path, likelihood: str, warned: bool) -> None:
+@pytest.mark.parametrize(
+    ("likelihood", "guidance", "warned"), [("sde", 1.0, True), ("matching", 1.0, False), ("matching", 1.5, True)]
+)
+def test_two_guidance_scales_are_a_mistake_except_for_matching_without_guidance(
+    tmp_path: Path, likelihood: str, guidance: float, warned: bool
+) -> None:
     policy = {"flow": {"likelihood": likelihood}, "share_start_noise": False}
-    sampling = {"rollout": {"guidance_scale": 1.0}, "eval": {"guidance_scale": 2.0}}
+    sampling = {"rollout": {"guidance_scale": guidance}, "eval": {"guidance_scale": 2.0}}
     run = token_run(tmp_path, TokenModel(), CountingScorer(), policy=policy, sampling=sampling, grpo={"steps": 1})
     notes: list[str] = []
     run.run(Callbacks(on_step=ignore, note=notes.append))
-    assert any("drawn with guidance 1, the eval sampler has 2" in note for note in notes) == warned
+    assert any(f"drawn with guidance {guidance:g}, the eval sampler has 2" in note for note in notes) == warned
 
 
 @pytest.mark.parametrize(("minutes", "steps"), [(2, [10, 12, 14]), (0, [10])])

@@ -24,7 +24,7 @@ class GRPOConfig(Strict):
     train_samples: int | None = Field(
         default=None,
         ge=2,
-        description="samples of each prompt that are trained, of the highest and the lowest advantages; null = all",
+        description="samples of each prompt that are trained, those of the highest and the lowest rewards; null = all",
     )
     rollout_prompts: int | None = Field(
         default=None,
@@ -183,6 +183,7 @@ class ModuleConfig(Strict):
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
     kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")
     anchor_weight: float | None = Field(None, ge=0, description="as grpo.anchor_weight")
+    train_samples: int | None = Field(None, ge=2, description="as grpo.train_samples")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(

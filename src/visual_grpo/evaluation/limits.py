@@ -39,7 +39,7 @@ def limit_notes(history: pd.DataFrame, parameters: Mapping[str, Any], modules: S
 
 
 def _settings_of(module: str, parameters: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    # Trainings of older versions have neither.
+    # Trainings of older versions have neither setting.
     shared = {"target_kl": None, "anchor_weight": 0.0} | parameters["grpo"]
     own = ModuleConfig.model_construct(**parameters.get("modules", {}).get(module) or {}).grpo()
     sections = (("grpo", shared), (f"modules.{module}", own))

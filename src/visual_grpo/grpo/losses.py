@@ -98,14 +98,18 @@ def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     return _constant(_as_groups(rewards, group_size))
 
 
-def extreme_rows(advantages: Tensor, group_size: int, count: int) -> Tensor:
-    """[B] bool: True for the ``count`` rows of each group with the highest and the lowest advantages, half of each.
+def extreme_rows(rewards: Tensor, group_size: int, count: int) -> Tensor:
+    """[B] bool: True for at most ``count`` scored rows of each group, those of the lowest rewards and, as many or one
+    more, of the highest.
 
     The subset of the largest variance has only such rows (PODS, arXiv 2504.13818), though not always half of each.
     """
-    order = _as_groups(advantages, group_size).argsort(dim=1, stable=True)
-    chosen = torch.cat([order[:, : count // 2], order[:, group_size - (count + 1) // 2 :]], 1)
-    return torch.zeros_like(order, dtype=torch.bool).scatter(1, chosen, True).view(-1)
+    groups = _as_groups(rewards, group_size)
+    unscored = groups.isnan()
+    lowest = groups.masked_fill(unscored, torch.inf).argsort(dim=1, stable=True)[:, : count // 2]
+    highest = groups.masked_fill(unscored, -torch.inf).argsort(dim=1, stable=True)[:, group_size - (count + 1) // 2 :]
+    chosen = torch.zeros_like(unscored).scatter(1, torch.cat([lowest, highest], 1), True)
+    return (chosen & ~unscored).view(-1)
 
 
 def used_rewards(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[list[str], Tensor]:

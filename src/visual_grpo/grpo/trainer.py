@@ -89,23 +89,24 @@ class GRPOTrainer(Generic[T]):
         return self.update(self.build_batches(scored), scored, clock)
 
     def build_batches(self, scored: Sequence[ScoredRollout[T]]) -> list[TrainBatch[T]]:
-        """Returns the rows to train on, each with its advantage over the mean of its prompt's samples."""
+        """Returns the rows to train on, each with its advantage over the mean of its prompt's trained samples."""
         config, size = self.config, self.config.group_size
         scored = [part for part in scored if len(part.groups)]
         rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in scored]
         scores = [part.scores for part in scored]
+        total = torch.cat([s.total[r] for s, r in zip(scores, rows, strict=True)])
+        trained = extreme_rows(total, size, config.train_samples or size)
         limits: dict[str, Any] = {"epsilon": config.advantage_epsilon, "clip": config.advantage_clip}
         if config.combine == "gdpo":
             rewards = {
                 name: torch.cat([s.rewards[name][r] for s, r in zip(scores, rows, strict=True)])
                 for name in scores[0].rewards
             }
+            rewards = {name: column.masked_fill(~trained, torch.nan) for name, column in rewards.items()}
             advantages = gdpo_advantages(rewards, scores[0].weights, size, **limits)
         else:
-            total = torch.cat([s.total[r] for s, r in zip(scores, rows, strict=True)])
             scale = config.advantage_scale or LOSSES[config.loss].advantage_scale
-            advantages = group_advantages(total, size, scale=scale, **limits)
-        trained = extreme_rows(advantages, size, config.train_samples or size)
+            advantages = group_advantages(total.masked_fill(~trained, torch.nan), size, scale=scale, **limits)
         batches = []
         lengths = [len(chosen) for chosen in rows]
         parts = zip(scored, rows, advantages.split(lengths), trained.split(lengths), strict=True)
@@ -113,7 +114,7 @@ class GRPOTrainer(Generic[T]):
             batch = TrainBatch(
                 rollout=rollout,
                 scores=rollout_scores,
-                rows=chosen[is_trained & ~rollout_scores.total[chosen].isnan()],
+                rows=chosen[is_trained],
                 advantages=torch.zeros(len(rollout_scores.total)).index_put((chosen,), row_advantages),
                 replayed_log_probs=rollout.log_probs.clone() if config.replays(self.dtype) else None,
             )
@@ -200,9 +201,9 @@ class GRPOTrainer(Generic[T]):
         def own() -> tuple[float, int]:
             total, steps = 0.0, 0
             for batch in batches:
-                groups = batch.rows // self.config.group_size
-                first = groups.diff(prepend=groups.new_tensor([-1])) > 0
-                for rows, places in replace(batch, rows=batch.rows[first]).micro_batches(self.config.micro_batch_size):
+                size = self.config.group_size
+                first = (batch.rows // size).unique() * size
+                for rows, places in replace(batch, rows=first).micro_batches(self.config.micro_batch_size):
                     for chunk in self.policy.replay(batch.rollout.trajectory, places):
                         counted = batch.rollout.mask[rows][:, chunk.steps]
                         old = batch.old_log_probs[rows][:, chunk.steps]

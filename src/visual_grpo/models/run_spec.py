@@ -183,10 +183,11 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             " leave policy.stages out, or train all modules (policy.train=all)."
         )
     for name in modules:
-        if (count := grpo.train_samples or 0) > (size := config.grpo_of(name).group_size):
+        own = config.grpo_of(name)
+        if (own.train_samples or 0) > own.group_size:
             yield (
-                f"grpo.train_samples is {count}, more than the group_size of {name}, {size}. Lower it, or draw more"
-                " samples of each prompt."
+                f"{name} has train_samples {own.train_samples}, more than its group_size, {own.group_size}. Lower"
+                " grpo.train_samples, or draw more samples of each prompt."
             )
     tokens = [name for name in modules if family.modules[name].kind == "tokens"]
     if grpo.loss == "dppo" and tokens:

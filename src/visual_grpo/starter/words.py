@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +69,16 @@ def random_text(rng: random.Random) -> str:
 
 
 def draw(word: str, height: int, width: int, face: str = FACES[0], size: float = SIZES[1]) -> Image.Image:
-    """Draws an RGB image of ``height`` x ``width`` pixels: from the left, each letter as wide as any other."""
+    """Draws an RGB image of ``height`` x ``width`` pixels: from the left, each letter in the middle of an eighth of the
+    width, which the widest letters of the largest size exceed."""
     pitch = width / LENGTHS[-1]
-    font = _font(face, size * pitch)
+    font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf", size * pitch)
     picture = Image.new("RGB", (width, height), PAPER)
     brush = ImageDraw.Draw(picture)
     foot = (height + _CAPITALS * font.size) / 2
     for place, letter in enumerate(word):
         brush.text(((place + 0.5) * pitch, foot), letter, fill=INK, font=font, anchor="ms")
     return picture
-
-
-@cache
-def _font(face: str, size: float) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf", size)
 
 
 def draw_words(

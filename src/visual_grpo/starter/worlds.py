@@ -57,10 +57,6 @@ def _flow_model(function: str, module: str = _FLOW) -> SmallModel:
     return SmallModel(pretrain={f"{module}:{function}": ("vae", "dit")})
 
 
-def _glm_image(decoder: str, language: str) -> SmallModel:
-    return SmallModel(pretrain={decoder: ("vae", "dit"), language: ("ar",)}, assemble=f"{_GLM}.modules:save_pipeline")
-
-
 def _reader(worker: str, **environment: str) -> Mapping[str, Any]:
     function = "visual_grpo.rewards.remote.http_reward:HttpReward"
     options = {"worker": f"workers/{worker}", "environment": environment}
@@ -72,8 +68,12 @@ _SHAPES = World(
     tasks=("t2i", "i2i", "mixed"),
     render="visual_grpo.starter.shapes.dataset:draw_dataset",
     models={
-        "glm_image": _glm_image(
-            f"{_GLM}.pretrain_decoder:pretrain_decoder_half", f"{_GLM}.pretrain_ar:pretrain_language_half"
+        "glm_image": SmallModel(
+            pretrain={
+                f"{_GLM}.pretrain_decoder:pretrain_decoder_half": ("vae", "dit"),
+                f"{_GLM}.pretrain_ar:pretrain_language_half": ("ar",),
+            },
+            assemble=f"{_GLM}.modules:save_pipeline",
         ),
         "sd3": _flow_model("pretrain_sd3"),
         "flux": _flow_model("pretrain_flux"),
@@ -93,7 +93,7 @@ _WORDS = World(
     name="words",
     tasks=("t2i",),
     render="visual_grpo.starter.words:draw_words",
-    models={"sd3": SmallModel(pretrain={"visual_grpo.starter.pretrain_on_words:pretrain_signs": ("vae", "dit")})},
+    models={"sd3": _flow_model("pretrain_signs", "visual_grpo.starter.pretrain_on_words")},
     # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
     preset=Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **GUARDS}),
     judges={

@@ -195,9 +195,9 @@ class TrainingRun:
     def _warnings(self) -> Iterator[str]:
         """Yields what is likely to be a mistake: two guidance scales, a long warm-up, prompts that the model cuts."""
         rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
-        # What is learned by `matching` without guidance adds to guidance (docs/results.md, Words).
-        matching = self.config.policy.flow.likelihood == "matching"
-        if not matching and rollout is not None and judged is not None and rollout != judged:
+        # What `matching` learns without guidance is kept with it (docs/results.md, Words).
+        free = self.config.policy.flow.likelihood == "matching" and rollout == 1
+        if not free and rollout is not None and judged is not None and rollout != judged:
             yield (
                 f"training samples are drawn with guidance {rollout:g}, the eval sampler has {judged:g}. What is"
                 " learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"

@@ -148,6 +148,7 @@ def installed(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Fun
 
 ENGINES = [
     ("tesseract", {"TESSERACT_LAYOUT": "line"}, 0.9),
+    ("tesseract", {"TESSERACT_LAYOUT": "word"}, 0.4),
     ("tesseract", {}, 0.9),
     ("easyocr", {"EASYOCR_LAYOUT": "line"}, 0.7),
     ("easyocr", {}, 0.8),

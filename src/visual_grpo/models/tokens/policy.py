@@ -102,6 +102,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         sampled = groups.sampled
         trajectory = sampled.trajectory
         counted = float(trajectory.mask.sum())
+        drawn = counted + (0.0 if trajectory.anchor is None else float(trajectory.anchor.mask.sum()))
         return Rollout(
             prompts=groups.records,
             samples=samples,
@@ -111,7 +112,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
             stats={
                 "entropy": float(sampled.entropy[trajectory.mask].mean()),
                 "tokens_per_sample": counted / len(groups.records),
-                "speed/tokens_per_second": counted / stats["seconds/tokens"],
+                "speed/tokens_per_second": drawn / stats["seconds/tokens"],
                 **stats,
             },
             rounding=self._rounding(sampled),
@@ -164,7 +165,7 @@ def sample_with_adapter(
     settings: SamplerConfig,
     config: PolicyConfig,
 ) -> SampledTokens[E]:
-    """Samples B trajectories under the current adapter."""
+    """Samples B trajectories, under the adapter unless it is disabled."""
     with on_device(model.network), fast_lora(model.network):
         return sample_tokens(model, records, seeds, model.sampler(settings), config.rollout_batch)
 
