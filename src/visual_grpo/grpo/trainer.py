@@ -201,9 +201,9 @@ class GRPOTrainer(Generic[T]):
         def own() -> tuple[float, int]:
             total, steps = 0.0, 0
             for batch in batches:
-                size = self.config.group_size
-                first = (batch.rows // size).unique() * size
-                for rows, places in replace(batch, rows=first).micro_batches(self.config.micro_batch_size):
+                groups = batch.rows // self.config.group_size
+                first = groups.diff(prepend=groups.new_tensor([-1])) > 0
+                for rows, places in replace(batch, rows=batch.rows[first]).micro_batches(self.config.micro_batch_size):
                     for chunk in self.policy.replay(batch.rollout.trajectory, places):
                         counted = batch.rollout.mask[rows][:, chunk.steps]
                         old = batch.old_log_probs[rows][:, chunk.steps]
