@@ -4,9 +4,8 @@
     python benchmarks/pictures.py answers data/wan_small docs/gallery/videos.webp
     python benchmarks/pictures.py pairs data/text docs/gallery/words.webp
 
-``answers`` shows held-out prompts of a drawn world, and whether all is right; ``pairs`` the first and the last
-held-out prompt, before and after training, and prints them with their rewards. Videos play. Neither
-looks at the results.
+``answers`` shows held-out prompts of a drawn world, and whether all is right; ``pairs`` the first and the last held-out
+prompt, before and after training, and prints them with their rewards. Videos play. Neither looks at the results.
 """
 
 from __future__ import annotations
