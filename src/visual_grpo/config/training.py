@@ -82,8 +82,8 @@ class GRPOConfig(Strict):
     anchor_weight: float = Field(
         default=0.0,
         ge=0,
-        description="weight of the loss on samples that the base model draws of the step's prompts (DDRL, arXiv"
-        " 2512.04332): of flow matching, or the negative log-likelihood, nats a token; 0 = none",
+        description="weight of the loss on samples that the base model draws of the step's prompts (after DDRL, arXiv"
+        " 2512.04332): squared difference of velocities, or negative log-likelihood, nats a token; 0 = none",
     )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         default=None,

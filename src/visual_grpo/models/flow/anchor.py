@@ -1,8 +1,9 @@
-"""An anchor to the base model's pictures: the loss of flow matching on them, beside the reward's.
+"""An anchor to the base model's pictures: the trained model's velocity on them, noised, must stay the base model's.
 
 The KL penalty compares the two models at the states of the trained one, where the base model, which knows none of them,
 may be wrong about what it would do. The anchor's states are noised pictures of the base model (data-regularised
-reinforcement learning, DDRL, arXiv 2512.04332, with synthetic data): there the trained model must stay as good.
+reinforcement learning, DDRL, arXiv 2512.04332, with synthetic data). The target of DDRL is noise minus picture, whose
+mean is the base model's velocity only without guidance and with many steps: else it moves the base model itself.
 Shapes: N prompts, b rows, S trained steps, C x h x w latents of one image.
 """
 
@@ -33,7 +34,7 @@ class Anchor:
     states: Tensor
     """[N, S, C, h, w] float32, the noised pictures."""
     targets: Tensor
-    """[N, S, C, h, w] float32, the velocities that lead from them to the noise."""
+    """[N, S, C, h, w] float32, the base model's velocities there."""
 
 
 @torch.no_grad()
@@ -52,17 +53,22 @@ def draw_anchor(
         seeds: [N]; decide the pictures' noise, and their start noise, also the samples' with ``share_start_noise``.
         count: S; the levels are drawn one from each of so many parts of the ``steps``.
     """
-    with adapter.disabled():
-        pictures = denoiser.integrate(conditions, torch.arange(len(seeds)), seeds, steps)
+    entries, schedule = torch.arange(len(seeds)), denoiser.model.schedule(steps)
     drawn = stratified(steps, count, generator)
-    schedule = denoiser.model.schedule(steps)
     levels = [schedule.sigmas[step] for step in drawn]
-    states, targets = noised(pictures, [seed ^ ANCHOR_NOISE for seed in seeds], levels)
-    return Anchor(timesteps=tuple(schedule.timesteps[step] for step in drawn), states=states, targets=targets)
+    timesteps = tuple(schedule.timesteps[step] for step in drawn)
+    with adapter.disabled():
+        pictures = denoiser.integrate(conditions, entries, seeds, steps)
+        states, _ = noised(pictures, [seed ^ ANCHOR_NOISE for seed in seeds], levels)
+        targets = [
+            denoiser.velocity(states[:, column], conditions, entries, timestep)
+            for column, timestep in enumerate(timesteps)
+        ]
+    return Anchor(timesteps=timesteps, states=states, targets=torch.stack(targets, 1))
 
 
 def anchor_loss(model: FlowModel[C], anchor: Anchor, column: int, conditions: C, entries: Tensor) -> Tensor:
-    """Returns the mean squared error of the velocity at the picture of b rows' prompts, [b, 1] with gradient.
+    """Returns the mean squared difference of the velocities at the picture of b rows' prompts, [b, 1] with gradient.
 
     ``entries``: [b] int64, the rows' prompts.
     """
