@@ -45,9 +45,12 @@ CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
     (curves(ar__zero_variance_share=0.1, dit__zero_variance_share=0.9), settings(), "90% of the groups of dit"),
     (curves(clip_fraction=0.5, update_1__clip_fraction=0.9), settings(), r"50% of the decisions lost .*updates_per_ro"),
     (curves(clip_fraction=0.9), settings(loss="gspo"), None),
+    (curves(clip_fraction=0.5), settings(loss="dppo"), r"gradient to grpo\.divergence_limit: .* \(0\.1\), or set"),
+    (curves(clip_fraction=0.5), settings(target_kl=0.01), r"gradient to the clip: .* or grpo\.target_kl \(0\.01\)\.$"),
+    (curves(0.5, learning_rate=0.02), settings(target_kl=0.01), r"group_size or grpo\.target_kl \(0\.01\)\.$"),
     (curves(eval__total=every_ten(0.5, 0.6, 0.5, 0.3)), settings(), r"fell from 0.6 at step 20 to 0.3, while .*"),
     (curves(np.where(STEPS < 25, RISING, 0.2)), settings(), r"fell from 0\.5\d* around step 24 to 0\.2\S* .*set grpo"),
-    (curves(np.where(STEPS < 25, RISING, 0.2)), settings(target_kl=0.1), r"lower grpo\.target_kl \(0\.1\)"),
+    (curves(np.where(STEPS < 25, RISING, 0.2)), settings(target_kl=0.1), r"large: lower grpo\.target_kl \(0\.1\)\.$"),
     (
         curves(0.5),
         settings(),
@@ -68,12 +71,12 @@ CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
         settings(),
         "^What limited the training: the reward fell",
     ),
-    (curves(FALLEN + 100), settings(), r"fell from 101 around .*lower grpo\.learning_rate, or set grpo\.target_kl"),
+    (curves(FALLEN + 100), settings(), r"fell from 101 around .*lower grpo\.learning_rate \(0\.1\), or set grpo\.ta"),
     (curves(learning_rate=0.02), settings() | OF_DIT, r": modules\.dit\.target_kl \(0\.3\) held the steps at 10% of"),
     (
         curves(FALLEN, ar__learning_rate=0.1, dit__learning_rate=0.2),
         settings() | OF_DIT,
-        r"grpo\.learning_rate or modules\.dit\.\S+, or lower modules\.dit\.target_kl \(0\.3",
+        r"grpo\.learning_rate \(0\.1\) or modules\.dit\.target_kl \(0\.3\), or set grpo\.target_kl\.$",
     ),
     (
         curves(entropy=1.0, learning_rate=0.1, eval__total=every_ten(0.5, 0.6, 0.5, 0.3)),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from visual_grpo.grpo.losses import Scale, extreme_rows, gdpo_advantages, group_advantages, zero_variance_groups
+from visual_grpo.grpo.losses import Scale, extreme_rows, gdpo_rewards, group_advantages, zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
 
 NAN = float("nan")
@@ -74,7 +74,8 @@ def test_gdpo_weighs_normalised_rewards_and_leaves_unscored_samples_out_of_both_
     deviation = (sum(value**2 for group in centred for value in group[1:]) / 5) ** 0.5
     expected = [0.0 if value != value else value / deviation for group in centred for value in group]
     rewards = {"a": torch.tensor(a).flatten(), "b": torch.tensor(b).flatten(), "only_reported": torch.full((8,), NAN)}
-    got = gdpo_advantages(rewards, {"a": 1.0, "b": 2.0, "only_reported": 0.0}, 4, epsilon=1e-9, clip=None)
+    combined = gdpo_rewards(rewards, {"a": 1.0, "b": 2.0, "only_reported": 0.0}, 4, epsilon=1e-9)
+    got = group_advantages(combined, 4, scale="batch_centred", epsilon=1e-9, clip=None)
     torch.testing.assert_close(got, torch.tensor(expected), rtol=1e-4, atol=1e-5)
 
 

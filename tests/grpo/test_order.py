@@ -16,6 +16,8 @@ def test_each_pass_holds_every_prompt_once_in_another_order() -> None:
     passes = [order.take(7) for _ in range(3)]
     assert all(sorted(p) == list(range(7)) for p in passes)
     assert passes[0] != passes[1] != passes[2]
+    others = [PromptOrder(of_kinds([0] * 7), seed=3 + turns * 256).take(7) for turns in (1, 2)]
+    assert passes[0] != others[0] != others[1] != passes[0], "torch's generators read 32 bits of a seed"
 
 
 def test_the_positions_are_the_whole_state() -> None:

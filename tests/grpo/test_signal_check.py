@@ -103,7 +103,9 @@ def test_a_constant_reward_is_refused_at_any_number_of_rollouts(most: int, drawn
         batches.append(torch.stack(list(samples)))
         return one_reward(torch.ones(len(samples)))
 
-    trainer = trainer_of(ToyGaussianPolicy(), constant, group_size=4)
+    policy = ToyGaussianPolicy()
+    policy.table.data += 0.5  # Away from its reference, so that the KL has a gradient.
+    trainer = trainer_of(policy, constant, group_size=4, kl_weight=0.1)
     found = measure_signal(trainer, records(10), most=most, useful=useful_cosine(80))
     assert (found.cosine, found.error, found.rollouts) == (0, 0, drawn)
     with pytest.raises(NoSignalError, match="Every gradient was exactly 0: all samples of a prompt got the same"):

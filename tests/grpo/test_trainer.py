@@ -92,6 +92,21 @@ def test_only_the_extreme_samples_of_a_prompt_are_trained_with_advantages_over_t
     assert batch.advantages.count_nonzero() <= batch.rows.numel()
 
 
+def cancelling(prompts: Any, samples: Any) -> Scores:
+    """Two rewards whose weighted sum is always 0, but not that of the normalised ones."""
+    scores = CountingScorer()(prompts, samples)
+    rewards = {"up": 2 * scores.total, "down": -scores.total}
+    return replace(scores, rewards=rewards, weights={"up": 1.0, "down": 2.0}, total=0 * scores.total)
+
+
+def test_refills_and_trained_samples_go_by_what_gdpo_combines() -> None:
+    own = trainer_of(ToyTokenPolicy(), cancelling, combine="gdpo", max_refills=3, train_samples=2, steps=1)
+    (metrics,) = own.fit(records(10))
+    assert metrics.values["samples"] == 24
+    assert metrics.values["zero_variance_share"] == 0
+    assert metrics.values["advantage/abs_mean"] > 0.5
+
+
 def test_a_few_samples_of_each_prompt_teach_too() -> None:
     _, metrics = trained(ToyTokenPolicy(), train_samples=2, steps=40, updates_per_rollout=2)
     assert sum(m.values["reward/total"] for m in metrics[-8:]) / 8 > 0.7

@@ -158,6 +158,24 @@ def test_a_later_update_that_goes_too_far_shortens_the_whole_step() -> None:
     assert (left, float(weight.detach()), region.scale) == pytest.approx((0.8, 0.1, 0.8))
 
 
+def test_what_rounding_alone_moves_is_subtracted_and_refused_above_the_target() -> None:
+    weight, rounding = nn.Parameter(torch.tensor([0.0])), 0.9 * TARGET
+    region = TrustRegion([weight], TARGET, rounds=True)
+    region.begin(lambda: float(weight.detach()) ** 2 + rounding)
+    weight.data.fill_(0.2)
+    assert region.hold(1.0) == pytest.approx(0.5)
+    assert float(weight.detach()) == pytest.approx(0.1)
+    with pytest.raises(UserError, match=r"rounding alone moves the policy by 0\.02 from .*Raise target_kl"):
+        region.begin(lambda: 2 * TARGET)
+
+
+def test_updates_without_a_gradient_neither_change_the_scale_nor_end_the_run() -> None:
+    trainer = trainer_of(ToyTokenPolicy(), CountingScorer(target=99), steps=14, target_kl=TARGET)
+    assert len(list(trainer.fit(records(10)))) == 14
+    assert trainer.optimizer.trust_region is not None
+    assert trainer.optimizer.trust_region.scale == 1
+
+
 @pytest.mark.parametrize("target", [None, TARGET])
 def test_a_resumed_run_goes_on_with_the_scale_bit_for_bit(target: float | None) -> None:
     options: dict[str, Any] = {"steps": 6, "learning_rate": 1.0, "target_kl": target, "updates_per_rollout": 2}

@@ -74,11 +74,9 @@ def _collapses(history: pd.DataFrame, settings: Settings) -> str | None:
     # The highest of many noisy means is above the truth.
     if top - end < max(5 * _noise(reward) / math.sqrt(window), 0.1 * (top - np.nanmin(smooth))):
         return None
-    targets = dict(of["target_kl"] for of in settings.values())
-    lower = " or ".join(f"lower {name} ({value:g})" for name, value in targets.items() if value is not None)
     return (
         f"the reward fell from {top:.3g} around step {history['step'].iloc[peak]:.0f} to {end:.3g} at the end, as after"
-        f" steps that are too large: lower {_named(settings, 'learning_rate')}, or {lower or 'set grpo.target_kl'}"
+        f" steps that are too large: lower {_step_sizes(settings)}{_or_set_a_target(settings)}"
     )
 
 
@@ -98,9 +96,11 @@ def _clipped(history: pd.DataFrame, settings: Settings) -> str | None:
         of = settings[module]
         narrow = LOSSES[of["loss"][1]].sequence_ratio  # Such clips cut many ratios by design.
         if (share := _late(history[column])) > _CLIPPED and not narrow:
+            own, masks = {module: of}, LOSSES[of["loss"][1]].divergence_limit is not None
             return (
-                f"in the second half, {share:.0%} of the decisions{_of(module)} lost their gradient to the clip: lower"
-                f" {of['updates_per_rollout'][0]} or {of['learning_rate'][0]}, or set {of['target_kl'][0]}"
+                f"in the second half, {share:.0%} of the decisions{_of(module)} lost their gradient to"
+                f" {'grpo.divergence_limit' if masks else 'the clip'}: lower {of['updates_per_rollout'][0]} or"
+                f" {_step_sizes(own)}{_or_set_a_target(own)}"
             )
     return None
 
@@ -125,8 +125,7 @@ def _is_noise(history: pd.DataFrame, settings: Settings) -> str | None:
     return (
         f"the reward did not rise above its noise ({first.mean():.3g} in the first {len(first)} steps,"
         f" {last.mean():.3g} in the last third, {noise:.2g} from step to step): raise grpo.steps,"
-        f" {_named(settings, 'prompts_per_step')}, {_named(settings, 'group_size')} or"
-        f" {_named(settings, 'learning_rate')}"
+        f" {_named(settings, 'prompts_per_step')}, {_named(settings, 'group_size')} or {_step_sizes(settings)}"
     )
 
 
@@ -136,6 +135,17 @@ _FINDINGS: tuple[Finding, ...] = (_eval_falls, _collapses, _equal_groups, _clipp
 def _named(settings: Settings, name: str) -> str:
     """The parameters that give the modules a setting."""
     return " or ".join(dict.fromkeys(of[name][0] for of in settings.values()))
+
+
+def _step_sizes(settings: Settings) -> str:
+    """The parameters that give the modules their step size: the target KL where there is one."""
+    sizes = [of["target_kl"] if of["target_kl"][1] is not None else of["learning_rate"] for of in settings.values()]
+    return " or ".join(dict.fromkeys(f"{name} ({value:g})" for name, value in sizes))
+
+
+def _or_set_a_target(settings: Settings) -> str:
+    free = [of["target_kl"][0] for of in settings.values() if of["target_kl"][1] is None]
+    return f", or set {' or '.join(dict.fromkeys(free))}" if free else ""
 
 
 def _of(module: str) -> str:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import ReplayChunk, TrainBatch
+from visual_grpo.common.types import ReplayChunk, Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
 
 T = TypeVar("T")
@@ -72,25 +72,26 @@ def group_advantages(
     return centred.reshape(-1)
 
 
-def gdpo_advantages(
-    rewards: Mapping[str, Tensor],
-    weights: Mapping[str, float],
-    group_size: int,
-    *,
-    epsilon: float = 1e-4,
-    clip: float | None = 5.0,
+def combined_rewards(scores: Scores, config: GRPOConfig) -> Tensor:
+    """Returns what advantages are made of, [B]: the weighted sum, or with ``combine=gdpo`` that of `gdpo_rewards`."""
+    if config.combine == "sum":
+        return scores.total
+    return gdpo_rewards(scores.rewards, scores.weights, config.group_size, epsilon=config.advantage_epsilon)
+
+
+def gdpo_rewards(
+    rewards: Mapping[str, Tensor], weights: Mapping[str, float], group_size: int, *, epsilon: float = 1e-4
 ) -> Tensor:
-    """Each reward normalised in its group, then weighted, summed and scaled by the batch (GDPO).
+    """Each reward normalised in its group, then weighted and summed (GDPO).
 
     With a plain weighted sum a reward of large variance drowns the others; here each contributes by its weight alone
-    (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted reward gets 0. Returns [B].
+    (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted reward gets NaN. Returns [B].
     """
     used, unscored = used_rewards(rewards, weights)
     total = torch.zeros_like(unscored, dtype=torch.float32)
     for name in used:
         total = total + weights[name] * group_advantages(rewards[name], group_size, epsilon=epsilon, clip=None)
-    total = total.masked_fill(unscored, torch.nan)
-    return group_advantages(total, group_size, scale="batch_centred", epsilon=epsilon, clip=clip)
+    return total.masked_fill(unscored, torch.nan)
 
 
 def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
@@ -248,9 +249,9 @@ def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, c
 class PolicyLoss:
     """The configured loss of one optimizer update on ``batches``, normalised by the counts of all of them."""
 
-    def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]], *, penalised: bool = True) -> None:
-        """``penalised`` False leaves out the policy's own penalties, which no reward decides."""
-        self.config, self.kind, self.penalised = config, LOSSES[config.loss], penalised
+    def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]], *, reward_only: bool = False) -> None:
+        """``reward_only`` leaves out what no reward decides: the KL, the anchor and the policy's own penalties."""
+        self.config, self.kind, self.reward_only = config, LOSSES[config.loss], reward_only
         self.clip_low = config.clip_low if config.clip_low is not None else self.kind.clip_low
         self.clip_high = config.clip_high if config.clip_high is not None else self.kind.clip_high
         masks = [batch.rollout.mask[batch.rows] for batch in batches]
@@ -288,13 +289,13 @@ class PolicyLoss:
         if self.kind.divergence_limit is not None:
             limit = self.config.divergence_limit or self.kind.divergence_limit
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
-        if self.config.kl_weight:
+        if self.config.kl_weight and not self.reward_only:
             kl = _given(chunk.kl, "kl_weight", self.config.kl_weight, "KL to its reference", "kl_reference")
             loss = loss + self.config.kl_weight * kl
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
-        penalties = self._penalties(chunk) if self.penalised else []
+        penalties = [] if self.reward_only else self._penalties(chunk)
         loss = sum(penalties, loss)
         weights = step_weights(mask, self.kind.aggregation, **self.counts)[:, chunk.steps]
         # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.

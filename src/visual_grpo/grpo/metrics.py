@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import ReplayChunk, Rollout, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.losses import Scale, group_advantages, used_rewards, zero_variance_groups
+from visual_grpo.grpo.losses import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_groups
 
 SAMPLER_GAP = "sampler_gap"
 
@@ -130,12 +130,12 @@ def step_metrics(
 
 def _reward_metrics(scores: Sequence[Scores], config: GRPOConfig) -> dict[str, float]:
     group_size = config.group_size
-    total = torch.cat([s.total for s in scores])
+    total, learned = torch.cat([s.total for s in scores]), torch.cat([combined_rewards(s, config) for s in scores])
     values = {
         "reward/total": _mean(total),
         "reward/total_std": _mean(_group_std(total, group_size)),
         "reward/unscored_share": float(total.isnan().float().mean()),
-        "zero_variance_share": float(zero_variance_groups(total, group_size).float().mean()),
+        "zero_variance_share": float(zero_variance_groups(learned, group_size).float().mean()),
     }
     rewards = {name: torch.cat([s.rewards[name] for s in scores]) for name in scores[0].rewards}
     for name, column in rewards.items():
@@ -170,7 +170,7 @@ def variance_shares(
     near 0 is drowned by the others, whatever its weight, and one below 0 is worked against. Rows that a weighted reward
     leaves unscored do not count. Empty where no total differs within its group.
 
-    ``rewards`` are [B]; ``normalise``: each in its group before it is weighted, as `gdpo_advantages` does.
+    ``rewards`` are [B]; ``normalise``: each in its group before it is weighted, as `gdpo_rewards` does.
     """
     used, unscored = used_rewards(rewards, weights)
     scale: Scale = "group" if normalise else "none"

@@ -46,7 +46,7 @@ class AdapterOptimizer:
         self.adamw = build_optimizer(parameters, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
         target = config.target_kl
-        self.trust_region = TrustRegion(parameters, target) if target is not None else None
+        self.trust_region = TrustRegion(parameters, target, rounds=dtype != "float32") if target is not None else None
         self.on_update: list[Callable[[], object]] = []
         """Called after each update that is not skipped."""
         self._skipped = self._overflows = 0
@@ -110,9 +110,10 @@ class AdapterOptimizer:
                 " model.dtype=bfloat16 or float32, or a lower grpo.learning_rate."
             )
         if overflowed:
-            return norm, rate
+            return norm, 0.0
         if region is not None:
-            rate *= region.hold(factor * (number % config.updates_per_rollout + 1) / config.updates_per_rollout)
+            part = factor * (number % config.updates_per_rollout + 1) / config.updates_per_rollout
+            rate *= region.hold(part, taught=norm > 0)
             region.refuse_unreached(config.learning_rate, config.warmup_steps)
         for follow in self.on_update:
             follow()

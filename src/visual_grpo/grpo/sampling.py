@@ -21,7 +21,7 @@ from visual_grpo.common.types import (
 )
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.distributed.policy import roll_out
-from visual_grpo.grpo.losses import zero_variance_groups
+from visual_grpo.grpo.losses import combined_rewards, zero_variance_groups
 from visual_grpo.grpo.metrics import Clock
 
 T = TypeVar("T")
@@ -72,7 +72,9 @@ class PromptOrder:
 
     def _order(self, kind: int, epoch: int) -> list[int]:
         if self._passes.get(kind, (None, []))[0] != epoch:
-            generator = torch.Generator().manual_seed((self.seed << 24) + epoch)
+            # torch's CPU generator reads 32 bits of its seed: the shift alone gives 0, 256, 512, ... one order.
+            mixed = (self.seed << 24) + (self.seed >> 8) * 1_000_003 + epoch
+            generator = torch.Generator().manual_seed(mixed)
             self._passes[kind] = epoch, torch.randperm(len(self._members[kind]), generator=generator).tolist()
         return self._passes[kind][1]
 
@@ -122,7 +124,7 @@ def informative_groups(sample: Callable[[int], list[ScoredRollout[T]]], config: 
     for _ in range(1 + config.max_refills):
         refill = sample(missing)
         parts += refill
-        constant += [zero_variance_groups(part.scores.total, config.group_size) for part in refill]
+        constant += [zero_variance_groups(combined_rewards(part.scores, config), config.group_size) for part in refill]
         missing = config.prompts_per_step - sum(int((~flags).sum()) for flags in constant)
         if not missing:
             break

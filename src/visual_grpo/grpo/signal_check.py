@@ -128,7 +128,7 @@ def probe_gradient(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], g
     config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.optimizer.scaler
     clock = Clock(device=str(trainer.device))
     batches = trainer.build_batches(sample_and_score(trainer.policy, trainer.scorer, prompts, config, generator, clock))
-    loss, scale = PolicyLoss(config, batches, penalised=False), scaler.state_dict()
+    loss, scale = PolicyLoss(config, batches, reward_only=True), scaler.state_dict()
     for _ in range(MOST_OVERFLOWS):
         trainer.compute_gradient(batches, loss, UpdateMetrics(), on_policy=True)
         if not scaler.is_enabled():

@@ -18,7 +18,7 @@ from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, extreme_rows, gdpo_advantages, group_advantages, k3
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, extreme_rows, group_advantages, k3
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
@@ -93,20 +93,16 @@ class GRPOTrainer(Generic[T]):
         config, size = self.config, self.config.group_size
         scored = [part for part in scored if len(part.groups)]
         rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in scored]
-        scores = [part.scores for part in scored]
-        total = torch.cat([s.total[r] for s, r in zip(scores, rows, strict=True)])
-        trained = extreme_rows(total, size, config.train_samples or size)
-        limits: dict[str, Any] = {"epsilon": config.advantage_epsilon, "clip": config.advantage_clip}
-        if config.combine == "gdpo":
-            rewards = {
-                name: torch.cat([s.rewards[name][r] for s, r in zip(scores, rows, strict=True)])
-                for name in scores[0].rewards
-            }
-            rewards = {name: column.masked_fill(~trained, torch.nan) for name, column in rewards.items()}
-            advantages = gdpo_advantages(rewards, scores[0].weights, size, **limits)
-        else:
-            scale = config.advantage_scale or LOSSES[config.loss].advantage_scale
-            advantages = group_advantages(total.masked_fill(~trained, torch.nan), size, scale=scale, **limits)
+        rewards = torch.cat([combined_rewards(part.scores, config)[r] for part, r in zip(scored, rows, strict=True)])
+        trained = extreme_rows(rewards, size, config.train_samples or size)
+        usual = LOSSES[config.loss].advantage_scale if config.combine == "sum" else "batch_centred"
+        advantages = group_advantages(
+            rewards.masked_fill(~trained, torch.nan),
+            size,
+            scale=config.advantage_scale or usual,
+            epsilon=config.advantage_epsilon,
+            clip=config.advantage_clip,
+        )
         batches = []
         lengths = [len(chosen) for chosen in rows]
         parts = zip(scored, rows, advantages.split(lengths), trained.split(lengths), strict=True)
@@ -120,7 +116,7 @@ class GRPOTrainer(Generic[T]):
             )
             if len(batch.rows):
                 batches.append(batch)
-        require_scored(batches, scores, self.step + 1)
+        require_scored(batches, [part.scores for part in scored], self.step + 1)
         return batches
 
     def update(self, batches: list[TrainBatch[T]], scored: Sequence[ScoredRollout[T]], clock: Clock) -> StepMetrics:

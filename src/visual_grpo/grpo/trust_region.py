@@ -28,31 +28,43 @@ _RISE, _LEAST, _TRIES = 1.5, 0.1, 8
 class TrustRegion:
     """Shortens updates that moved the policy too far, and chooses the learning rate of the next ones."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], target: float) -> None:
-        """``target``: nats a token, or a latent element."""
-        self.parameters, self.target = parameters, target
+    def __init__(self, parameters: Sequence[nn.Parameter], target: float, *, rounds: bool = False) -> None:
+        """``target``: nats a token, or a latent element; ``rounds``: sampler and replay differ without any update."""
+        self.parameters, self.target, self.rounds = parameters, target, rounds
         self.scale = 1.0
         """Factor on the learning rate."""
         self.moved = self.reached = 0.0
         """By the last step so far, and the largest share of an update's own target that was measured."""
         self._updates = 0
         self._start: list[Tensor] = []
+        self._rounding = 0.0
         self._measure: Callable[[], float] = lambda: math.nan
 
     def begin(self, measure: Callable[[], float]) -> None:
-        """Begins a step at the present weights; ``measure`` returns the KL of their policy to the one by then."""
+        """Begins a step at the present weights; ``measure`` returns the KL of their policy to the one by then.
+
+        Raises UserError where it is above the target already.
+        """
         self._start = [parameter.detach().clone() for parameter in self.parameters]
         self._measure, self.moved = measure, 0.0
+        self._rounding = measure() if self.rounds else 0.0
+        if self._rounding > self.target:
+            raise UserError(
+                f"grpo.target_kl is {self.target:g}, but rounding alone moves the policy by {self._rounding:.2g} from"
+                " the one that sampled, so the target cannot be measured. Raise target_kl above that, use"
+                " model.dtype=float32, or leave target_kl out."
+            )
 
-    def hold(self, part: float) -> float:
+    def hold(self, part: float, *, taught: bool = True) -> float:
         """Takes back what an update moved the policy beyond the target; returns what is left of its learning rate.
 
         ``part``: the share of the step's length that should be done, by the schedule and the updates so far. Large
-        steps leave the range in which the KL is a square, and are measured again.
+        steps leave the range in which the KL is a square, and are measured again. ``taught``: whether the update had a
+        gradient; one without, as of equal rewards, says nothing about the learning rate.
         """
         target, left, ratio = self.target * part**2, 1.0, 1.0
         for _ in range(_TRIES):
-            self.moved = self._measure()
+            self.moved = max(self._measure() - self._rounding, 0.0)  # NaN stays NaN.
             ratio = self._ratio(target)
             if ratio >= 1:
                 break
@@ -62,9 +74,9 @@ class TrustRegion:
                 break
         else:
             log.warning("An update may exceed target_kl (%g): it was still too long %d times.", self.target, _TRIES)
-        self.scale *= left if left < 1 else min(ratio, _RISE)
-        self.scale = min(self.scale, LARGEST_SCALE)
-        self._updates += 1
+        if taught:
+            self.scale = min(self.scale * (left if left < 1 else min(ratio, _RISE)), LARGEST_SCALE)
+            self._updates += 1
         return left
 
     def refuse_unreached(self, learning_rate: float, warmup: int) -> None:

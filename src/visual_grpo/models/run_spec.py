@@ -12,6 +12,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import (
     ControlConfig,
     FlowConfig,
+    GRPOConfig,
     ModelConfig,
     Parameters,
     PolicyConfig,
@@ -172,23 +173,10 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
     yield from _sampler_problems(family, config.sampling)
     policy, grpo, offload = config.policy, config.grpo, config.model.offload
     joint, kinds = policy.stages == "joint", family.kinds()
-    if joint and (grpo.max_refills or grpo.rollout_prompts):
-        yield (
-            "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
-            " nor grpo.rollout_prompts. Leave them out, or set policy.stages=alternating."
-        )
-    if joint and len(modules) < 2:
-        yield (
-            f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
-            " leave policy.stages out, or train all modules (policy.train=all)."
-        )
+    if joint:
+        yield from _joint_problems(config, modules)
     for name in modules:
-        own = config.grpo_of(name)
-        if (own.train_samples or 0) > own.group_size:
-            yield (
-                f"{name} has train_samples {own.train_samples}, more than its group_size, {own.group_size}. Lower"
-                " grpo.train_samples, or draw more samples of each prompt."
-            )
+        yield from _grpo_problems(name, config.grpo_of(name))
     tokens = [name for name in modules if family.modules[name].kind == "tokens"]
     if grpo.loss == "dppo" and tokens:
         yield (
@@ -213,6 +201,40 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
             " several networks can keep one on the GPU at a time. Set it to none."
         )
     yield from _exclusions(config.model, config.distributed.sharded)
+
+
+def _joint_problems(config: Parameters, modules: tuple[str, ...]) -> Iterator[str]:
+    grpo, others = config.grpo, "set policy.stages=alternating"
+    if grpo.max_refills or grpo.rollout_prompts:
+        yield (
+            "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
+            f" nor grpo.rollout_prompts. Leave them out, or {others}."
+        )
+    for name in modules:
+        if (own := config.grpo_of(name).prompts_per_step) != grpo.prompts_per_step:
+            yield (
+                "policy.stages is joint, which draws the same prompts for all modules, but"
+                f" modules.{name}.prompts_per_step is {own} and grpo.prompts_per_step {grpo.prompts_per_step}. Leave"
+                f" the first out, or {others}."
+            )
+    if len(modules) < 2:
+        yield (
+            f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
+            " leave policy.stages out, or train all modules (policy.train=all)."
+        )
+
+
+def _grpo_problems(module: str, grpo: GRPOConfig) -> Iterator[str]:
+    if grpo.loss == "dppo" and (grpo.clip_low is not None or grpo.clip_high is not None):
+        yield (
+            f"grpo.loss is dppo, which has no clip, but {module} has clip_low {grpo.clip_low} and clip_high"
+            f" {grpo.clip_high}. Set grpo.divergence_limit in their place, or another loss."
+        )
+    if (grpo.train_samples or 0) > grpo.group_size:
+        yield (
+            f"{module} has train_samples {grpo.train_samples}, more than its group_size, {grpo.group_size}. Lower"
+            " grpo.train_samples, or draw more samples of each prompt."
+        )
 
 
 def _exclusions(model: ModelConfig, sharded: bool) -> Iterator[str]:
