@@ -85,6 +85,13 @@ class TestPromptsTxt:
         picture(tmp_path / "target_images/00.jpg")
         assert "target_images has 0.png and 00.jpg, of one number. Keep one of them." in refusal(tmp_path)
 
+    def test_images_that_seem_to_be_counted_from_1_are_refused(self, tmp_path):
+        picture(tmp_path / "target_images/1.png")
+        (tmp_path / "prompts.txt").write_text("one\n")
+        assert "there is target_images/1.png but no image 0" in refusal(tmp_path)
+        (tmp_path / "prompts.txt").write_text("\none\n")
+        assert [(r.prompt, r.target_image) for r in read(tmp_path)[0]] == [("one\n", "1.png")]
+
     def test_missing_and_unused_images_are_told_without_a_shift(self, tmp_path):
         (tmp_path / "prompts.txt").write_text("zero\none\ntwo")
         (tmp_path / "target_images").mkdir()

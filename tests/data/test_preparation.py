@@ -69,7 +69,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     bad = {
         "a": ({"prompt": "again"}, "duplicate_id"),
         "b": ({"prompt": " "}, "empty_prompt"),
-        "c": ({"target_image": "none.png"}, "missing_target"),
+        "c": ({"target_image": f"{'long' * 70}.png"}, "missing_target"),
         "d": ({"target_image": "corrupt.png"}, "corrupt_image"),
         "e": ({"target_image": "empty.png"}, "corrupt_image"),
         "f": ({"target_image": "small.png"}, "image_too_small"),

@@ -408,6 +408,7 @@ class TestTexts:
             (['"hello" on a sign,x', "a cup,z"], ["a cup"], "line 2 is"),
             (['"open quote,y', "a cup,z", 'a "dog",w', "a cat,v"], ["a cat"], "lines 2 to 4 are"),
             (["a cup,z", '"open to the end,y'], ["a cup"], "line 3 is"),
+            ([' "a cup, red", z', "a cat, y"], ["a cup, red", "a cat"], None),
             (['a "dog",w', '"a ""quoted"" cup, red",u'], ['a "dog"', 'a "quoted" cup, red'], None),
         ],
     )
@@ -450,8 +451,11 @@ class TestTexts:
     def test_what_is_no_prompt_is_said(self, tmp_path):
         picture(tmp_path / "data/0.png").with_suffix(".txt").write_text("0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0.1 0.1")
         captioned(tmp_path / "data/1.png", 1)
-        said = "1 prompt (such as 0.png) without a letter: labels for a detector, for example, are no prompts"
-        assert said in prepare(tmp_path).report["warnings"]
+        picture(tmp_path / "data/2.png").with_suffix(".txt").write_text('"a cup",')
+        assert {*prepare(tmp_path).report["warnings"]} >= {
+            "1 prompt (such as 0.png) without a letter: labels for a detector, for example, are no prompts",
+            "1 prompt (such as 2.png) wholly in quotes, which belong to the prompt: remove those of a list",
+        }
         flickr = tmp_path / "data/captions.txt"
         flickr.write_text("image,caption\n0.png,a red square\n0.png,a square\n")
         with pytest.raises(UserError, match=r"captions\.txt, line 2, begins with the name of an image.*metadata\.csv"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
 
 from visual_grpo.common.errors import UserError
@@ -39,8 +39,8 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
     """Yields a record for each line that is neither blank nor begins with ``#``.
 
     With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one. Raises
-    UserError for comments among such lines, because they may or may not be counted, and for images to edit beside the
-    prompts, of which nothing says to which they belong.
+    UserError for comments among such lines, because they may or may not be counted, for images that seem to be counted
+    from 1, and for images to edit beside the prompts, of which nothing says to which they belong.
     """
     if Path(data.path).is_dir():  # Who names the file means the file.
         _refuse_sources(path)
@@ -68,13 +68,22 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
             if target is not None or (not has_targets and line.strip()):
                 yield Record(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
             elif line.strip():
-                remedy = "Add it, or remove the prompt and renumber the images"
-                message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
-                yield Rejected("missing_target", message, remedy).at(place, index)
+                yield _without_target(path, targets, index).at(place, index)
             index += 1
     for number, name in targets.items():
         if number >= index:
             yield Note("image", "not used: no line has its number, counted from 0", Place(f"{TARGETS}/{name}"))
+
+
+def _without_target(path: Path, targets: Mapping[int, str], index: int) -> Rejected:
+    if index == 0 and 1 in targets:
+        raise UserError(
+            f"{path}: images are counted from 0, and there is {TARGETS}/{targets[1]} but no image 0. If they are"
+            f" numbered from 1, rename them or begin {path.name} with an empty line; if image 0 is missing, empty the"
+            " first line."
+        )
+    message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
+    return Rejected("missing_target", message, "Add it, or remove the prompt and renumber the images")
 
 
 def _refuse_sources(path: Path) -> None:

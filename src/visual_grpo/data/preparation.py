@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import warnings
 from collections import Counter
@@ -175,6 +176,8 @@ class Preparation:
         notes += [note for image in sources[:1] for note in self._resized("image", image.original_size)]
         if not any(map(str.isalpha, record.prompt)):
             notes.append(Note("prompt", "without a letter: labels for a detector, for example, are no prompts"))
+        if re.fullmatch('"[^"]*",?', record.prompt):
+            notes.append(Note("prompt", "wholly in quotes, which belong to the prompt: remove those of a list"))
         if target is not None:
             notes += self._resized("image" if self._config.frames is None else "video", target.original_size)
         # A group that is given decides alone, and many queries may have the same mask.

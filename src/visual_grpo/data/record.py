@@ -7,6 +7,7 @@ import hashlib
 import os
 import unicodedata
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
@@ -236,8 +237,9 @@ def find_file(folder: Path, name: str) -> Path | None:
     """
     for text in (name, name.replace("\\", "/")):
         for spelling in (text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)):
-            if (folder / spelling).is_file():
-                return folder / spelling
+            with suppress(OSError):  # A name may be too long, in one of the forms only.
+                if (folder / spelling).is_file():
+                    return folder / spelling
     return None
 
 
