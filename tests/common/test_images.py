@@ -96,6 +96,7 @@ def test_every_mode_gives_its_colour_with_transparency_over_white(image, expecte
         (np.array([[-100, 0, 300]], np.int32), "I", [0, 64, 255]),
         (np.array([[0, 10**6, 2 * 10**6]], np.int32), "I", [0, 128, 255]),
         (np.array([[0, 0.5, 1]], np.float32), "F", [0, 128, 255]),
+        (np.array([[0, 0.5, 1.02]], np.float32), "F", [0, 128, 255]),
         (np.array([[0, 100, 255]], np.float32), "F", [0, 100, 255]),
         (np.array([[-1, 0, 3]], np.float32), "F", [0, 64, 255]),
         (np.array([[-7, -7, -7]], np.float32), "F", [0, 0, 0]),

@@ -42,6 +42,10 @@ def rejection(valid, task="mixed"):
     return rejected.value
 
 
+def test_what_nobody_sees_at_the_ends_of_a_prompt_is_removed(valid):
+    assert check(replace(valid, prompt="\ufeff a\u200bcat\u200b\n")).prompt == "a\u200bcat"
+
+
 def test_a_good_record(valid, tmp_path):
     sources = [str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"]
     fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": 2}}
@@ -57,6 +61,8 @@ def test_a_good_record(valid, tmp_path):
     [
         ({"prompt": None, "extra": {"texts": "a"}}, "empty_prompt", "there is no prompt; the record has 'texts'"),
         ({"prompt": " \n"}, "empty_prompt", "the prompt is empty"),
+        ({"prompt": "NaN"}, "empty_prompt", "the prompt is empty (NaN)"),
+        ({"prompt": "\u200b \ufeff"}, "empty_prompt", "the prompt is empty"),
         ({"prompt": "a" * 20_001}, "prompt_too_long", "the prompt has 20,001 characters, more than 20,000"),
         ({"prompt": 5}, "wrong_type", "prompt must be text, got 5"),
         ({"prompt": ["x" * 1000]}, "wrong_type", "x..."),

@@ -108,6 +108,7 @@ BROKEN = {
     "not nested": (POLYGON[0], "a polygon needs x and y of three points or more, got 10"),
     "no number": ([[10, 20, 50, 20, 50, "45"]], "a polygon lies far outside the 160x96 pixels"),
     "far outside": ([[10, 20, 5e9, 20, 50, 45]], "a polygon lies far outside the 160x96 pixels"),
+    "fractions": ([[0.1, 0.1, 0.5, 0.1, 0.5, 0.6]], "within one pixel, as if they were fractions of the image's size"),
     "not a number": ([[10, 20, float("nan"), 20, 50, 45]], "a polygon lies far outside the 160x96 pixels"),
     "another size": ({"counts": [40 * 60], "size": [40, 60]}, "have the size [40, 60], and its image [96, 160]"),
     "turned": ({"counts": runs(pixels().T), "size": SIZE[::-1]}, "have the size [160, 96], and its image [96, 160]"),

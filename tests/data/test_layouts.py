@@ -183,11 +183,14 @@ class TestTables:
         rows = [{"image": embedded(colour=colour), "text": colour, "n": n} for n, colour in enumerate(("red", "blue"))]
         parquet(tmp_path / "data/a [1].parquet", rows)
         Dataset.from_list(rows).cast_column("image", Image()).to_parquet(tmp_path / "data/b.parquet")
+        for row in rows:
+            row["image"] = {"bytes": embedded(colour=str(row["text"]))["bytes"], "width": 48}
+        parquet(tmp_path / "data/c.parquet", rows)
         table = prepare(tmp_path)
-        assert [record.prompt for record in table] == ["red", "blue", "red", "blue"]
+        assert [record.prompt for record in table] == ["red", "blue"] * 3
         assert [read_image(record.target_image).getpixel((0, 0)) for record in table][1] == (0, 0, 255)
-        assert [record.metadata for record in table] == [{"n": 0}, {"n": 1}] * 2
-        assert len({record.id for record in table}) == 4
+        assert [record.metadata for record in table] == [{"n": 0}, {"n": 1}] * 3
+        assert len({record.id for record in table}) == 6
 
     def test_save_to_disk_and_its_splits(self, tmp_path):
         dataset = Dataset.from_list([{"image": embedded(), "text": text} for text in PROMPTS])
@@ -286,10 +289,13 @@ class TestDetection:
         FOLDERS[kind](tmp_path / kind)
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
             for file in sorted((tmp_path / kind).rglob("*")):
-                archive.write(file, f"top/{file.relative_to(tmp_path / kind)}")
+                name = f"top/{file.relative_to(tmp_path / kind)}"
+                archive.write(file, name.replace("/", "\\") if kind == "image_folder" else name)
         task = "i2i" if kind == "instructions" else "t2i"
         digests = {prepare(tmp_path, path=tmp_path / name, task=task).digest for name in (kind, "a.zip")}
         assert len(digests) == 1
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert {prepare(tmp_path, path="~/a.zip", task=task).digest} == digests
         (tmp_path / "a.zip").write_bytes(b"PK\3\4nothing")
         assert f"{tmp_path / 'a.zip'} cannot be unpacked" in refusal(tmp_path / "a.zip")
 

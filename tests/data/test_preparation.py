@@ -43,7 +43,10 @@ def test_the_manifest_says_what_was_found_and_made(tmp_path):
     picture(data / "s.png", (64, 32), "blue")
     row = {"id": "x", "prompt": "a cat", "target_image": "t.jpg", "source_image": ["s.png"], "k": [1, "猫"]}
     jsonl(data / "records.jsonl", [row])
-    (record,) = prepare(tmp_path, task="i2i")
+    table = prepare(tmp_path, task="i2i")
+    (record,) = table
+    said = "of a source and a target of different shapes: each is cropped by itself"
+    assert f"1 edit (such as records.jsonl, line 1) {said}" in table.report["warnings"]
 
     assert (record.id, record.prompt, record.split) == ("x", "a cat", "train")
     assert record.metadata == {"k": [1, "猫"]}

@@ -148,6 +148,24 @@ class TestSplits:
         assert sorted(record.prompt for record in table.split("train")) == [f"picture {n}" for n in range(1, 6)]
         assert table.report["rejected"]["by_reason"] == {"also_held_out": 2}
 
+    def test_groups_do_not_let_a_held_out_prompt_or_picture_train(self, tmp_path):
+        for number, name in enumerate("abc"):
+            picture(tmp_path / f"data/{name}.png", colour=colour(number))
+        rows = [
+            {"prompt": "a cup", "target_image": "a.png", "group": "1", "split": "test"},
+            {"prompt": "a tree", "split": "test"},
+            {"prompt": "A cup\u200b", "group": "2"},
+            {"prompt": "a tree", "group": "3"},
+            {"prompt": "a mug", "target_image": "a.png", "group": "4"},
+            {"prompt": "a hat", "target_image": "b.png", "group": "5"},
+        ]
+        jsonl(tmp_path / "data/list.jsonl", rows)
+        assert [r.prompt for r in prepare(tmp_path, held_out_split="test").split("train")] == ["a hat"]
+        jsonl(tmp_path / "data/list.jsonl", rows[:-1])
+        assert "Of 2 usable records none is left to train on. 3 records rejected:" in refusal(
+            tmp_path, held_out_split="test"
+        )
+
 
 @settings(max_examples=15, deadline=None)
 @given(pairs=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7), st.booleans()), min_size=8, max_size=24))

@@ -228,6 +228,8 @@ def _scale_to_bytes(image: Image.Image) -> Image.Image:
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are not finite numbers")
     low, high = float(values.min()), float(values.max())
+    if image.mode == "F" and low >= 0 and 1 < high < 2:  # Of 0..1, with what a resampling adds to edges.
+        values, high = values.clip(max=1), 1.0
     whites = (UINT16_MAX,) if image.mode.startswith("I;16") else (1, 255) if image.mode == "F" else (255, UINT16_MAX)
     white = next((white for white in whites if low >= 0 and high <= white), None)
     if white is not None:

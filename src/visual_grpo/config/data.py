@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -73,6 +74,11 @@ class DataConfig(Strict):
     )
     max_pixels: int = Field(178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit")
     max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file")
+
+    @field_validator("path")
+    @classmethod
+    def _in_the_home_folder(cls, path: str) -> str:
+        return os.path.expanduser(path)  # noqa: PTH111 (a Path has no two slashes, as hf:// has)
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:

@@ -12,13 +12,26 @@ from typing import Any
 
 from visual_grpo.common.errors import nearest
 from visual_grpo.config import Task
-from visual_grpo.data.record import EmbeddedImage, Limits, Original, Record, Rejected, find_file, shorten, wrong_type
+from visual_grpo.data.record import (
+    INVISIBLE,
+    NULLS,
+    EmbeddedImage,
+    Limits,
+    Original,
+    Record,
+    Rejected,
+    find_file,
+    shorten,
+    wrong_type,
+)
 
 _MAX_PROMPT = 20_000
 """Characters: several times what the longest text encoder reads."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e]")
 """Control characters other than tab and line breaks, and overrides of the writing direction: with one, a prompt shows
 another text than the model reads."""
+
+_AT_THE_ENDS = re.compile(rf"\A[\s{INVISIBLE}]+|[\s{INVISIBLE}]+\Z")
 
 
 def checked(record: Record, task: Task, limits: Limits) -> Record:
@@ -68,10 +81,11 @@ def _check_prompt(record: Record, key: str) -> str:
         )
     if not isinstance(record.prompt, str):
         raise wrong_type(key, "text", record.prompt)
-    text = record.prompt.strip()
+    text = _AT_THE_ENDS.sub("", record.prompt)
     _check_utf8(text, key)
-    if not text:
-        raise Rejected("empty_prompt", f"the {key} is empty", "Write one or remove the record")
+    if text.lower() in NULLS:
+        message = f"the {key} is empty{f' ({text})' * bool(text)}"
+        raise Rejected("empty_prompt", message, "Write one or remove the record")
     if len(text) > _MAX_PROMPT:
         message = f"the {key} has {len(text):,} characters, more than {_MAX_PROMPT:,}"
         raise Rejected("prompt_too_long", message, "Shorten it: memory grows with its length")

@@ -222,6 +222,8 @@ def _run_lengths(segmentation: Any, height: int, width: int) -> list[Any]:
             raise ValueError(f"a polygon needs x and y of three points or more, got {shorten(repr(polygon))}")
         if not all(type(number) in (int, float) and abs(number) <= far for number in polygon):
             raise ValueError(f"a polygon lies far outside the {width}x{height} pixels: {shorten(repr(polygon))}")
+    if all(0 <= number <= 1 for polygon in segmentation for number in polygon):
+        raise ValueError("its polygons lie within one pixel, as if they were fractions of the image's size")
     return list(coco_mask.frPyObjects(segmentation, height, width))
 
 

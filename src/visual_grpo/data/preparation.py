@@ -28,7 +28,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
-from visual_grpo.data.images import CHOOSE_VALUE, ImageStore
+from visual_grpo.data.images import CHOOSE_VALUE, ImageStore, PreparedImage
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.report import Report, also_rejected
@@ -38,6 +38,8 @@ from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_split, is_spli
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
 _MAX_THREADS = 8
+_SAME_SHAPE = 1.02
+"""Ratio of two aspect ratios that is still taken for rounding."""
 _BATCH = 8
 """Records of each thread that are prepared together."""
 
@@ -47,7 +49,7 @@ class Prepared(NamedTuple):
 
     row: dict[str, Any]
     pictures: tuple[str, ...]
-    """Digests of the prepared pictures that no other split may show."""
+    """Digests of the prepared pictures that no other split may show, and the group that the record has without one."""
     notes: Sequence[Note]
     label: int | None
 
@@ -124,7 +126,7 @@ class Preparation:
         for row in rows:
             key = self._groups.of(row["split_group"])
             if row["split"] != HELD_OUT and key in held_out:
-                message = f"its prompt or its picture is in the split {self._config.held_out_split}, too"
+                message = f"its prompt, its picture or its group is in the split {self._config.held_out_split}, too"
                 place = Place(row["target_file"] or self._config.path)
                 self._report.reject(Rejected("also_held_out", message, "It does not train").at(place, row["id"]))
                 continue
@@ -153,11 +155,12 @@ class Preparation:
                 ]
         except Rejected as rejected:
             return rejected.at(item.place, item.id)
+        originals = [source.original_sha256 for source in sources]
         row = {
             "id": record.id,
             "prompt": record.prompt,
             "split": HELD_OUT if is_split(record.split, self._config.held_out_split) else "",
-            "split_group": split_group(record, [source.original_sha256 for source in sources], self._config.task),
+            "split_group": split_group(record, originals, self._config.task),
             "metadata": record.metadata,
             "source_images": [f"{IMAGES}/{source.name}" for source in sources],
             "source_sha256": [source.sha256 for source in sources],
@@ -172,17 +175,25 @@ class Preparation:
         if isinstance(item.target_image, str) and not is_query:
             # It may hold bytes that are not UTF-8, which Parquet refuses.
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
-        # Sources after the first keep their shape.
-        notes += [note for image in sources[:1] for note in self._resized("image", image.original_size)]
-        if not any(map(str.isalpha, record.prompt)):
-            notes.append(Note("prompt", "without a letter: labels for a detector, for example, are no prompts"))
-        if re.fullmatch('"[^"]*",?', record.prompt):
-            notes.append(Note("prompt", "wholly in quotes, which belong to the prompt: remove those of a list"))
+        notes += self._notes(record.prompt, sources, target)
+        if record.group is not None and self._config.held_out_split is None:
+            return Prepared(row, (), notes, label)  # A group that is given decides alone.
+        shown = [*sources, *([] if target is None or is_query else [target])]  # Many queries may have the same mask.
+        ungrouped = split_group(replace(record, group=None), originals, self._config.task)
+        return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label)
+
+    def _notes(self, prompt: str, sources: Sequence[PreparedImage], target: PreparedImage | None) -> Iterator[Note]:
+        for image in sources[:1]:  # Those after the first keep their shape.
+            yield from self._resized("image", image.original_size)
+        if not any(map(str.isalpha, prompt)):
+            yield Note("prompt", "without a letter: labels for a detector, for example, are no prompts")
+        if re.fullmatch('"[^"]*",?', prompt):
+            yield Note("prompt", "wholly in quotes, which belong to the prompt: remove those of a list")
         if target is not None:
-            notes += self._resized("image" if self._config.frames is None else "video", target.original_size)
-        # A group that is given decides alone, and many queries may have the same mask.
-        shown = [] if record.group is not None else [*sources, *([] if target is None or is_query else [target])]
-        return Prepared(row, tuple(image.sha256 for image in shown), notes, label)
+            yield from self._resized("image" if self._config.frames is None else "video", target.original_size)
+            shapes = sorted(width / height for width, height in (one.original_size for one in (*sources[:1], target)))
+            if self._config.task != "segmentation" and shapes[-1] > _SAME_SHAPE * shapes[0]:
+                yield Note("edit", "of a source and a target of different shapes: each is cropped by itself")
 
     def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Note]:
         """Says what becomes of an original of another size, (width, height); queries are stretched, not cropped."""

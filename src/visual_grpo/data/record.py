@@ -24,6 +24,10 @@ IMAGE_SUFFIXES = frozenset(
 """In lower case. HEIC and JPEG XL cannot be read, but are included so that they are reported instead of ignored."""
 VIDEO_SUFFIXES = frozenset({".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi"})
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
+"""Spellings of missing values in spreadsheets and pandas, in lower case."""
+INVISIBLE = "\ufeff\u200b"
+"""Characters that nobody sees: the byte order mark and the space of no width."""
 LFS_REMEDY = "Fetch the files with: git lfs pull"
 _LFS_POINTER = b"version https://git-lfs."
 _MB = 1_000_000

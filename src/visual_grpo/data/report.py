@@ -76,9 +76,12 @@ class Report:
             raise UserError(no_records_left(self.rejections, rejected))
         if not self._records["train"]:
             others = [split for split, share in self._shares.items() if share > 0]
+            shares = (
+                f": the splits {', '.join(others)} take all. Add records or lower"
+                f" {', '.join(f'data.{split}_share' for split in others)}"
+            )
             raise UserError(
-                f"Of {counted(accepted, 'usable record')} none is left to train on: the splits {', '.join(others)} take"
-                f" all. Add records or lower {', '.join(f'data.{split}_share' for split in others)}."
+                f"Of {counted(accepted, 'usable record')} none is left to train on{shares * bool(others)}."
                 f"{also_rejected(self.rejections, rejected)}"
             )
         self._warn(accepted)

@@ -157,11 +157,13 @@ def _unzipped(path: Path) -> Path:
     if not folder.is_dir():
         try:
             with ZipFile(path) as archive, fresh_folder(folder) as draft:
-                archive.extractall(draft)
+                for entry in archive.infolist():  # Windows' archives may have its separators.
+                    entry.filename = entry.filename.replace("\\", "/")
+                archive.extractall(draft, archive.infolist())
         except (BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
             raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
-    entries = [entry for entry in folder.iterdir() if not is_system_file(entry.name)]
-    return entries[0] if len(entries) == 1 and entries[0].is_dir() else folder
+    found = [path for path in folder.iterdir() if not is_system_file(path.name)]
+    return found[0] if len(found) == 1 and found[0].is_dir() else folder
 
 
 def _refuse_several(

@@ -16,7 +16,7 @@ from typing import Any
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.data.record import Record, Rejected
+from visual_grpo.data.record import INVISIBLE, Record, Rejected
 
 HELD_OUT = "held_out"
 SEALED = "sealed"
@@ -33,6 +33,8 @@ _NAMES: Mapping[str, str] = {
 """Names of splits -> the usual one, as the library `datasets` recognises them."""
 COLUMNS = frozenset({"split", "partition", "subset", "set", "fold"})
 """Names of a column with the record's split, in lower case; only values that are a split's name count."""
+
+_WITHOUT_INVISIBLE = str.maketrans("", "", INVISIBLE)
 
 
 def usual_name(name: object) -> str | None:
@@ -170,8 +172,8 @@ class Groups:
 
 
 def prompt_key(prompt: str) -> str:
-    """Normalises a prompt: letter case, white space and Unicode compatibility forms (NFKC) do not matter."""
-    return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
+    """Normalises a prompt: case, white space, what is invisible and Unicode's compatibility forms do not matter."""
+    return " ".join(unicodedata.normalize("NFKC", prompt).translate(_WITHOUT_INVISIBLE).casefold().split())
 
 
 def _fraction(kind: str, text: str) -> float:

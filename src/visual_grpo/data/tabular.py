@@ -25,6 +25,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.data.columns import prompt_columns, record_from_row
 from visual_grpo.data.record import (
     LFS_REMEDY,
+    NULLS,
     EmbeddedImage,
     Item,
     Limits,
@@ -45,8 +46,6 @@ _BUILDERS: dict[str, dict[str, Any]] = {
 }
 """Suffix -> options of `datasets.load_dataset`."""
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", *_BUILDERS)
-_NULLS = frozenset({"", "nan", "null", "none", "n/a", "<na>"})
-"""Spellings of missing values in spreadsheets and pandas, in lower case."""
 Row = dict[str, Any] | Rejected | Note
 
 
@@ -236,7 +235,7 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
                 message = f"the row has more fields than the header, {len(header)}"
                 row = Rejected("not_csv", message, 'Put quotes (") around text with commas')
             elif isinstance(row, dict):
-                missing = {name for name, value in row.items() if value is None or value.strip().lower() in _NULLS}
+                missing = {name for name, value in row.items() if value is None or value.strip().lower() in NULLS}
                 row |= dict.fromkeys(missing)
                 if number > last + 1:
                     note = "of several lines: a quote that is not closed takes the next lines with it"
@@ -292,8 +291,8 @@ def _cell(value: Any, name: str, folder: Path | None) -> Any:
     """Wraps an image's bytes; an image stored by its path becomes the path. Other values stay."""
     if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
         return [_cell(image, name, folder) for image in value]
-    if isinstance(value, dict) and value.keys() == {"bytes", "path"}:
-        path = value["path"]
+    if isinstance(value, dict) and (value.keys() == {"bytes", "path"} or isinstance(value.get("bytes"), bytes)):
+        path = value.get("path")
         value = (path if folder or path is None else Path(path)) if value["bytes"] is None else value["bytes"]
     return EmbeddedImage(name, value) if isinstance(value, bytes) else value
 
