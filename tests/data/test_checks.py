@@ -49,7 +49,7 @@ def test_what_nobody_sees_at_the_ends_of_a_prompt_is_removed(valid):
 def test_a_good_record(valid, tmp_path):
     sources = [str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"]
     fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": 2}}
-    record = check(replace(valid, id=7, target_image="a.png", source_images=sources, **fields))
+    record = check(replace(valid, id=7.0, target_image="a.png", source_images=sources, **fields))
     assert (record.id, record.prompt, record.target_image) == ("7", "a cat", tmp_path / "a.png")
     assert all((tmp_path / "a.png").samefile(str(source)) for source in record.source_images)
     assert json.loads(record.metadata) == {"a": "猫", "b": 1}
@@ -70,6 +70,7 @@ def test_a_good_record(valid, tmp_path):
         ({"prompt": "a\0cat"}, "control_character", "the control character U+0000 at character 2"),
         ({"prompt": "a \u202etac"}, "control_character", "U+202E at character 3"),
         ({"id": True}, "wrong_type", "id must be text or a whole number, got True"),
+        ({"id": 7.5}, "wrong_type", "id must be text or a whole number, got 7.5"),
         ({"id": " "}, "wrong_type", "id must be text or a whole number, got ' '"),
         ({"target_image": "b.png"}, "missing_target", "target_image 'b.png' does not exist or is not an "),
         ({"target_image": "a\0.png"}, "missing_target", "does not exist"),
@@ -135,7 +136,9 @@ def test_the_task_decides_which_images_a_record_needs(valid, task, sources, targ
 @pytest.mark.parametrize(("key", "meant"), [("boxs", "box"), ("point", "points")])
 def test_a_misspelt_box_of_a_query_is_no_metadata(valid, key, meant):
     query = replace(valid, source_images="a.png", target_image="a.png", extra={key: [1, 2, 3, 4]})
-    assert f"Did you mean {meant!r}?" in rejection(query, "segmentation").message
+    rejected = rejection(query, "segmentation")
+    assert f"Did you mean {meant!r}?" in rejected.message
+    assert rejected.remedy.endswith(f"or leave it out with data.columns.ignored=[{key}]")
 
 
 class TestIds:

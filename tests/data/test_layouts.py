@@ -260,16 +260,17 @@ class TestMasks:
         for name in ("a", "b", "c", "d"):
             picture(tmp_path / f"data/images/{name}.jpg", (48, 64))
         mask(tmp_path / "data/masks/left_wing/a.png", (48, 64), (12, 8, 23, 31))
-        for name in ("b", "c", "e"):
+        mask(tmp_path / "data/masks/left_wing/e.png", (48, 64), (12, 8, 23, 31))
+        for name in ("b", "c"):
             mask(tmp_path / f"data/masks/{name}.png", (48, 64), (12, 8, 23, 31))
         (tmp_path / "data/images/b.txt").write_text("the beak")
         table = prepare(tmp_path, task="segmentation")
         assert {record.prompt for record in table} == {"left wing", "the beak"}
         assert table[0].metadata["box"] == [16, 4, 31, 15]
         listed = table.report["rejected"]["listed"]
-        assert [(entry["file"], entry["reason"]) for entry in listed] == [
-            ("masks/c.png", "empty_prompt"),
-            ("masks/e.png", "missing_source"),
+        assert [(entry["file"], entry["reason"], entry["remedy"]) for entry in listed] == [
+            ("masks/c.png", "empty_prompt", "Write it to masks/c.txt, or move the mask to masks/THING/c.png"),
+            ("masks/left_wing/e.png", "missing_source", "Add images/e.png, or remove the mask"),
         ]
         assert "1 image (such as images/d.jpg) not used: no mask has its name" in table.report["warnings"]
 

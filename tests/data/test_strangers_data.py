@@ -306,6 +306,10 @@ class TestFiles:
         jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "photo_path": "0.png"}])
         (note,) = prepare(tmp_path).report["warnings"]
         assert note.startswith("no record has a picture, and there are 1 picture: if a column names them")
+        (tmp_path / "data/list.jsonl").unlink()
+        (tmp_path / "data/prompts.txt").write_text("a cup")
+        (note,) = prepare(tmp_path).report["warnings"]
+        assert note.endswith("if each has a text of its name, data.layout=captions reads those")
 
     def test_a_table_beside_its_tar_is_not_read_again(self, tmp_path):
         (tmp_path / "data").mkdir()
@@ -447,6 +451,9 @@ class TestTexts:
         assert prepare(tmp_path).report["warnings"][0].startswith(said)
         file.write_text("prompt,prompt\na,b\n")
         assert refusal(tmp_path).endswith("the header has 'prompt' more than once. Rename a column.")
+        file.write_text("step,reward\n1,0.5\n")
+        assert refusal(tmp_path).endswith("If another file has the prompts, give it as data.path.")
+        assert refusal(tmp_path, path=file).endswith("or write a records.jsonl.")
 
     def test_edits_with_one_picture_are_no_prompts(self, tmp_path):
         picture(tmp_path / "data/0.png")

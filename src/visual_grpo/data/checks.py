@@ -70,7 +70,8 @@ def _typo_check(record: Record, is_query: bool) -> None:
             meant = nearest(re.sub(r"[\W_]", "", key).lower(), missing, cutoff=0.83)
             if meant is not None:
                 hint = f"there is no field {key!r}. Did you mean {missing[meant]!r}?"
-                raise Rejected("unknown_key", hint, "Rename it, or begin it with _")
+                remedy = f"Rename it, begin it with _, or leave it out with data.columns.ignored=[{key}]"
+                raise Rejected("unknown_key", hint, remedy)
 
 
 def _check_prompt(record: Record, key: str) -> str:
@@ -96,6 +97,8 @@ def _check_prompt(record: Record, key: str) -> str:
 
 
 def _check_label(value: Any, key: str) -> str:
+    if isinstance(value, float) and value.is_integer():  # Of a column with gaps, pandas makes floats.
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise wrong_type(key, "text or a whole number", value)
     _check_utf8(str(value), key)

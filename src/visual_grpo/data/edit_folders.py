@@ -85,14 +85,17 @@ def _names_of_targets(targets: Iterable[str], named: Collection[Name]) -> dict[s
     """Returns the names of each target's sources, one for each folder of sources beside the target or above."""
     # source_2 before source_10, and references, which are not what is edited, last.
     order = {("reference" in PurePosixPath(folder).name.lower(), len(folder), folder) for folder, _ in named}
+    beside: dict[PurePosixPath, list[tuple[bool, int, str]]] = {}
+    for each in order:
+        beside.setdefault(PurePosixPath(each[2]).parent, []).append(each)
     divided = {(folder, name.partition("/")[0]) for folder, name in named if "/" in name}
     names: dict[str, list[Name]] = {target: [] for target in targets}
     for target, own in names.items():
-        for _, _, folder in sorted(order):
-            if PurePosixPath(target).is_relative_to(above := PurePosixPath(folder).parent):
-                name = _below(above, target)
-                first, _, rest = name.partition("/")
-                own.append((folder, rest if rest and (folder, first) not in divided else name))
+        found = ((each, above) for above in PurePosixPath(target).parents for each in beside.get(above, ()))
+        for (_, _, folder), above in sorted(found):
+            name = _below(above, target)
+            first, _, rest = name.partition("/")
+            own.append((folder, rest if rest and (folder, first) not in divided else name))
     return names
 
 

@@ -210,7 +210,7 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
         try:
             image = images.get(stem) or images.get(below)
             if image is None:
-                remedy = f"Add {IMAGES}/{stem}.png, or remove the mask"
+                remedy = f"Add {IMAGES}/{below or stem}.png, or remove the mask"
                 raise Rejected("missing_source", f"there is no image of the same name in {IMAGES}", remedy)
             used.add(image)
             caption = None if stem not in images else _query_file(path, image, name)

@@ -86,10 +86,13 @@ class Report:
             )
         self._warn(accepted)
         if not self._pictures and (unused := found["files"]["ignored"].get(UNNAMED)):
-            self.warnings.append(
-                f"no record has a picture, and there are {counted(unused, 'picture')}: if a column names them, their"
-                " paths must be relative to the table (data.columns.target=NAME names the column)"
+            remedy = (
+                "if a column names them, their paths must be relative to the table (data.columns.target=NAME names the"
+                " column)"
+                if found["columns"]
+                else "if each has a text of its name, data.layout=captions reads those"
             )
+            self.warnings.append(f"no record has a picture, and there are {counted(unused, 'picture')}: {remedy}")
         listed = [
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
             for one in self.rejections
