@@ -139,7 +139,10 @@ def assign_split(group: str, record_id: str, data: DataConfig) -> str:
 
 
 class Groups:
-    """Joins the groups that show the same picture, so that none is on both sides; a picture is known by its content."""
+    """Joins the groups that show the same picture, so that none is on both sides; a picture is known by its content.
+
+    Where a split of the data is held out, groups of the user's that share a prompt are joined, too.
+    """
 
     def __init__(self) -> None:
         self._parents: dict[str, str] = {}
