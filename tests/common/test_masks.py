@@ -158,7 +158,6 @@ REFUSED = {
     "light instances": (Image.fromarray(np.asarray(numbered(90, np.uint16)) * 700), "0, 700, 1400"),
     "classes as colours": (drawn(VOC[15], VOC[8], mode="RGB"), "the colours (0, 0, 0), (64, 0, 0), (192, 128, 128)"),
     "a border as a colour": (drawn(VOC[15], None, VOC[255], mode="RGB"), "(0, 0, 0), (192, 128, 128), (224, 224, 192)"),
-    "a photograph": (Image.merge("RGB", [Image.effect_noise(SIZE, sigma) for sigma in (40, 50, 60)]), " in all)"),
     "panoptic colours": (panoptic(), "(60 in all)"),
 }
 

@@ -20,8 +20,6 @@ _VOID = 255
 """The number of the border that Pascal VOC and its followers leave undecided."""
 _FEW = 32
 """The most values of a mask that are looked at one by one."""
-_FLAT = 0.15
-"""Least share of areas in a mask of colours: photographs have up to 0.13, masks with soft edges 0.22 and more."""
 _SHOWN = 8
 """Values in a message."""
 
@@ -140,8 +138,7 @@ def _shows_several(pixels: np.ndarray, white: float, lossy: bool) -> bool:
 
     - of at most 32 values, not from JPEG, two but 0 fill areas (all from 7/8 of the range are white), or two or more
       are those of neither edge nor noise;
-    - with more values, a fiftieth of the areas but the dark ones are of another colour than the most common, or they
-      are colours with hardly an area (a photograph).
+    - with more values, a fiftieth of the areas but the dark ones are of another colour than the most common.
     """
     codes = (
         np.where(pixels >= white * 7 / 8, pixels.dtype.type(white), pixels)
@@ -155,8 +152,6 @@ def _shows_several(pixels: np.ndarray, white: float, lossy: bool) -> bool:
     if len(found) <= _FEW and not lossy:
         edge = (white / 4 <= pixels) & (pixels <= white * 3 / 4) | (white * 7 / 8 <= pixels) & (pixels < white)
         return len(np.unique(codes[areas & (codes > 0)])) > 1 or not (pixels.ndim == 3 or edge.any())
-    if pixels.ndim == 3 and areas.mean() < _FLAT:
-        return True
     rough = np.rint(pixels[areas].reshape(-1, 1 if pixels.ndim == 2 else 3) * (8 / white))
     rough = rough[rough.any(1)]
     colours, counts = np.unique(rough, axis=0, return_counts=True)
