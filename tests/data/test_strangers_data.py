@@ -157,12 +157,14 @@ class TestSplits:
             {"prompt": "A cup\u200b", "group": "2"},
             {"prompt": "a tree", "group": "3"},
             {"prompt": "a mug", "target_image": "a.png", "group": "4"},
-            {"prompt": "a hat", "target_image": "b.png", "group": "5"},
+            {"prompt": "a tree", "group": "5"},
+            {"prompt": "a hat", "group": "5"},
+            {"prompt": "a hat", "target_image": "b.png", "group": "6"},
         ]
         jsonl(tmp_path / "data/list.jsonl", rows)
         assert [r.prompt for r in prepare(tmp_path, held_out_split="test").split("train")] == ["a hat"]
         jsonl(tmp_path / "data/list.jsonl", rows[:-1])
-        assert "Of 2 usable records none is left to train on. 3 records rejected:" in refusal(
+        assert "Of 2 usable records none is left to train on. 5 records rejected:" in refusal(
             tmp_path, held_out_split="test"
         )
 

@@ -47,6 +47,11 @@ CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
     (curves(clip_fraction=0.9), settings(loss="gspo"), None),
     (curves(clip_fraction=0.5), settings(loss="dppo"), r"gradient to grpo\.divergence_limit: .* \(0\.1\), or set"),
     (curves(clip_fraction=0.5), settings(target_kl=0.01), r"gradient to the clip: .* or grpo\.target_kl \(0\.01\)\.$"),
+    (
+        curves(ar__clip_fraction=0.5, dit__clip_fraction=0.1),
+        settings() | OF_DIT,
+        r"grpo\.updates_per_rollout or grpo\.learning_rate \(0\.1\), or set grpo\.target_kl\.$",
+    ),
     (curves(0.5, learning_rate=0.02), settings(target_kl=0.01), r"group_size or grpo\.target_kl \(0\.01\)\.$"),
     (curves(eval__total=every_ten(0.5, 0.6, 0.5, 0.3)), settings(), r"fell from 0.6 at step 20 to 0.3, while .*"),
     (curves(np.where(STEPS < 25, RISING, 0.2)), settings(), r"fell from 0\.5\d* around step 24 to 0\.2\S* .*set grpo"),

@@ -95,8 +95,10 @@ def test_a_gradient_that_overflows_float16_at_every_scale_stops_the_run() -> Non
     finite = 1 + MOST_OVERFLOWS  # A scale that finds its size in time starts the count again.
     policy = Broken({*range(1, finite), *range(finite + 1, 999)}, "gradient")
     trainer = trainer_of(policy, dtype="float16", steps=100)
+    rates: list[float] = []
     with pytest.raises(NonFiniteLossError, match=r"not finite in 25 updates in a row, at step 51 .*model\.dtype"):
-        list(trainer.fit(records(10)))
+        rates.extend(m.values["learning_rate"] for m in trainer.fit(records(10)))
+    assert [step for step, rate in enumerate(rates) if rate] == [0, finite], "the others changed nothing"
     assert trainer.step == 2 * finite
     assert policy.table.isfinite().all()
 

@@ -18,7 +18,7 @@ from tests.toys import (
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.losses import LOSSES
+from visual_grpo.grpo.losses import LOSSES, Scale, gdpo_rewards, group_advantages
 from visual_grpo.grpo.metrics import Clock, _reward_metrics
 from visual_grpo.grpo.sampling import sample_and_score
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -99,12 +99,22 @@ def cancelling(prompts: Any, samples: Any) -> Scores:
     return replace(scores, rewards=rewards, weights={"up": 1.0, "down": 2.0}, total=0 * scores.total)
 
 
-def test_refills_and_trained_samples_go_by_what_gdpo_combines() -> None:
-    own = trainer_of(ToyTokenPolicy(), cancelling, combine="gdpo", max_refills=3, train_samples=2, steps=1)
-    (metrics,) = own.fit(records(10))
+@pytest.mark.parametrize("scale", [None, "batch"])
+def test_refills_trained_samples_and_advantages_go_by_what_gdpo_combines(scale: Scale | None) -> None:
+    options: dict[str, Any] = {"combine": "gdpo", "max_refills": 3, "train_samples": 2, "advantage_scale": scale}
+    (metrics,) = trainer_of(ToyTokenPolicy(), cancelling, steps=1, **options).fit(records(10))
     assert metrics.values["samples"] == 24
     assert metrics.values["zero_variance_share"] == 0
-    assert metrics.values["advantage/abs_mean"] > 0.5
+    own = trainer_of(ToyTokenPolicy(), cancelling, **options)
+    (batch,) = own.build_batches(
+        sample_and_score(own.policy, own.scorer, records(4), own.config, own.generator, Clock())
+    )
+    combined = gdpo_rewards(batch.scores.rewards, batch.scores.weights, 6)
+    trained = torch.full((24,), torch.nan).index_copy(0, batch.rows, combined[batch.rows])
+    for group, chosen in zip(combined.view(4, 6), trained.view(4, 6), strict=True):
+        assert {float(group.min()), float(group.max())} == set(chosen[~chosen.isnan()].tolist())
+    expected = group_advantages(trained, 6, scale=scale or "batch_centred")
+    torch.testing.assert_close(batch.advantages, expected, rtol=0, atol=0)
 
 
 def test_a_few_samples_of_each_prompt_teach_too() -> None:

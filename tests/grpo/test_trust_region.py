@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from visual_grpo.common.types import ReplayChunk
 from visual_grpo.grpo.trust_region import LARGEST_SCALE, TrustRegion
 
 TARGET = 0.01
+DTYPES = "bfloat16", "float32"
 
 
 def moves(policy: Any, **options: Any) -> tuple[list[float], list[dict[str, Any]]]:
@@ -158,15 +160,38 @@ def test_a_later_update_that_goes_too_far_shortens_the_whole_step() -> None:
     assert (left, float(weight.detach()), region.scale) == pytest.approx((0.8, 0.1, 0.8))
 
 
-def test_what_rounding_alone_moves_is_subtracted_and_refused_above_the_target() -> None:
-    weight, rounding = nn.Parameter(torch.tensor([0.0])), 0.9 * TARGET
-    region = TrustRegion([weight], TARGET, rounds=True)
-    region.begin(lambda: float(weight.detach()) ** 2 + rounding)
-    weight.data.fill_(0.2)
-    assert region.hold(1.0) == pytest.approx(0.5)
-    assert float(weight.detach()) == pytest.approx(0.1)
+def test_rounding_above_the_target_is_refused_before_the_first_update_only() -> None:
+    region = TrustRegion([nn.Parameter(torch.ones(1))], TARGET, rounds=True)
     with pytest.raises(UserError, match=r"rounding alone moves the policy by 0\.02 from .*Raise target_kl"):
         region.begin(lambda: 2 * TARGET)
+    region.hold(1.0)
+    region.begin(lambda: 2 * TARGET)
+
+
+@pytest.mark.parametrize("noise", [0.13, 0.5])
+def test_the_noise_of_a_sampler_in_half_precision_is_no_movement(noise: float) -> None:
+    """Whose log-probs the first update replaces by the replay's."""
+
+    class Noisy(ToyTokenPolicy):
+        def rollout(self, *arguments: Any, **options: Any) -> Any:
+            rollout = super().rollout(*arguments, **options)
+            draws = torch.randn(rollout.log_probs.shape, generator=torch.Generator().manual_seed(1))
+            return replace(rollout, log_probs=rollout.log_probs + noise * draws)
+
+    options: dict[str, Any] = {"steps": 8, "learning_rate": 2.0, "target_kl": TARGET, "prompts_per_step": 8}
+    moved, metrics = moves(Noisy(), dtype="bfloat16", ratio_tolerance=9.0, **options)
+    assert 0.5 * TARGET < max(moved) < 1.5 * TARGET
+    assert max(step["step_kl"] for step in metrics) == pytest.approx(TARGET, rel=0.1)
+
+
+def test_rounding_of_denoising_steps_is_subtracted_in_half_precision_only() -> None:
+    class Rounding(ToyGaussianPolicy):
+        def _moved(self, chosen: slice, rows: int) -> Tensor:
+            return super()._moved(chosen, rows) + 0.5 * TARGET
+
+    found = [moves(Rounding(), steps=4, learning_rate=2.0, target_kl=TARGET, dtype=dtype)[0] for dtype in DTYPES]
+    assert max(found[0]) == pytest.approx(TARGET, rel=0.02)
+    assert max(found[1]) < 0.9 * TARGET
 
 
 def test_updates_without_a_gradient_neither_change_the_scale_nor_end_the_run() -> None:

@@ -72,11 +72,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"policy": {"train": "all", "stages": "joint"}, "modules": {"dit": {"prompts_per_step": 3}}},
         r"modules\.dit\.prompts_per_step is 3 and grpo\.prompts_per_step \d+\. Leave the first out",
     ),
-    (
-        "sd3",
-        {"grpo": {"loss": "dppo"}, "modules": {"dit": {"clip_low": 0.2}}},
-        r"dppo, which has no clip, but dit has clip_low 0\.2 and clip_high None\. Set grpo\.divergence_limit",
-    ),
     *(
         (
             "sd3",

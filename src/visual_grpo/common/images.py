@@ -221,15 +221,16 @@ def _scale_to_bytes(image: Image.Image) -> Image.Image:
     """Converts a single-channel integer or float image to mode L.
 
     I;16 spans 0..65535. Wider modes do not define a range: the smallest of 0..1 (floats), 0..255 and 0..65535
-    (integers) that has all values, else that from their minimum to their maximum.
+    (integers) that has all values, else that from their minimum to their maximum. What a resampling of 0..1 adds to
+    edges is cut off: up to a tenth beyond either end.
     """
     with np.errstate(invalid="ignore"):  # A float that is no number is refused here, not by the conversion.
         values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are not finite numbers")
     low, high = float(values.min()), float(values.max())
-    if image.mode == "F" and low >= 0 and 1 < high < 2:  # Of 0..1, with what a resampling adds to edges.
-        values, high = values.clip(max=1), 1.0
+    if image.mode == "F" and low >= -0.1 and 0.9 < high <= 1.1:
+        values, low, high = values.clip(0, 1), max(low, 0.0), min(high, 1.0)
     whites = (UINT16_MAX,) if image.mode.startswith("I;16") else (1, 255) if image.mode == "F" else (255, UINT16_MAX)
     white = next((white for white in whites if low >= 0 and high <= white), None)
     if white is not None:

@@ -89,7 +89,7 @@ class GRPOConfig(Strict):
         default=None,
         description="standard deviation that divides advantages: group: of the group's rewards; batch: of all rewards"
         " of the step; batch_centred: of these less their group's mean; none: no division; null = "
-        "the loss's own (dr_grpo none, else group), or batch_centred with combine=gdpo",
+        "batch_centred with combine=gdpo, else the loss's own (dr_grpo none, others group)",
     )
     advantage_epsilon: float = Field(
         default=1e-4, gt=0, description="added to the standard deviation, in units of reward"

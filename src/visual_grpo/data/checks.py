@@ -31,7 +31,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e]")
 """Control characters other than tab and line breaks, and overrides of the writing direction: with one, a prompt shows
 another text than the model reads."""
 
-_AT_THE_ENDS = re.compile(rf"\A[\s{INVISIBLE}]+|[\s{INVISIBLE}]+\Z")
+_AT_THE_ENDS = re.compile(rf"\A[\s{INVISIBLE}]+|(?<![\s{INVISIBLE}])[\s{INVISIBLE}]+\Z")
 
 
 def checked(record: Record, task: Task, limits: Limits) -> Record:

@@ -48,8 +48,8 @@ class Prepared(NamedTuple):
     """The manifest's row of an accepted record."""
 
     row: dict[str, Any]
-    pictures: tuple[str, ...]
-    """Digests of the prepared pictures that no other split may show, and the group that the record has without one."""
+    contents: tuple[str, ...]
+    """What no other split may show: the group that the record has if none is given, and digests of its pictures."""
     notes: Sequence[Note]
     label: int | None
 
@@ -60,7 +60,11 @@ class Preparation:
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
         self.source = find_records(config, parameter)
-        self._report, self._found, self._groups = Report(config), Found(self.source), Groups()
+        self._report, self._found, self._groups = (
+            Report(config),
+            Found(self.source),
+            Groups(holds_out=bool(config.held_out_split)),
+        )
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
@@ -105,7 +109,7 @@ class Preparation:
                         for note in outcome.notes:
                             self._report.note(note.at(item.place))
                         is_held_out = outcome.row["split"] == HELD_OUT
-                        self._groups.add(outcome.row["split_group"], outcome.pictures, held_out=is_held_out)
+                        self._groups.add(outcome.row["split_group"], outcome.contents, held_out=is_held_out)
                         yield outcome.row
                     progress()
 
@@ -176,8 +180,6 @@ class Preparation:
             # It may hold bytes that are not UTF-8, which Parquet refuses.
             row["target_file"] = item.target_image.encode("utf-8", "backslashreplace").decode()
         notes += self._notes(record.prompt, sources, target)
-        if record.group is not None and self._config.held_out_split is None:
-            return Prepared(row, (), notes, label)  # A group that is given decides alone.
         shown = [*sources, *([] if target is None or is_query else [target])]  # Many queries may have the same mask.
         ungrouped = split_group(replace(record, group=None), originals, self._config.task)
         return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label)

@@ -75,7 +75,7 @@ class Report:
         if not accepted:
             raise UserError(no_records_left(self.rejections, rejected))
         if not self._records["train"]:
-            others = [split for split, share in self._shares.items() if share > 0]
+            others = [split for split, share in self._shares.items() if share > 0 and self._records[split]]
             shares = (
                 f": the splits {', '.join(others)} take all. Add records or lower"
                 f" {', '.join(f'data.{split}_share' for split in others)}"

@@ -141,22 +141,31 @@ def assign_split(group: str, record_id: str, data: DataConfig) -> str:
 class Groups:
     """Joins the groups that show the same picture, so that none is on both sides; a picture is known by its content.
 
-    Where a split of the data is held out, groups of the user's that share a prompt are joined, too.
+    A group that is given is joined with no other. It is held out if one of its records shares its prompt or a picture
+    with one that is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, holds_out: bool = False) -> None:
+        """``holds_out``: whether records will be held out."""
         self._parents: dict[str, str] = {}
-        self._pictures: dict[str, str] = {}
-        """Content -> a key of the group that shows it."""
+        self._first: dict[str, str] = {}
+        """Content -> the first group without a given name that shows it."""
+        self._all: dict[str, set[str]] | None = {} if holds_out else None
+        """Content -> all groups that show it."""
         self._held_out: set[str] = set()
+        """Content that is held out."""
 
-    def add(self, key: str, pictures: Iterable[str], *, held_out: bool = False) -> None:
+    def add(self, key: str, contents: Sequence[str], *, held_out: bool = False) -> None:
+        """``contents``: the group that the record has if none is given, and digests of its pictures."""
         self._parents.setdefault(key, key)
-        for picture in pictures:
-            first, other = sorted((self.of(key), self.of(self._pictures.setdefault(picture, key))))
-            self._parents[other] = first
+        for content in contents:
+            if key in contents:
+                first, other = sorted((self.of(key), self.of(self._first.setdefault(content, key))))
+                self._parents[other] = first
+            if self._all is not None:
+                self._all.setdefault(content, set()).add(key)
         if held_out:
-            self._held_out.add(key)
+            self._held_out.update(contents)
 
     def of(self, key: str) -> str:
         """Returns the first key, in the order of text, of the joined groups."""
@@ -170,8 +179,8 @@ class Groups:
         return sum(key != parent for key, parent in self._parents.items())
 
     def held_out(self) -> set[str]:
-        """Returns `of` the groups with a record that was found in ``data.held_out_split``."""
-        return {self.of(key) for key in self._held_out}
+        """Returns `of` the groups with a record that shares a prompt or a picture with ``data.held_out_split``."""
+        return {self.of(key) for content in self._held_out for key in (self._all or {})[content]}
 
 
 def prompt_key(prompt: str) -> str:

@@ -226,7 +226,8 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         text.seek(0)
         # Spreadsheets separate by semicolons where the comma is in numbers.
         delimiter = "\t" if file.suffix.lower() == ".tsv" else max(",;\t", key=first.count)
-        rows = csv.DictReader(text, delimiter=delimiter, restkey="", strict=True, skipinitialspace=True)
+        spaced = delimiter != "\t"  # As in: a, "b, c"
+        rows = csv.DictReader(text, delimiter=delimiter, restkey="", strict=True, skipinitialspace=spaced)
         header = _header(rows, file, data)
         last = 1
         while (row := _next_row(rows)) is not None:

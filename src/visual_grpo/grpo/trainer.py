@@ -123,8 +123,6 @@ class GRPOTrainer(Generic[T]):
         """Takes all optimizer updates of a step."""
         policy_loss = PolicyLoss(self.config, batches)
         updates: list[UpdateMetrics] = []
-        if self.optimizer.trust_region is not None:
-            self.optimizer.trust_region.begin(partial(self._moved, batches))
         for _ in range(self.config.updates_per_rollout):
             with clock.phase("update"):
                 updates.append(self._update_once(batches, updates, policy_loss))
@@ -143,10 +141,12 @@ class GRPOTrainer(Generic[T]):
                 rounding = max(batch.rollout.rounding for batch in batches)
                 check_ratio(*metrics.log_ratio_stats(), self.dtype, rounding, self.config.ratio_tolerance)
                 self._ratio_checked = True
+            if unchanged and self.optimizer.trust_region is not None:
+                self.optimizer.trust_region.begin(partial(self._moved, batches))
             number = self.step * self.config.updates_per_rollout + len(before)
             prompts = [name for batch in batches for name in batch.prompt_ids(batch.rows)]
             metrics.grad_norm, metrics.learning_rate = self.optimizer.step(number, self.step + 1, prompts)
-        if self.optimizer.trust_region is not None:
+        if self.optimizer.trust_region is not None and not metrics.skipped:
             metrics.moved = self.optimizer.trust_region.moved
         return metrics
 

@@ -43,12 +43,12 @@ class TrustRegion:
     def begin(self, measure: Callable[[], float]) -> None:
         """Begins a step at the present weights; ``measure`` returns the KL of their policy to the one by then.
 
-        Raises UserError where it is above the target already.
+        Raises UserError where rounding alone exceeds the target before the run's first update.
         """
         self._start = [parameter.detach().clone() for parameter in self.parameters]
         self._measure, self.moved = measure, 0.0
         self._rounding = measure() if self.rounds else 0.0
-        if self._rounding > self.target:
+        if self._rounding > self.target and not self._updates:
             raise UserError(
                 f"grpo.target_kl is {self.target:g}, but rounding alone moves the policy by {self._rounding:.2g} from"
                 " the one that sampled, so the target cannot be measured. Raise target_kl above that, use"
@@ -64,7 +64,7 @@ class TrustRegion:
         """
         target, left, ratio = self.target * part**2, 1.0, 1.0
         for _ in range(_TRIES):
-            self.moved = max(self._measure() - self._rounding, 0.0)  # NaN stays NaN.
+            self.moved = max(self._measure() - self._rounding, 0.0)  # Of NaN it is NaN.
             ratio = self._ratio(target)
             if ratio >= 1:
                 break

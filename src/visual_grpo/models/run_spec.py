@@ -12,7 +12,6 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import (
     ControlConfig,
     FlowConfig,
-    GRPOConfig,
     ModelConfig,
     Parameters,
     PolicyConfig,
@@ -176,7 +175,12 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
     if joint:
         yield from _joint_problems(config, modules)
     for name in modules:
-        yield from _grpo_problems(name, config.grpo_of(name))
+        own = config.grpo_of(name)
+        if (own.train_samples or 0) > own.group_size:
+            yield (
+                f"{name} has train_samples {own.train_samples}, more than its group_size, {own.group_size}. Lower"
+                " grpo.train_samples, or draw more samples of each prompt."
+            )
     tokens = [name for name in modules if family.modules[name].kind == "tokens"]
     if grpo.loss == "dppo" and tokens:
         yield (
@@ -221,19 +225,6 @@ def _joint_problems(config: Parameters, modules: tuple[str, ...]) -> Iterator[st
         yield (
             f"policy.stages is joint, which trains two modules from one rollout, but only {modules[0]} is trained;"
             " leave policy.stages out, or train all modules (policy.train=all)."
-        )
-
-
-def _grpo_problems(module: str, grpo: GRPOConfig) -> Iterator[str]:
-    if grpo.loss == "dppo" and (grpo.clip_low is not None or grpo.clip_high is not None):
-        yield (
-            f"grpo.loss is dppo, which has no clip, but {module} has clip_low {grpo.clip_low} and clip_high"
-            f" {grpo.clip_high}. Set grpo.divergence_limit in their place, or another loss."
-        )
-    if (grpo.train_samples or 0) > grpo.group_size:
-        yield (
-            f"{module} has train_samples {grpo.train_samples}, more than its group_size, {grpo.group_size}. Lower"
-            " grpo.train_samples, or draw more samples of each prompt."
         )
 
 
