@@ -60,11 +60,8 @@ class Preparation:
     def __init__(self, config: DataConfig, parameter: str = "data.path") -> None:
         self._config = config
         self.source = find_records(config, parameter)
-        self._report, self._found, self._groups = (
-            Report(config),
-            Found(self.source),
-            Groups(holds_out=bool(config.held_out_split)),
-        )
+        self._report, self._found = Report(config), Found(self.source)
+        self._groups = Groups(holds_out=bool(config.held_out_split))
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
