@@ -147,11 +147,12 @@ class Groups:
 
     def __init__(self, *, holds_out: bool = False) -> None:
         """``holds_out``: whether records will be held out."""
+        self._holds_out = holds_out
         self._parents: dict[str, str] = {}
         self._first: dict[str, str] = {}
         """Content -> the first group without a given name that shows it."""
-        self._all: dict[str, set[str]] | None = {} if holds_out else None
-        """Content -> all groups that show it."""
+        self._all: dict[str, set[str]] = {}
+        """Content -> all groups that show it, if some is held out."""
         self._held_out: set[str] = set()
         """Content that is held out."""
 
@@ -162,7 +163,7 @@ class Groups:
             if key in contents:
                 first, other = sorted((self.of(key), self.of(self._first.setdefault(content, key))))
                 self._parents[other] = first
-            if self._all is not None:
+            if self._holds_out:
                 self._all.setdefault(content, set()).add(key)
         if held_out:
             self._held_out.update(contents)
@@ -180,7 +181,7 @@ class Groups:
 
     def held_out(self) -> set[str]:
         """Returns `of` the groups with a record that shares a prompt or a picture with ``data.held_out_split``."""
-        return {self.of(key) for content in self._held_out for key in (self._all or {})[content]}
+        return {self.of(key) for content in self._held_out for key in self._all[content]}
 
 
 def prompt_key(prompt: str) -> str:
