@@ -139,8 +139,8 @@ def generate_and_score(
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and, relative to ``folder``, ``source``, the images that
     were edited, and ``target`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which
-    Parquet preserves, has ``depends_on`` (what decides the samples) and the rewards' weights, judges and measures.
-    ``advance`` is called after every batch with the number of samples and their mean reward so far
+    Parquet preserves, has ``depends_on`` (what decides the samples), and weights, judges, measures and guards of the
+    rewards. ``advance`` is called after every batch with the number of samples and their mean reward so far
     (``console.progress(...).advance``).
     """
     if not any(requested for _, requested in asked.values()):
@@ -166,7 +166,7 @@ def generate_and_score(
     table = pd.concat(frames, ignore_index=True)
     table = table.drop(columns=[column for column in ("answer", "source", "target") if table[column].isna().all()])
     table.attrs = {"depends_on": dict(depends_on), "weights": dict(scores.weights)}
-    table.attrs |= {"judges": scorer.judges, "measures": scorer.measures}
+    table.attrs |= {"judges": scorer.judges, "measures": scorer.measures, "guards": scorer.guards}
     table.to_parquet(folder / SCORES, index=False)
     return table
 

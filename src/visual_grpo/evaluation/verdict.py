@@ -15,12 +15,10 @@ from visual_grpo.common import console
 from visual_grpo.data.manifest import FEW_PROMPTS
 from visual_grpo.evaluation import CONFIDENCE
 
-GUARDS = ("edge_density", "colour_entropy")
-"""Scores that fall where a policy wins its reward with ever emptier pictures; guards where they are not optimised."""
 CARRIES_OVER, CONTRADICTED = "carries over", "contradicted"
 """What a judge says of a gain, beside ``not shown``; the latter is also a verdict."""
-MOST_FALL = 0.25
-"""Share of the base's mean by which a guard may fall before a gain is doubted."""
+MOST_LEFT = 0.75
+"""Share of the base's mean below which a gain is doubted if that is all that is left of a guard."""
 NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are optimistic."
 FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
@@ -91,17 +89,14 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
             f"{entry['unscored_trained']} of its {entry['samples']} samples could not be scored (base:"
             f" {entry['unscored_baseline']}), and the means are of the rest"
         )
-    return reasons + [
-        f"its pictures are emptier, {guard['name']} fell from {guard['baseline']:.3g} to {guard['trained']:.3g}"
-        for guard in fallen_guards(beside)
-        # A few pictures have most of the edges, so that the interval alone is wide.
-        if guard["difference"] < -MOST_FALL * guard["baseline"]
-    ]
+    # A few pictures have most of the edges, so that the interval alone is wide. Of scores below 0 there are no shares.
+    fallen = [guard for guard in fallen_guards(beside) if guard["baseline"] > 0]
+    return reasons + [_fall(guard) for guard in fallen if guard["trained"] < MOST_LEFT * guard["baseline"]]
 
 
 def fallen_guards(beside: Iterable[Entry]) -> list[Entry]:
-    """Selects guards that are not optimised and whose interval lies below 0."""
-    guards = [entry for entry in beside if entry["name"] in GUARDS and not entry["optimised"]]
+    """Selects the guards whose interval lies below 0."""
+    guards = [entry for entry in beside if "guard" in entry and not entry["optimised"]]
     return [guard for guard in guards if guard["ci_high"] is not None and guard["ci_high"] < 0]
 
 
@@ -253,7 +248,8 @@ def _sentence(headline: Mapping[str, Any]) -> str:
         reasons = [f"the judge {_means(judge, headline['names'])}" for judge in against] + headline["doubts"]
         return f"{where} the gain of {trained} is contradicted: {'; '.join(reasons)}; {means}."
     if headline["verdict"] != "not shown":
-        return f"{where} {trained} is {headline['verdict']}: {means}.{_control_note(headline)}{_judges_note(headline)}"
+        notes = (_control_note(headline), _judges_note(headline), _guards_note(headline))
+        return f"{where} {trained} is {headline['verdict']}: {means}.{''.join(notes)}"
     if headline["doubts"]:
         claim = "better" if headline["difference"] > 0 else "worse"
         return f"{where} it is not shown that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
@@ -268,6 +264,18 @@ def _control_note(headline: Mapping[str, Any]) -> str:
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("eval ")
     return f" But {settings} alone gives the base model {reached}: {control['baseline']:z.3f}, without any training."
+
+
+def _guards_note(headline: Mapping[str, Any]) -> str:
+    """Says what got worse beside a gain, by the guards."""
+    fallen = headline["fallen"] if headline["verdict"] == "better" else []
+    return f" But {'; '.join(map(_fall, fallen))}." if fallen else ""
+
+
+def _fall(guard: Entry) -> str:
+    digits = decimals(guard)
+    means = f"{guard['baseline']:z.{digits}f} to {guard['trained']:z.{digits}f}"
+    return f"{guard['guard']}, {guard['name']} fell from {means}"
 
 
 def _judges_note(headline: Mapping[str, Any]) -> str:

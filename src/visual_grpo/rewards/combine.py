@@ -147,6 +147,12 @@ class RewardSet:
         return {f"{name}/{measure[0]}": measure[1] for name, measure in named if measure is not None}
 
     @property
+    def guards(self) -> dict[str, str]:
+        """The rewards that are not optimised and whose fall says that pictures got worse, with what it says of them."""
+        named = ((n, function.guard) for n, function in self.functions.items() if not self.weights[n])
+        return {name: guard for name, guard in named if guard is not None}
+
+    @property
     def judges(self) -> dict[str, str]:
         """Each judge with what it judges: ``total`` or a reward."""
         return {name: f.judge_of for name, f in self.functions.items() if f.judge_of is not None}
