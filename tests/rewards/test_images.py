@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,15 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, FineNoise, GroupDiversity, JpegSizeReward
-from visual_grpo.rewards.target import KeptRegion, MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
+from visual_grpo.rewards.target import (
+    DeltaEReward,
+    KeptRegion,
+    MsSsimReward,
+    PixelReward,
+    PsnrReward,
+    SourceSsim,
+    SsimReward,
+)
 
 RECORD = PromptRecord(id="x", prompt="")
 
@@ -42,9 +51,24 @@ def test_pixel_and_psnr_by_hand(tmp_path: Path) -> None:
     assert PsnrReward()(records, samples).tolist() == pytest.approx([0.0, -20 * math.log10(0.2)], abs=1e-4)
 
 
+LAB = {(255, 0, 0): (53.24, 80.09, 67.20), (0, 255, 0): (87.73, -86.18, 83.18), (0, 0, 255): (32.30, 79.19, -107.86)}
+"""sRGB's primaries in CIELAB (D65), as on Bruce Lindbloom's colour calculator."""
+
+
+def test_delta_e_of_primaries(tmp_path: Path) -> None:
+    reward, pictures = (
+        DeltaEReward(),
+        {c: torch.tensor(c, dtype=torch.uint8).view(3, 1, 1).expand(3, 32, 32) for c in LAB},
+    )
+    assert reward([record(tmp_path, "white", flat(255))], [flat(0)]).tolist() == pytest.approx([-100], abs=0.01)
+    for first, second in itertools.combinations(LAB, 2):
+        found = reward([record(tmp_path, str(first), pictures[first])], [pictures[second]])
+        assert found.tolist() == pytest.approx([-math.dist(LAB[first], LAB[second])], abs=0.1)
+
+
 def test_the_target_itself_is_best(tmp_path: Path) -> None:
     records = [record(tmp_path, "a", noise(0)), record(tmp_path, "b", noise(1))]
-    for reward, best in ((PixelReward(), 1), (PsnrReward(), 60), (SsimReward(), 1)):
+    for reward, best in ((PixelReward(), 1), (PsnrReward(), 60), (SsimReward(), 1), (DeltaEReward(), 0)):
         assert reward.needs.target
         assert reward(records, [noise(0), noise(1)]).tolist() == pytest.approx([best, best])
         assert (reward(records, [noise(1), noise(0)]) < best).all()

@@ -19,6 +19,7 @@ BUILT_IN = {
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",
     "ms_ssim": "visual_grpo.rewards.target:MsSsimReward",
+    "delta_e": "visual_grpo.rewards.target:DeltaEReward",
     "lpips": "visual_grpo.rewards.learned.lpips_similarity:LpipsReward",
     "source_ssim": "visual_grpo.rewards.target:SourceSsim",
     "ocr": "visual_grpo.rewards.ocr:OcrReward",

@@ -1,4 +1,4 @@
-"""Similarity to the target image (pixel error, PSNR, SSIM, MS-SSIM) and to the image that is edited."""
+"""Similarity to the target image (pixel error, PSNR, SSIM, MS-SSIM, ΔE) and to the image that is edited."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import cv2
 import torch
 from pytorch_msssim import ms_ssim, ssim
 from torch import Tensor
@@ -74,6 +75,26 @@ class MsSsimReward:
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return against_targets(partial(_similarity, "ms_ssim"), prompts, samples)
+
+
+class DeltaEReward:
+    """Minus the mean difference of colours between picture and target, ΔE*ab of CIELAB (CIE 1976, illuminant D65).
+
+    0 for the target itself; about -2.3 where every pixel differs by as much as is just noticed (Mahy, Van Eycken and
+    Oosterlinck 1994); -100 for black instead of white.
+    """
+
+    needs = Needs(target=True)
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return -against_targets(_delta_e, prompts, samples)
+
+
+def _delta_e(sample: Tensor, target: Tensor) -> Tensor:
+    first, second = (
+        cv2.cvtColor(image.permute(1, 2, 0).cpu().numpy(), cv2.COLOR_RGB2LAB) for image in (sample, target)
+    )
+    return torch.from_numpy(first - second).norm(dim=2).mean()
 
 
 class SourceSsim:
