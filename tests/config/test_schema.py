@@ -17,6 +17,7 @@ from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.starter.parameters import with_world
 
 ROOT = Path(__file__).parents[2]
+WEIGHTS = {"shapes": 1.0, "rendering": 0.0, "outline": 0.0, "delta_e": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +53,8 @@ def test_the_defaults_are_typed(defaults):
         ("modules.dit.learning_rat", 1, "Did you mean 'modules.dit.learning_rate'?"),
         (
             "modules.dit.rewards",
-            {"pallete": 1.0},
-            "modules.dit.rewards names 'pallete', which is not in rewards: shapes, palette",
+            {"renderng": 1.0},
+            "modules.dit.rewards names 'renderng', which is not in rewards: shapes, rendering",
         ),
         (
             "rewards.judge",
@@ -65,18 +66,18 @@ def test_the_defaults_are_typed(defaults):
             "rewards.judge",
             {"judge": True, "judge_of": "shape"},
             "rewards.judge.judge_of names 'shape'; expected a reward that is optimised, with no weight below 0: shapes,"
-            " palette, or null for the total. Did you mean 'shapes'?",
+            " rendering, or null for the total. Did you mean 'shapes'?",
         ),
         ("rewards.judge", {"judge": True, "judge_of": "judge"}, "judge_of names 'judge'; expected a reward that is"),
-        ("rewards.palette", {"judge": True}, "rewards.palette is a judge, and a module has a weight for it"),
+        ("rewards.rendering", {"judge": True}, "rewards.rendering is a judge, and a module has a weight for it"),
         (
             "rewards",
-            {"shapes": {"only_where": {"judge": 0.5}, "clip": [0, 1]}, "palette": {}, "judge": {"judge": True}},
+            {"shapes": {"only_where": {"judge": 0.5}, "clip": [0, 1]}, "rendering": {}, "judge": {"judge": True}},
             "rewards.shapes.only_where names 'judge', a judge, which rollouts are not scored by",
         ),
         ("policy.decode_guidance_scale", True, "decode_guidance_scale = True: should be a number, not true or false"),
         ("rewards.shapes.clip", [True, None], "shapes.clip = [True, None]: should be a number, not true or false"),
-        ("modules.dit.rewards", {"palette": False}, "should be a number, not true or false"),
+        ("modules.dit.rewards", {"rendering": False}, "should be a number, not true or false"),
         ("policy.train", None, "policy.train = None: should be a valid string"),
         ("data.path", "", "data.path = '': "),
         ("plan.gpu", True, "plan.gpu = True: should be a valid string"),
@@ -119,7 +120,7 @@ def test_a_module_that_is_set_to_null_has_the_settings_of_all(defaults):
     parameters = validate(changed(defaults, "modules.dit", None))
     assert parameters.modules == {}
     assert parameters.grpo_of("dit") == parameters.grpo
-    assert parameters.weights(["dit"]) == parameters.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0}
+    assert parameters.weights(["dit"]) == parameters.weights(["ar"]) == WEIGHTS
 
 
 def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
@@ -131,11 +132,11 @@ def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
     assert own.model_copy(update={k: getattr(shared, k) for k in parameters.modules["dit"].grpo()}) == shared
     assert (parameters.lora_of("dit").rank, parameters.lora_of("ar").rank) == (4, 8)
     # Each module is trained for its own weights; what trains both is judged by their mean.
-    assert parameters.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0}
-    assert parameters.weights(["dit"]) == {"shapes": 1.0, "palette": 1.0}
-    assert parameters.weights(["ar", "dit"]) == {"shapes": 1.0, "palette": 0.5}
+    assert parameters.weights(["ar"]) == WEIGHTS
+    assert parameters.weights(["dit"]) == WEIGHTS | {"rendering": 1.0}
+    assert parameters.weights(["ar", "dit"]) == WEIGHTS | {"rendering": 0.5}
     without = validate(changed(tree, "modules.ar.rewards", {"shapes": 0.0}))
-    assert without.weights(["ar"]) == {"shapes": 0.0, "palette": 0.0}
+    assert without.weights(["ar"]) == WEIGHTS | {"shapes": 0.0}
 
 
 def test_every_problem_is_listed(defaults):
@@ -231,7 +232,7 @@ def test_what_mlflow_could_not_store_or_reserves_and_an_impossible_rule_are_refu
 
 def test_a_judge_has_no_weight_and_leaves_the_reward_to_be_chosen(defaults):
     config = validate(changed(defaults, "rewards.second", {"judge": True, "judge_of": "shapes"}))
-    assert config.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0, "second": 0.0}
+    assert config.weights(["ar"]) == WEIGHTS | {"second": 0.0}
     rewards = {**defaults["rewards"], "lower": {"weight": -1.0}, "second": {"judge": True, "judge_of": "lower"}}
     with pytest.raises(ParameterError, match="judge_of names 'lower'"):
         validate(changed(defaults, "rewards", rewards))

@@ -124,7 +124,7 @@ def test_the_verdict_where_it_comes_from_and_the_configuration_are_said(report: 
     assert "<dt>versions" not in text
     assert text.count("Eval prompts choose the best adapter and may occur in training too") == 3
     assert "<tr><th>grpo.loss</th><td>dapo</td><td>grpo</td></tr>" in text
-    assert "<tr><th>modules.dit.rewards.palette</th><td>1.0</td></tr>" in text
+    assert "<tr><th>modules.dit.rewards.rendering</th><td>1.0</td></tr>" in text
 
 
 def test_texts_can_be_read_on_a_light_a_dark_and_a_printed_page() -> None:
@@ -254,7 +254,7 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
     assert found["changed"] == [("grpo.loss", "dapo", "grpo"), ("seed", 3, 0)]
     assert ("grpo.steps", 80, 80) in found["all"]
     removed = page.configuration({**base, "rewards": {"shapes": base["rewards"]["shapes"]}}, before)["changed"]
-    assert ("rewards.palette.weight", None, 0.0) in removed
+    assert ("rewards.rendering.weight", None, 0.0) in removed
     assert page.configuration({name: s for name, s in base.items() if name != "retrain"}, before)["changed"] == []
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"sead": 1}
     (tmp_path / "broken.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")

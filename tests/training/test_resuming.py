@@ -213,7 +213,7 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
 
 
 def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None:
-    rewards = {"palette": None}
+    rewards = {"rendering": None}
     finished(tmp_path, reward="shapes", rewards=rewards)
     run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None

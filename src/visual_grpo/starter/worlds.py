@@ -83,10 +83,13 @@ _SHAPES = World(
     preset=Preset(
         rewards={
             "shapes": {"function": "visual_grpo.starter.shapes.reward:ShapesReward", "weight": 1.0},
-            "palette": {"function": "visual_grpo.starter.shapes.reward:PaletteReward", "weight": 0.0},
+            "rendering": {"function": "visual_grpo.starter.shapes.reward:RenderingReward", "weight": 0.0},
+            "outline": {"function": "visual_grpo.starter.shapes.outline:OutlineGuard", "weight": 0.0},
+            # The whole picture, as a person compares it with the one that was asked for.
+            "delta_e": {"judge": True},
         },
-        # The tokens decide nearly all of `shapes`, so the decoder is also rewarded for saturated colours.
-        modules={"dit": {"palette": 1.0}},
+        # The tokens decide nearly all of `shapes`, so the decoder is also rewarded for clean colours and outlines.
+        modules={"dit": {"rendering": 1.0}},
     ),
 )
 _WORDS = World(
