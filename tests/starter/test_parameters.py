@@ -24,6 +24,7 @@ SHAPES = {"world": "shapes"}
 OWN = {"data": {"path": "my/photos"}}
 REDNESS = {"redness": {"function": "my_rewards:redness"}}
 GUARDS: dict[str, Any] = {"edge_density": (0.0, {}), "colour_entropy": (0.0, {})}
+OF_SIGNS = {"letters_apart": (0.0, {}), **GUARDS}
 OF_SHAPES: dict[str, Any] = {"shapes": (1.0, {}), "rendering": (0.0, {}), "outline": (0.0, {}), "delta_e": (0.0, {})}
 
 
@@ -104,9 +105,13 @@ def entries(config: Parameters) -> dict[str, tuple[float, dict[str, object]]]:
         ("base", "dit", OF_SHAPES | {"rendering": (1.0, {})}),
         ("sd3_small", "dit", OF_SHAPES),
         ("flux2_klein_small", "dit", OF_SHAPES),
-        ("text", "dit", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), **GUARDS}),
+        ("text", "dit", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), **OF_SIGNS}),
         ("negative_points", "vl", {"negative_points": (1.0, {"cache": 4096})}),
-        ("wan_small", "dit", {"moving_shapes": (1.0, {}), "motion": (0.0, {}), "flicker": (0.0, {})}),
+        (
+            "wan_small",
+            "dit",
+            {"moving_shapes": (1.0, {}), "motion": (0.0, {}), "flicker": (0.0, {}), "delta_e": (0.0, {})},
+        ),
     ],
 )
 def test_a_worlds_data_has_its_rewards(environment: str, module: str, expected: dict[str, Any]) -> None:
@@ -133,9 +138,9 @@ def test_judges_that_are_installed_judge_what_is_optimised() -> None:
     ]
     assert judges["tesseract"].options["environment"] == {"TESSERACT_LAYOUT": "line"}
     assert Parameters.model_validate(with_world(config.model_dump(mode="json"))) == config, "it is complete"
-    assert list(of_environment("text", rewards={"tesseract": None}).rewards) == ["ocr", *GUARDS, "easyocr"]
+    assert list(of_environment("text", rewards={"tesseract": None}).rewards) == ["ocr", *OF_SIGNS, "easyocr"]
     other = of_environment("text", rewards={"ocr": {"weight": 0.0}, "edge_density": {"weight": 1.0}})
-    assert list(other.rewards) == ["ocr", *GUARDS], "nothing is left to judge"
+    assert list(other.rewards) == ["ocr", *OF_SIGNS], "nothing is left to judge"
     assert "install" not in starter.what_is_there(bare.starter, bare.data)
 
 
@@ -169,7 +174,7 @@ def test_other_values_change_the_worlds_rewards_and_null_removes_one() -> None:
 
 def test_a_world_names_rewards_for_other_data_too() -> None:
     config = parameters(**OWN, reward="words", rewards={"ocr": {"options": {"more": 1}}, **REDNESS})
-    assert entries(config) == {"ocr": (1.0, {"line": [0, 0, 1, 1], "more": 1}), **GUARDS, "redness": (1.0, {})}
+    assert entries(config) == {"ocr": (1.0, {"line": [0, 0, 1, 1], "more": 1}), **OF_SIGNS, "redness": (1.0, {})}
     assert entries(parameters(**OWN, reward="shapes")) == OF_SHAPES
 
 

@@ -98,7 +98,13 @@ _WORDS = World(
     render="visual_grpo.starter.words:draw_words",
     models={"sd3": _flow_model("pretrain_signs", "visual_grpo.starter.pretrain_on_words")},
     # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
-    preset=Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **GUARDS}),
+    preset=Preset(
+        rewards={
+            "ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}},
+            "letters_apart": {"function": "visual_grpo.starter.words:LettersApart", "weight": 0.0},
+            **GUARDS,
+        }
+    ),
     judges={
         "tesseract": _reader("tesseract", TESSERACT_LAYOUT="line"),
         "easyocr": _reader("easyocr", EASYOCR_LAYOUT="line"),
@@ -124,6 +130,7 @@ _MOTION = World(
             },
             "motion": {"weight": 0.0},
             "flicker": {"weight": 0.0},
+            "delta_e": {"judge": True, "frames": "all"},
         }
     ),
 )
