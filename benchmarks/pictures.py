@@ -151,9 +151,11 @@ def main() -> None:
         if asked.kind != "blind":
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
     asked.file.parent.mkdir(parents=True, exist_ok=True)
+    if asked.file.suffix == ".png":
+        first.save(asked.file)
+        return
     playing: dict[str, Any] = {"duration": MILLISECONDS, "loop": 0} if others else {}
-    kept = {"quality": 80, "method": 6, "save_all": bool(others), "append_images": others} | playing
-    first.save(asked.file, **(kept if asked.file.suffix == ".webp" else {}))
+    first.save(asked.file, quality=80, method=6, save_all=bool(others), append_images=others, **playing)
 
 
 if __name__ == "__main__":
