@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,12 @@ def preferred(output: Path, answers: str) -> str:
     return f"trained {won}, base {len(answers) - won - equal}, equal {equal}"
 
 
-def _shuffled(output: Path) -> list[tuple[dict[str, Any], list[Path]]]:
+def _shuffled(output: Path) -> list[tuple[Mapping[Any, Any], list[Path]]]:
     """Returns `BLIND` held-out pairs at the eval sampler, evenly spaced over the prompts, and their two files in an
     order that follows from a hash of the record."""
     baseline, trained = (output / "07_model_output" / side for side in ("baseline", "trained"))
     chosen = report.choose(report.all_pairs(baseline, trained), "held_out", "eval", shown=BLIND)["samples"]
-    shuffled = []
+    shuffled: list[tuple[Mapping[Any, Any], list[Path]]] = []
     for pair in chosen.to_dict("records"):
         files = [baseline / pair["file_baseline"], trained / pair["file_trained"]]
         shuffled.append((pair, files[:: 1 - 2 * (hashlib.sha256(pair["id"].encode()).digest()[0] % 2)]))
