@@ -126,7 +126,8 @@ sign:  ## Sign adapters; FOLDER=..., KEY=key.pem
 verify:  ## Verify signed adapters; FOLDER=..., KEY=public.pem
 	@openssl dgst -sha256 -verify $(KEY) -signature $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
 	@cd $(FOLDER) && sha256sum --quiet --strict --check SHA256SUMS && \
-	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort)
+	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort) && \
+	    ! find . ! -type d ! -type f | grep .
 
 ##@ Packages
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -231,6 +232,30 @@ def test_nothing_is_registered_of_what_cannot_be_used(project: Project, trained:
     with pytest.raises(UserError, match=r"The base model .* is gone"):
         REGISTRY.register(trained)
     assert project.client.search_registered_models() == []
+
+
+@pytest.mark.parametrize("place", ["notes.txt", "ar/adapter_config.json", "best/deep", "pipe"])
+def test_what_a_link_or_a_pipe_in_the_adapters_leads_to_is_not_registered(
+    project: Project, trained: Path, tmp_path: Path, place: str
+) -> None:
+    key = tmp_path / "home/id_ed25519"
+    key.parent.mkdir()
+    key.write_text("private key")
+    if place == "pipe":
+        os.mkfifo(trained / place)
+    else:
+        (trained / place).symlink_to(key.parent if place == "best/deep" else key)
+    with pytest.raises(UserError, match=f"{place} is a (link|pipe)"):
+        REGISTRY.register(trained)
+    assert project.client.search_registered_models() == []
+    assert not list(tmp_path.rglob("mlartifacts"))
+
+
+def test_a_base_model_with_links_is_named_and_not_copied(project: Project, trained: Path, base: Path) -> None:
+    (base / "notes").symlink_to("/etc/hostname")
+    files = files_of(REGISTRY.register(trained))
+    assert not (files / "data/visual_grpo/base").exists()
+    assert f"base: {base}" in (files / "MLmodel").read_text()
 
 
 def test_a_locked_database_is_told_and_nothing_changes(project: Project, versions: list[Registered]) -> None:

@@ -10,6 +10,7 @@ import atexit
 import glob
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,6 +151,28 @@ def from_here(path: Path) -> Path:
 def linked(path: Path) -> Path:
     """Resolves a link, such as to a bigger disk: the folder is replaced, not the link."""
     return path.resolve() if path.is_symlink() else path
+
+
+def find_link(folder: Path) -> Path | None:
+    """Returns the first link, pipe, socket or device in ``folder``; None if it has only files and folders.
+
+    ``folder`` itself may be a link.
+    """
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return path
+    return None
+
+
+def require_no_links(folder: Path) -> None:
+    """Raises UserError if ``folder`` has what a copy of it would follow out of the folder: a link, pipe or device."""
+    if (found := find_link(folder)) is not None:
+        kind = "a link" if found.is_symlink() else "a pipe, socket or device"
+        raise UserError(
+            f"{found} is {kind}. Expected only files and folders, because a copy of {folder} would hold what it leads"
+            " to. Put the file itself in its place, or remove it."
+        )
 
 
 def _previous(final: Path) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, adapter_digest
 from visual_grpo.config.presets import place
@@ -38,7 +39,9 @@ def find_candidate(named: str, latest: Path) -> ComparedModel:
     """Returns the adapters that ask to become champion."""
     if named == NONE:
         raise UserError("promotion.candidate is none, the base model: name an adapter")
-    return find_model(named, latest)
+    candidate = find_model(named, latest)
+    require_no_links(candidate.adapters)  # Before anything is drawn: no version could be made of it.
+    return candidate
 
 
 def find_references(candidate: ComparedModel, champion: Registered | None) -> dict[str, ComparedModel]:
@@ -98,6 +101,7 @@ def earlier_stages(output: str, digest: str, kept: Path) -> dict[str, Any]:
     judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     if judgement is None or judgement["candidate"]["digest"] != digest:
         return {}
+    require_no_links(place(output, "promotion"))
     shutil.copytree(place(output, "promotion"), kept, dirs_exist_ok=True)
     return dict(judgement["stages"])
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import require_no_links
 from visual_grpo.config import PromotionConfig
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
 from visual_grpo.config.pipelines import CHAMPION
@@ -67,7 +68,7 @@ class Registry:
     def register(self, adapters: Path, result: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> Registered:
         """Makes the adapters of a training a version; the same weights again give the version that they have.
 
-        Raises UserError if the adapters or their base model are damaged or gone. Of the version, ``result`` is the
+        Raises UserError if the adapters or their base model are damaged or gone, or have links. Of the version, ``result`` is the
         evaluation in words, and ``tags`` are further tags.
         """
         from mlflow.entities import LoggedModelOutput
@@ -135,6 +136,7 @@ class Registry:
 
     def keep_report(self, run_id: str | None, folder: Path) -> None:
         """Adds the gate's page and numbers to the artifacts of the candidate's run, if it has one."""
+        require_no_links(folder)
         if (run := training_run({"mlflow_run_id": run_id})) is not None:
             with mlflow_api.mlflow_client() as client:
                 for file in folder.glob("evaluation.*"):

@@ -33,6 +33,7 @@ from pydantic import ValidationError
 
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import find_link, require_no_links
 from visual_grpo.common.images import (
     fit,
     read_image,
@@ -66,7 +67,11 @@ _SEEDED_AS = "prompt"
 
 
 def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str], base_copy_mb: float) -> None:
-    """Writes the model, with the metadata ``about``, into an empty ``folder``; raises as `_check_base` does."""
+    """Writes the model, with the metadata ``about``, into an empty ``folder``; raises as `_check_base` does.
+
+    Raises UserError also if the adapters' folder has links.
+    """
+    require_no_links(adapters)
     facts = read_facts(adapters)
     config, model = Parameters.model_validate(facts["parameters"]), facts["model"]
     _check_base(adapters, model)
@@ -76,7 +81,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
         shutil.copytree(adapters, inside / ADAPTERS, ignore=shutil.ignore_patterns(BEST, LAST))
         (inside / ADAPTERS / CARD).write_text(card, encoding="utf-8")
         size = sum(file.stat().st_size for file in base.rglob("*") if file.is_file())
-        if base.is_dir() and size <= base_copy_mb * 1e6:
+        if base.is_dir() and size <= base_copy_mb * 1e6 and find_link(base) is None:
             shutil.copytree(base, inside / BASE, ignore=shutil.ignore_patterns(".*"))
         mlflow.pyfunc.save_model(
             folder,
