@@ -68,8 +68,8 @@ class Registry:
     def register(self, adapters: Path, result: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> Registered:
         """Makes the adapters of a training a version; the same weights again give the version that they have.
 
-        Raises UserError if the adapters or their base model are damaged or gone, or have links. Of the version, ``result`` is the
-        evaluation in words, and ``tags`` are further tags.
+        Raises UserError if the adapters or their base model are damaged or gone, or the adapters have links. Of the
+        version, ``result`` is the evaluation in words, and ``tags`` are further tags.
         """
         from mlflow.entities import LoggedModelOutput
 
