@@ -7,6 +7,7 @@ renames: an error or Ctrl-C leaves the old folder as it was, and a kill between 
 from __future__ import annotations
 
 import atexit
+import csv
 import glob
 import os
 import shutil
@@ -15,15 +16,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from filelock import SoftFileLock, Timeout
 
 from visual_grpo.common.errors import UserError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _DRAFT = ".draft-"
 """Between the final name and the process that writes it."""
 _drafts: set[Path] = set()
 """Drafts of this process; removed when it ends."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _held: list[SoftFileLock] = []
 _UMASK = os.umask(0o077)  # There is no other way to read it.
 os.umask(_UMASK)
@@ -40,6 +46,20 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     finally:
         draft.unlink(missing_ok=True)
     flush(file.parent)
+
+
+def write_csv(file: Path, table: pd.DataFrame, *, index: bool = False) -> None:
+    """Writes a table for people. Text that a spreadsheet would run as a formula begins with a quote in it.
+
+    Source: OWASP, CSV Injection. What a program reads back is written without this.
+    """
+    safe = table.map(_as_text).rename(columns=_as_text, index=_as_text)
+    # Without quotes, a carriage return in a text would begin a row.
+    safe.to_csv(file, index=index, quoting=csv.QUOTE_NONNUMERIC)
+
+
+def _as_text(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def flush(path: Path) -> None:
