@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters, PromotionConfig
@@ -87,6 +88,12 @@ def check_number_of_gates(limit: int, registry: Registry, excluding: tuple[str, 
 
     ``excluding`` are the digests of the candidate and of `gate_settings`.
     """
+    if (latest := registry.ahead_of_clock()) is not None:
+        console.note(
+            f"Warning: the clock is behind {latest:%Y-%m-%d %H:%M} UTC, the latest date of {registry.name} in MLflow."
+            " Gates that are judged by it count until a year after it is right. Set the clock, or correct the tag"
+            " gate... of the registered model if that date is wrong."
+        )
     asked = registry.gates_in_last_year(excluding=excluding)
     if asked >= limit:
         raise UserError(

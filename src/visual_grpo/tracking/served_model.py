@@ -203,8 +203,8 @@ class ServedModel:
         """Raises UserError for more than a request may ask for."""
         if asked > (most := self._limits[limit]):
             raise UserError(
-                f"{what}: more than {limit}={most} of a request. Ask for less at a time, or raise model_config[{limit!r}]"
-                " where the version is loaded"
+                f"{what}: more than {limit}={most} of a request. Ask for less at a time, or raise"
+                f" model_config[{limit!r}] where the version is loaded"
             )
 
     def _images(self, table: pd.DataFrame) -> list[list[Image.Image]]:
