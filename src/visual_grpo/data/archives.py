@@ -101,7 +101,7 @@ def _opened(file: Path) -> tarfile.TarFile:
 
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     while (member := archive.next()) is not None:
-        archive.members.clear()  # They would fill the memory.
+        archive.members.clear()  # type: ignore[attr-defined]  # They would fill the memory.
         found = _MEMBER.fullmatch(member.name)
         if member.isreg() and found and not PurePosixPath(member.name).name.startswith("__"):
             yield found[1], found[2], member

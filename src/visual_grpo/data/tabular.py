@@ -11,7 +11,7 @@ import glob
 import json
 import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -184,9 +184,12 @@ def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, cano
             )
         yield from _read_dataset(dataset, name, file.parent, data)
         return
-    readers = {".json": _json_rows, ".jsonl": _json_lines, ".tar": partial(_tar_rows, limits=limits)}
-    read = readers.get(suffix, partial(_csv_rows, data=data))
-    for number, row in read(file):
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, Row]]]] = {
+        ".json": _json_rows,
+        ".jsonl": _json_lines,
+        ".tar": partial(_tar_rows, limits=limits),
+    }
+    for number, row in readers.get(suffix, partial(_csv_rows, data=data))(file):
         place = Place(name, number)
         if isinstance(row, dict):
             yield record_from_row(row, place, file.parent, data, canonical=canonical)
