@@ -71,10 +71,11 @@ ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 	MLFLOW_SERVER_CORS_ALLOWED_ORIGINS="http://mlflow.localhost:$(PORT)" MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/python -m mlflow ui --port $(PORT) --backend-store-uri "$$store" \
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
-clean:  ## Remove outputs of runs, keep your data
+clean:  ## Remove outputs of runs and unpacked zips, keep your data
 	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes
 	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
 	@rm -rf mlflow.db* mlflow-ui.log mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@[ ! -x $(BIN)/python ] || $(BIN)/python -m visual_grpo.data.archives
 
 ##@ Run
 
@@ -126,7 +127,8 @@ sign:  ## Sign adapters; FOLDER=..., KEY=key.pem
 verify:  ## Verify signed adapters; FOLDER=..., KEY=public.pem
 	@openssl dgst -sha256 -verify $(KEY) -signature $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
 	@cd $(FOLDER) && sha256sum --quiet --strict --check SHA256SUMS && \
-	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort)
+	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort) && \
+	    ! find . ! -type d ! -type f | grep .
 
 ##@ Packages
 

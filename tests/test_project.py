@@ -110,6 +110,10 @@ def test_signed_adapters_are_verified_file_by_file(tmp_path):
     (folder / "new").touch()
     assert "new" in make("verify", public).stdout
     (folder / "new").unlink()
+    (folder / "new").symlink_to("/etc/hostname")
+    assert (done := make("verify", public)).returncode != 0
+    assert "./new\n" in done.stdout
+    (folder / "new").unlink()
     (folder / "model.safetensors").write_text("other")
     done = make("verify", public)
     assert done.returncode != 0

@@ -66,6 +66,8 @@ def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_o
     assert str(command.for_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
     assert str(command.for_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
     assert str(command.for_pipeline("starter,train")).endswith("--pipelines=starter,train --params=seed=3")
+    secret = {"retrain": {"notify": "curl https://there/secret"}, "seed": 3}
+    assert str(command_of({"runtime_params": secret})).endswith("run --params=seed=3"), "no run reads it"
     monkeypatch.setattr(command_module, "_current", [Command(None, (), {}, "other/conf")])
     assert "run --conf-source=other/conf" in str(command_of({}))
 

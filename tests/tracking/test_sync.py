@@ -159,6 +159,21 @@ def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_bac
     assert found["tags"]["verdict"] == "not evaluated"
 
 
+@pytest.mark.parametrize("place", ["06_models/adapters/ar/more.txt", "08_reporting/evaluation/more.html"])
+def test_a_result_with_a_link_is_not_logged(project: Project, place: str) -> None:
+    results = Results(project, "0" * 32)
+    results.evaluate()
+    secret = project.folder / "id_ed25519"
+    secret.write_text("private key")
+    (results.output / place).symlink_to(secret)
+    (said, *_), whole = sync.sync([results.output])
+    assert (f"{place} is a link" in said, whole) == (True, False)
+    assert b"private key" not in results.in_mlflow()["files"].values()
+    (results.output / place).unlink()
+    results.sync()
+    complete(results.in_mlflow())
+
+
 def test_a_run_that_the_user_deleted_stays_deleted(project: Project) -> None:
     results = Results(project, "0" * 32)
     results.sync()

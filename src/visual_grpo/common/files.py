@@ -7,22 +7,29 @@ renames: an error or Ctrl-C leaves the old folder as it was, and a kill between 
 from __future__ import annotations
 
 import atexit
+import csv
 import glob
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from filelock import SoftFileLock, Timeout
 
 from visual_grpo.common.errors import UserError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _DRAFT = ".draft-"
 """Between the final name and the process that writes it."""
 _drafts: set[Path] = set()
 """Drafts of this process; removed when it ends."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _held: list[SoftFileLock] = []
 _UMASK = os.umask(0o077)  # There is no other way to read it.
 os.umask(_UMASK)
@@ -39,6 +46,20 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     finally:
         draft.unlink(missing_ok=True)
     flush(file.parent)
+
+
+def write_csv(file: Path, table: pd.DataFrame, *, index: bool = False) -> None:
+    """Writes a table for people. Text that a spreadsheet would run as a formula begins with a quote in it.
+
+    Source: OWASP, CSV Injection. What a program reads back is written without this.
+    """
+    safe = table.map(_as_text).rename(columns=_as_text, index=_as_text)
+    # Without quotes, a carriage return in a text would begin a row.
+    safe.to_csv(file, index=index, quoting=csv.QUOTE_NONNUMERIC)
+
+
+def _as_text(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def flush(path: Path) -> None:
@@ -150,6 +171,28 @@ def from_here(path: Path) -> Path:
 def linked(path: Path) -> Path:
     """Resolves a link, such as to a bigger disk: the folder is replaced, not the link."""
     return path.resolve() if path.is_symlink() else path
+
+
+def find_link(folder: Path) -> Path | None:
+    """Returns the first link, pipe, socket or device in ``folder``; None if it has only files and folders.
+
+    ``folder`` itself may be a link.
+    """
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return path
+    return None
+
+
+def require_no_links(folder: Path) -> None:
+    """Raises UserError if ``folder`` has what a copy of it would follow out of the folder: a link, pipe or device."""
+    if (found := find_link(folder)) is not None:
+        kind = "a link" if found.is_symlink() else "a pipe, socket or device"
+        raise UserError(
+            f"{found} is {kind}. Expected only files and folders, because a copy of {folder} would hold what it leads"
+            " to. Put the file itself in its place, or remove it."
+        )
 
 
 def _previous(final: Path) -> Path:

@@ -73,7 +73,11 @@ class DataConfig(Strict):
         False, description="accept files outside the data's folder; only for records that you trust"
     )
     max_pixels: int = Field(178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit")
-    max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file")
+    max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file, or of a record in a tar")
+    max_zip_ratio: float = Field(
+        100, ge=1, description="times its own size that a zip may unpack to, if that is more than 100 MB"
+    )
+    max_zip_files: int = Field(10_000_000, ge=1, description="files in a zip")
 
     @field_validator("path")
     @classmethod

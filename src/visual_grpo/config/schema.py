@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from visual_grpo.common.errors import UserError, nearest, nearest_hint
 from visual_grpo.config.base import AdapterName, NotEmpty, OnRequest, Strict
+from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.pipelines import (
     CompareConfig,
@@ -103,6 +104,15 @@ class Parameters(Strict):
     evaluation: EvaluationConfig
     tracking: TrackingConfig
     retrain: RetrainConfig = RetrainConfig()
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> Self:
+        for name in find_secrets(self.public()):
+            raise ValueError(
+                f"{name} looks like a secret, and parameters are stored with every run. Put it into a variable of the"
+                " environment. An option of a reward may name that: $NAME"
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> Self:
@@ -300,7 +310,8 @@ def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
         return f"{name} is missing{meaning}"
     value = repr(detail["input"])
     value = value if len(value) <= _LONGEST_VALUE else value[:_LONGEST_VALUE] + "..."
-    shown = "" if isinstance(detail["input"], Mapping) else f" = {value}"
+    is_shown = not isinstance(detail["input"], Mapping) and not any(find_secrets({name: detail["input"]}))
+    shown = f" = {value}" if is_shown else ""
     if detail["type"] == "extra_forbidden":
         return f"{name}{shown}: there is no such parameter.{_nearest_key(path, list(fields))}"
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)

@@ -27,7 +27,7 @@ from PIL.Image import Image
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder, write_atomically
+from visual_grpo.common.files import new_folder, write_atomically, write_csv
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
@@ -90,8 +90,8 @@ def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     else:
         _report_head(file)
     standing = read_choices(file).standing
-    _table(standing).to_csv(folder / "choices.csv", index=False)
-    family_scores(standing).to_csv(folder / "scores.csv", index=False)
+    write_csv(folder / "choices.csv", _table(standing))
+    write_csv(folder / "scores.csv", family_scores(standing))
     return folder
 
 
@@ -128,7 +128,7 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
     voters = Counter(choice.voter for choice in judged)
     entry = asdict(result) | {"verdict": result.verdict, "voters": dict(voters)}
     (folder / "ab.json").write_text(json.dumps(entry, indent=2), encoding="utf-8")
-    _table(judged).assign(trained=chosen).to_csv(folder / "ab.csv", index=False)
+    write_csv(folder / "ab.csv", _table(judged).assign(trained=chosen))
     console.note(
         f"Blind: the trained model's picture is preferred in {result.share:.0%} of {counted(result.choices, 'choice')}"
         f" by {counted(len(voters), 'voter')} on {counted(result.prompts, 'held-out prompt')}, 95% interval"

@@ -21,7 +21,7 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.images import require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample, VideoSample
-from visual_grpo.config.rewards import with_variables
+from visual_grpo.config.credentials import with_variables
 from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids
 
 log = logging.getLogger(__name__)
