@@ -63,6 +63,13 @@ def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -
         torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
 
 
+def test_on_one_machine_nothing_listens_beyond_the_loopback(tmp_path: Path) -> None:
+    found = run(tmp_path, 2, toys.listening)
+    assert len(found) == 3
+    loopback = ("0100007F:", "00000000000000000000000001000000:")  # 127.0.0.1 and ::1.
+    assert all(address.startswith(loopback) for addresses in found.values() for address in addresses), found
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [

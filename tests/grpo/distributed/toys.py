@@ -162,6 +162,18 @@ def fail(spec: object, how: str) -> None:
     ranks.all_gather(compute if how != "alone" else lambda: None)
 
 
+def listening(spec: object) -> dict[int, list[str]]:
+    """The addresses, as the kernel writes them, at which the ranks and the process that started them listen."""
+    found = ranks.all_gather(lambda: {pid: _listening(pid) for pid in (os.getpid(), os.getppid())})
+    return {pid: addresses for own in found for pid, addresses in own.items()}
+
+
+def _listening(pid: int) -> list[str]:
+    open_files = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return [words[1] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in open_files]
+
+
 def wait(spec: object, victim: int, notes: str) -> None:
     """Rank ``victim`` is killed while the others are in a collective, and one computes for a minute."""
     with open(f"{notes}/{ranks.rank()}", "w") as file:  # noqa: PTH123
