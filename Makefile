@@ -118,15 +118,13 @@ schedule-systemd: setup  ## Write systemd units that retrain every week
 
 ##@ Adapters
 
+# Without an environment too: with any Python, and openssl.
+sign verify: SIGNATURE = $(or $(wildcard $(BIN)/python),$(PYTHON)) src/visual_grpo/operations/signature.py $@ $(if $(FOLDER),"$(FOLDER)") $(if $(KEY),"$(KEY)")
 sign:  ## Sign adapters; FOLDER=..., KEY=key.pem
-	@cd $(FOLDER) && find . -type f ! -name 'SHA256SUMS*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum > SHA256SUMS
-	@openssl dgst -sha256 -sign $(KEY) -out $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
-	@echo "Signed: $(FOLDER)/SHA256SUMS.sig"
+	@$(SIGNATURE)
 
 verify:  ## Verify signed adapters; FOLDER=..., KEY=public.pem
-	@openssl dgst -sha256 -verify $(KEY) -signature $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
-	@cd $(FOLDER) && sha256sum --quiet --strict --check SHA256SUMS && \
-	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort)
+	@$(SIGNATURE)
 
 ##@ Packages
 
