@@ -88,6 +88,15 @@ def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> N
         assert str(raised.value).count("Process 2 of 2 failed") == 1
 
 
+def test_a_silent_process_is_told_of_and_given_up(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as raised:
+        run(tmp_path, 2, toys.say_nothing, seconds=8)
+    told = re.findall(r"Other processes of this command have not answered for \d s", str(raised.value))
+    assert told
+    assert "is gone, or does not answer: " in str(raised.value)
+    assert "Timed out waiting 4000ms" in str(raised.value)
+
+
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_killed_process_ends_all(victim: int, tmp_path: Path) -> None:
     """Also one that computes, and so is not waiting for the others."""

@@ -24,7 +24,7 @@ from visual_grpo.common.digests import content_digest, tree_digest
 from visual_grpo.common.errors import LostRankError, UserError
 from visual_grpo.common.processes import STORE, TERMINATING
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.distributed import ranks, sharding
+from visual_grpo.grpo.distributed import ranks, sharding, silence
 
 _GRACE = 10.0
 """Seconds in which rank 0 reports an error that other ranks have too, before torchrun ends all."""
@@ -52,6 +52,7 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
         if ranks.rank():
             _follow_rank_0()
         else:
+            in_thread(lambda: silence.tell(ranks.TIMEOUT), "silence")
             command()
             _announce(None)
     except BaseException:  # torchrun ends the others, and may start all again.
