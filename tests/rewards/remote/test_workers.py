@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from tests.rewards.learned import tiny
-from tests.rewards.remote.processes import WORKERS, module_of, started, told_at_its_end
+from tests.rewards.remote.processes import WORKERS, module_of, served, started, told_at_its_end
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.remote.http_reward import HttpReward
@@ -113,6 +115,18 @@ def test_a_key_is_needed_if_there_is_one() -> None:
         assert output.values.tolist() == [1.0]
         with pytest.raises(UserError, match=r"answered 401: .*set the option api_key"):
             HttpReward(url)(records("a"), grey(255))
+
+
+def test_ctrl_c_ends_a_worker_whose_client_stalls() -> None:
+    with served(WORKERS / "template" / "worker.py", "--port=0") as worker, socket.socket() as client:
+        assert worker.stdout is not None
+        port = int(worker.stdout.readline().split(":")[3].split(",")[0])
+        assert worker.stdout.readline().endswith(": ready\n")
+        client.connect(("127.0.0.1", port))
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{")
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+        worker.send_signal(signal.SIGINT)
+        assert worker.wait(20) in (0, -signal.SIGINT)
 
 
 def test_a_worker_without_weights_ends(tmp_path: Path) -> None:
