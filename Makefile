@@ -110,7 +110,11 @@ viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
 
 schedule-systemd: setup  ## Write systemd units that retrain every week
-	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; mkdir -p "$$units"; folder=$$(pwd -P); \
+	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; cd -P .; folder=$$PWD; \
+	if [[ "$$folder" == *[[:cntrl:]\"\\$$]* || "$$folder" == *[[:blank:]] ]]; then \
+	    printf 'The path %q has a quote, a backslash, a $$, a line break or a space at its end, which systemd would misread. Rename the folder.\n' \
+	        "$$folder" >&2; exit 1; fi; \
+	mkdir -p "$$units"; \
 	for unit in visual-grpo-retrain.service visual-grpo-retrain.timer; do \
 	    text=$$(<"schedules/systemd/$$unit"); \
 	    printf '%s\n' "$${text//\/path\/to\/visual-grpo/"$${folder//%/%%}"}" > "$$units/$$unit"; done; \
