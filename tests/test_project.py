@@ -94,17 +94,6 @@ def test_params_change_one_key_and_leave_its_neighbours():
     assert changed == {**before, "seed": 5, "grpo": {**before["grpo"], "steps": 3}}
 
 
-@pytest.mark.parametrize(
-    ("name", "least"), [("requirements.lock", 101), ("quantised.lock", 1), ("benchmarks/requirements.lock", 101)]
-)
-def test_the_lock_names_no_index_and_has_every_hash(name, least):
-    lock = (ROOT / name).read_text(encoding="utf-8")
-    assert not re.search(r"https?://|--(extra-)?index-url|--find-links", lock)
-    pins = re.findall(r"^[a-z0-9][^\n]*==[^\n]*", lock, re.MULTILINE)
-    assert len(pins) >= least
-    assert all(pin.rstrip().endswith("\\") for pin in pins), "every pin is followed by its hashes"
-
-
 @pytest.mark.parametrize("name", ["requirements.lock", "benchmarks/requirements.lock"])
 def test_an_environment_that_the_project_is_built_in_has_what_builds_it(name):
     """`make` installs the project editable and without build isolation into .venv and .venv-bench."""
