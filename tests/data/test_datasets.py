@@ -17,9 +17,16 @@ from kedro.runner import SequentialRunner
 from PIL import Image
 
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.common.files import new_folder
+from visual_grpo.common.digests import content_digest
+from visual_grpo.common.files import new_folder, settled
+from visual_grpo.config import DataConfig
+from visual_grpo.config.presets import place
 from visual_grpo.data.datasets import FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
+from visual_grpo.data.sources import find_records
+from visual_grpo.grpo.checkpoint import save_checkpoint
+from visual_grpo.tracking.adapter_lookup import find_adapters
+from visual_grpo.training.resuming import find_run
 
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
@@ -133,7 +140,59 @@ def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
     previous = dataset.load().with_name(".out.previous")
     previous.mkdir()
     assert content(dataset.load()) == {"a": "1"}
+    save(b="2")
+    assert content(dataset.load()) == {"b": "2"}
     assert not previous.exists()
+
+
+HIDDEN = {
+    "06_models/adapters": {
+        "a dataset of the catalog": lambda out: place(out, "adapters"),
+        "the parameter adapter": lambda out: find_adapters(f"{out}/06_models/adapters", Path("none")),
+        "its best step": lambda out: find_adapters(f"{out}/06_models/adapters/best", Path("none")).parent,
+    },
+    "06_models/base": {
+        "a base model's digest": lambda out: content_digest(out / "06_models/base") and out / "06_models/base",
+    },
+    "06_models/checkpoints.previous": {
+        "the parameter resume": lambda out: (
+            find_run(f"{out}/06_models/checkpoints.previous", Path("none")).checkpoint.parent
+        ),
+    },
+    "07_model_output/generated": {
+        "the parameter score.path": lambda out: (
+            find_records(DataConfig(path=f"{out}/07_model_output/generated", height=64, width=64)).folder
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize(("hidden", "reader"), [(folder, reader) for folder in HIDDEN for reader in HIDDEN[folder]])
+def test_every_reader_finds_what_a_kill_between_the_two_renames_has_hidden(tmp_path, hidden, reader):
+    folder = tmp_path / hidden
+    save_checkpoint(folder, 1, {}, {})
+    (folder / "best").mkdir()
+    (folder / "prompts.txt").write_text("a cat")
+    folder.rename(folder.with_name(f".{folder.name}.previous"))
+    assert HIDDEN[hidden][reader](tmp_path) == folder
+    assert (folder / "prompts.txt").is_file()
+
+
+def test_a_reader_between_the_two_renames_does_not_stop_the_replacement(dataset, save, monkeypatch):
+    save(a="1")
+    rename, folder = Path.rename, dataset.load()
+
+    def read_between(self, target):
+        renamed = rename(self, target)
+        if self == folder:
+            assert content(settled(folder)) == {"a": "1"}
+            monkeypatch.setattr(Path, "rename", rename)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", read_between)
+    save(b="2")
+    assert content(dataset.load()) == {"b": "2"}
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
 
 
 def test_the_new_folder_of_a_running_process_is_left_alone(new):
