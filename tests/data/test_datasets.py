@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kedro.io import DataCatalog, DatasetError
@@ -16,8 +18,8 @@ from kedro.pipeline import node, pipeline
 from kedro.runner import SequentialRunner
 from PIL import Image
 
-from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.digests import content_digest
+from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.files import new_folder, settled
 from visual_grpo.config import DataConfig
 from visual_grpo.config.presets import place
@@ -145,36 +147,28 @@ def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
     assert not previous.exists()
 
 
-HIDDEN = {
-    "06_models/adapters": {
-        "a dataset of the catalog": lambda out: place(out, "adapters"),
-        "the parameter adapter": lambda out: find_adapters(f"{out}/06_models/adapters", Path("none")),
-        "its best step": lambda out: find_adapters(f"{out}/06_models/adapters/best", Path("none")).parent,
-    },
-    "06_models/base": {
-        "a base model's digest": lambda out: content_digest(out / "06_models/base") and out / "06_models/base",
-    },
-    "06_models/checkpoints.previous": {
-        "the parameter resume": lambda out: (
-            find_run(f"{out}/06_models/checkpoints.previous", Path("none")).checkpoint.parent
-        ),
-    },
-    "07_model_output/generated": {
-        "the parameter score.path": lambda out: (
-            find_records(DataConfig(path=f"{out}/07_model_output/generated", height=64, width=64)).folder
-        ),
-    },
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "a dataset of the catalog": ("06_models/adapters", lambda folder: place(folder.parents[1], "adapters")),
+    "the parameter adapter": ("06_models/adapters", lambda folder: find_adapters(str(folder), Path("none"))),
+    "its best step": ("06_models/adapters", lambda folder: find_adapters(f"{folder}/best", Path("none"))),
+    "the digest of a base model": ("06_models/base", content_digest),
+    "the parameter resume": ("06_models/checkpoints.previous", lambda folder: find_run(str(folder), Path("none"))),
+    "the parameter score.path": (
+        "07_model_output/generated",
+        lambda folder: find_records(DataConfig(path=str(folder), height=64, width=64)),
+    ),
 }
 
 
-@pytest.mark.parametrize(("hidden", "reader"), [(folder, reader) for folder in HIDDEN for reader in HIDDEN[folder]])
-def test_every_reader_finds_what_a_kill_between_the_two_renames_has_hidden(tmp_path, hidden, reader):
-    folder = tmp_path / hidden
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_finds_what_a_kill_between_the_two_renames_has_hidden(tmp_path, reader):
+    name, read = READERS[reader]
+    folder = tmp_path / name
     save_checkpoint(folder, 1, {}, {})
     (folder / "best").mkdir()
     (folder / "prompts.txt").write_text("a cat")
     folder.rename(folder.with_name(f".{folder.name}.previous"))
-    assert HIDDEN[hidden][reader](tmp_path) == folder
+    assert read(folder) is not None
     assert (folder / "prompts.txt").is_file()
 
 

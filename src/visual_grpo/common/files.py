@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import errno
 import glob
+import itertools
 import os
 import shutil
 import threading
@@ -142,10 +143,12 @@ def heal(final: Path) -> None:
     """After an interrupted replacement: puts the old folder back, or removes it if the new one is in place."""
     final = linked(final)
     previous = _previous(final)
-    if final.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-    else:
-        with suppress(OSError):  # Nothing was interrupted, another process was faster, or the disk can only be read.
+    with suppress(OSError):  # Another process was faster, or the disk can only be read.
+        if not previous.exists():
+            return
+        if final.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+        else:
             previous.rename(final)
 
 
@@ -154,9 +157,10 @@ def settled(path: Path) -> Path:
 
     Removes nothing, since a user may have named the path.
     """
-    if not path.exists():
-        for part in reversed([path, *path.parents]):
-            if not part.exists():
+    with suppress(OSError):  # Who reads it will say what is wrong.
+        missing = [*itertools.takewhile(lambda part: not part.exists(), (path, *path.parents))]
+        for part in reversed(missing):
+            if not part.exists():  # Within a folder that was put back just now.
                 heal(part)
     return path
 
