@@ -13,11 +13,13 @@ import mlflow
 import pytest
 from PIL import Image
 
+from tests.evaluation.defaults import parameters
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.config.adapter_folder import FACTS, read_facts
 from visual_grpo.evaluation.verdict import summarise
+from visual_grpo.operations.training_command import show_replaced
 from visual_grpo.tracking import sync
 
 STEPS = 5
@@ -101,6 +103,38 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
     for _ in range(2):
         assert "lacks nothing" in results.sync()[0]
         assert results.in_mlflow() == first
+
+
+@pytest.mark.parametrize(
+    ("steps", "made", "own_run", "said"),
+    [
+        (4, "synced", False, "MLflow keeps them: adapter={}"),
+        (4, "synced", True, "MLflow does not keep them: copy the folder"),  # Its own part will be logged over them.
+        (4, "changed", False, "MLflow does not keep them: copy the folder"),
+        (4, "deleted", False, "MLflow does not keep them: copy the folder"),
+        (5, "synced", False, None),
+    ],
+)
+def test_a_shorter_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
+    project: Project, capsys: pytest.CaptureFixture[str], steps: int, made: str, own_run: bool, said: str | None
+) -> None:
+    results = Results(project, "0" * 32)
+    results.sync()
+    [run] = project.runs()
+    if made == "changed":
+        Results(project, "0" * 32, steps=6)
+    elif made == "deleted":
+        project.client.delete_run(run.info.run_id)
+    config = parameters(output=str(project.output), grpo={"steps": steps})
+    show_replaced(config, run.info.run_id if own_run else "1" * 32)
+    printed = capsys.readouterr().out
+    if said is None:
+        assert printed == ""
+    else:
+        length = 6 if made == "changed" else 5
+        assert f"This training of 4 steps will replace the adapters of {length} steps in {results.adapters}" in printed
+        assert said.format(run.info.run_id) in printed
+        assert "(ar 5 steps)" in printed
 
 
 def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Project) -> None:

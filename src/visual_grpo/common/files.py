@@ -1,20 +1,23 @@
 """Files and folders that are replaced whole or not at all, and the lock of a folder.
 
 A folder's new content is written into a draft, a hidden sibling, which takes the place of the old folder by two
-renames: an error or Ctrl-C leaves the old folder as it was, and a kill between the renames is undone by `heal`.
+renames. An error or Ctrl-C leaves the old folder as it was. A kill between the renames leaves it hidden: who reads
+such a folder takes its path from `settled`, which puts it back.
 """
 
 from __future__ import annotations
 
 import atexit
 import csv
+import errno
 import glob
+import itertools
 import os
 import shutil
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,10 +141,16 @@ def replace_folder(fresh: Path, final: Path) -> None:
     for file in filter(Path.is_file, fresh.rglob("*")):
         follow_umask(file)
     final.parent.mkdir(parents=True, exist_ok=True)
-    if final.exists():
-        final.rename(_previous(final))
     try:
-        fresh.rename(final)
+        while True:
+            if final.exists():
+                final.rename(_previous(final))
+            try:
+                fresh.rename(final)
+                return
+            except OSError as error:  # A reader has put the old folder back between the two renames.
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
     finally:
         heal(final)
 
@@ -155,12 +164,26 @@ def heal(final: Path) -> None:
     """After an interrupted replacement: puts the old folder back, or removes it if the new one is in place."""
     final = linked(final)
     previous = _previous(final)
-    if not previous.exists():
-        return
-    if final.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-    else:
-        previous.rename(final)
+    with suppress(OSError):  # Another process was faster, or the disk can only be read.
+        if not previous.exists():
+            return
+        if final.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+        else:
+            previous.rename(final)
+
+
+def settled(path: Path) -> Path:
+    """Returns ``path``, for reading: puts back what an interrupted replacement has hidden, the path or a folder above.
+
+    Removes nothing, since a user may have named the path.
+    """
+    with suppress(OSError):  # Who reads it will say what is wrong.
+        missing = [*itertools.takewhile(lambda part: not part.exists(), (path, *path.parents))]
+        for part in reversed(missing):
+            if not part.exists():  # Within a folder that was put back just now.
+                heal(part)
+    return path
 
 
 def from_here(path: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import from_here
+from visual_grpo.common.files import from_here, settled
 
 CATALOG = Path(__file__).parents[3] / "conf/base/catalog.yml"
 ROOT = "data"
@@ -44,8 +44,8 @@ def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
 
 
 def place(output: str | Path, dataset: str) -> Path:
-    """Returns where a dataset of the catalog is, in the folder of results ``output``."""
-    return Path(output) / _places()[dataset]
+    """Returns where a dataset of the catalog is, in the folder of results ``output``, for whoever reads it there."""
+    return settled(Path(output) / _places()[dataset])
 
 
 @cache

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
+from visual_grpo.common.files import settled
 from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.archives import unzipped
@@ -114,7 +115,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     if data.path.startswith(tabular.HUB):
         path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
         return RecordSource("table", path, Limits.from_config(data, path), data)
-    path = Path(data.path)
+    path = settled(Path(data.path))
     if not path.exists():
         draws = Remedy("starter", {"data.path": None}) if parameter == "data.path" else None
         raise UserError(f"{parameter}: there is no {path}.{_suggestions(path, parameter)}", remedy=draws)

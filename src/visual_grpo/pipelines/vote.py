@@ -27,7 +27,7 @@ from PIL.Image import Image
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder, write_atomically, write_csv
+from visual_grpo.common.files import new_folder, settled, write_atomically, write_csv
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
@@ -270,7 +270,7 @@ def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: 
 
 def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     """Pairs pictures of one prompt: the first with the second, the third with the fourth, and so on."""
-    folder = Path(settings.source)
+    folder = settled(Path(settings.source))
     prompts: dict[str, list[str]] = {}
     try:
         for text in (folder / LISTED).read_text(encoding="utf-8").splitlines():

@@ -9,7 +9,7 @@ from typing import Any
 
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.common.files import write_atomically
+from visual_grpo.common.files import settled, write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.grpo import checkpoint
@@ -70,9 +70,9 @@ def find_run(resume: str, folder: Path) -> Origin | None:
 
 def _named(resume: str, folder: Path) -> Path:
     """The folder that ``resume`` names: a checkpoint, or one with checkpoints in it."""
-    named = Path(resume).expanduser()
     if resume == Resume.AUTO:
         return folder
+    named = settled(Path(resume).expanduser())
     if _is_one(named) or checkpoint.checkpoints(named):
         return named
     what = "contains no checkpoint" if named.is_dir() else "is not a folder"
@@ -159,6 +159,12 @@ def mark_finished(folder: Path) -> None:
         write_atomically(folder / FINISHED, newest.name)
 
 
+def is_finished(newest: Path) -> bool:
+    """Whether the training of ``newest``, the newest checkpoint in its folder, has left its adapters."""
+    file = newest.with_name(FINISHED)
+    return file.is_file() and file.read_text(encoding="utf-8") == newest.name
+
+
 def why_another(folder: Path, now: provenance.Provenance) -> str | None:
     """Says why the newest intact checkpoint in ``folder`` is not of the training ``now``; None if it is. Only reads."""
     try:
@@ -167,8 +173,7 @@ def why_another(folder: Path, now: provenance.Provenance) -> str | None:
         return f"{folder} has no intact checkpoint"
     if newest is None:
         return f"{folder} has no checkpoint"
-    finished = folder / FINISHED
-    if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
+    if is_finished(newest):
         return f"the training of the checkpoints in {folder} is finished"
     run = Origin(newest, checkpoint.load_metadata(newest))
     before = {"parameters": run.parameters, **run.provenance}
