@@ -145,6 +145,12 @@ def test_what_became_of_too_few_records_is_told_and_only_of_many_the_share_is_ra
     assert warning.endswith("Add records with other prompts" + ", or raise data.held_out_share" * (count == 200))
 
 
+def test_a_held_out_split_of_which_nothing_is_usable_is_told(tmp_path):
+    jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "split": "train"}, {"prompt": "", "split": "test"}])
+    (warning,) = prepare(tmp_path, held_out_split="test").report["warnings"]
+    assert "1 train, 0 eval, 0 held out. No record of the split test is usable, so nothing can judge a gain" in warning
+
+
 def test_twelve_photos_hold_out_a_few_and_six_clips_none(tmp_path):
     for number in range(6):
         for count, held_out in ((12, {2, 3, 4}), (6, {0})):

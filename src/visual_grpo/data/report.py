@@ -122,7 +122,7 @@ class Report:
 def few_held_out(records: Mapping[str, int], held_out: int, groups: int, config: DataConfig) -> str | None:
     """Says what the splits are where too few groups are held out to judge a gain; None if there are enough.
 
-    ``records`` are counted by split, ``held_out`` and ``groups`` are groups: those held out, and all that could be.
+    ``records`` are counted by split; ``held_out`` groups are held out of ``groups``.
     """
     if held_out >= FEW_PROMPTS:
         return None

@@ -1,7 +1,7 @@
 """The splits that people's data come with, and those that records are trained and evaluated in.
 
-The second follow from hashes of each record. Where records are few, the numbers that the hashes give are corrected, so
-that adding records moves hardly any other: one at a small correction, and those that show the picture of a new one.
+The second follow from hashes of each record, and adding records moves hardly any other: those that show a new one's
+picture, since then they are joined, and one or two where records are few, since then numbers are corrected.
 """
 
 from __future__ import annotations
@@ -136,25 +136,26 @@ def split_group(record: Record, source_sha256: Sequence[str], task: Task) -> str
 def assign_splits(records: Sequence[tuple[str, str]], data: DataConfig) -> list[str]:
     """Returns the split of each record, in their order, given its group (`split_group`) and its id.
 
-    The hashes alone decide as long as every share is met within `LUCK` and no more records are held out than train,
-    which only the shares may ask for. A split of few groups, or none, is corrected (`split_size`).
+    The hashes alone decide as long as every share is met within `LUCK`, no split is too small (`split_size`) and no
+    more records are held out than train.
     """
     # Where a split of the data is held out, no further record is.
     held_out_share = 0.0 if data.held_out_split else data.held_out_share
     rest = 1 - held_out_share - data.sealed_share
     sizes, total = Counter(group for group, _ in records), len(records)
     hashes = {group: _fraction("prompt", group) for group in sizes}
-    evaluated = int(total >= fewest(data.eval_share, 1))  # The least that has to be left for eval.
+    for_eval = int(total >= fewest(data.eval_share, 1))
 
+    # As many records train as are held out, unless the shares ask for more of these; one trains in any case.
     is_balanced = held_out_share <= rest - data.eval_share + _ROUNDING
-    room = total * (1 - data.sealed_share) - evaluated
+    room = total * (1 - data.sealed_share) - for_eval
     held_out = _lowest(hashes, sizes, held_out_share, room / 2 if is_balanced else room - 1)
     number = sum(map(sizes.__getitem__, held_out))
     free = total - number - max(1, number if is_balanced else 0)
     # Held-out hashes are at one end of the range and sealed ones at the other, so that neither share takes from the
     # other when it is raised.
     others = {group: 1 - hashes[group] for group in sizes if group not in held_out}
-    sealed = _lowest(others, sizes, data.sealed_share, free - evaluated)
+    sealed = _lowest(others, sizes, data.sealed_share, free - for_eval)
     free -= sum(map(sizes.__getitem__, sealed))
 
     # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
@@ -179,7 +180,7 @@ def _lowest(hashes: Mapping[str, float], sizes: Mapping[str, int], share: float,
 
 
 def _fitting(ranked: Sequence[str], sizes: Mapping[str, int], number: int, room: float) -> set[str]:
-    """Takes groups in their order, up to ``number``, but none for whose records there is no ``room``."""
+    """Takes groups in their order, up to ``number``, and passes over those that have more records than ``room``."""
     chosen = set[str]()
     for group in ranked:
         if len(chosen) < number and sizes[group] <= room:
