@@ -83,7 +83,11 @@ def test_a_difference_is_shown_only_where_the_interval_excludes_zero(changes: En
         ({"unscored_baseline": 34, "unscored_differs": True}, "better", "base 34, trained 0 of 204 each; the shares"),
         (LOSS | {"unscored_trained": 34, "unscored_differs": True}, "worse", "the shares differ."),
         ({"units": 9, "ci_low": -0.1}, "not shown", "Fewer than 10 independent prompts are too few to rely on the int"),
-        ({"split": "eval"}, "better", "Eval prompts choose the best adapter and may occur in training too: their sco"),
+        (
+            {"split": "eval"},
+            "not judged",
+            "Eval prompts choose the best adapter and may occur in training too: their sco",
+        ),
     ],
 )
 def test_the_last_line_says_what_the_numbers_do_not(changes: Entry, verdict: str, last: str) -> None:

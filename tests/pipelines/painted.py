@@ -74,11 +74,11 @@ class Project:
         monkeypatch.setattr(components, "build_model", self._build_model)
         self.prepare(train=1)
 
-    def prepare(self, train: int, held_out: int = 3) -> None:
+    def prepare(self, train: int, held_out: int = 3, evaluated: int = 2) -> None:
         """Writes the records, with so many prompts."""
         found = [
             *records("held_out", held_out),
-            *records("eval", 2, per_prompt=2),
+            *records("eval", evaluated, per_prompt=2),
             *records("train", train),
             *records("sealed", 2),
         ]

@@ -64,7 +64,9 @@ class DataConfig(Strict):
     )
     fps: float = Field(16.0, gt=0, description="frames per second of a video")
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
-    held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
+    held_out_share: Share = Field(
+        0.2, description="share of prompts that never occur in training; 0 = none, and no gain is judged"
+    )
     sealed_share: Share = Field(
         0.0, description="share of prompts kept for the promotion gate alone: neither trained on nor held out"
     )

@@ -123,7 +123,11 @@ class GateDecision:
         few = f"{counted(self.units, 'independent prompt')} with scores, fewer than {FEW_UNITS}"
         if self.units < 2:
             return [f"{few}: too few to detect any gain."]
-        unreliable = [f"{FEW_NOTE} Hold out more (data.held_out_share)."] if self.units < FEW_PROMPTS else []
+        unreliable = (
+            [f"{FEW_NOTE} Add records or, of many, hold out more (data.held_out_share)."]
+            if self.units < FEW_PROMPTS
+            else []
+        )
         gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items())
         return [*unreliable, f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
 

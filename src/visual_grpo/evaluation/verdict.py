@@ -19,11 +19,23 @@ CARRIES_OVER, CONTRADICTED = "carries over", "contradicted"
 """What a judge says of a gain, beside ``not shown``; the latter is also a verdict."""
 MOST_LEFT = 0.75
 """Share of the base's mean below which a gain is doubted if that is all that is left of a guard."""
+NOT_JUDGED = "not judged"
+"""The verdict where nothing was held out."""
 NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are optimistic."
 FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
 _MOST_DECIMALS, _NO_SIZE = 6, 5e-7
 _NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
+_NOTHING: Mapping[str, Any] = {
+    "name": "total",
+    "split": "held_out",
+    "sampler": "eval",
+    "optimised": True,
+    "unscored_differs": False,
+    **dict.fromkeys(("prompts", "units", "images", "samples", "unscored_baseline", "unscored_trained"), 0),
+    **dict.fromkeys((*_NUMBERS, "win_rate")),
+}
+"""The entry of a total of no samples."""
 
 Entry = Mapping[str, Any]
 """Result of `compare.compare` for one score, split and sampler."""
@@ -36,18 +48,18 @@ def summarise(
     names: tuple[str, str] = NAMES,
     notes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Summarises the total of held-out prompts at the eval sampler, if there are any.
+    """Summarises the total of held-out prompts at the eval sampler, if there are any; ``entries`` may be empty.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
     ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``; or ``contradicted`` if it lies
-    above 0 and a judge's below. ``fallen`` are the guards that fell, ``judges`` those of `_judge`. ``names`` are of the
-    two sides, for the sentence, and ``notes`` sentences to be read with it. The control is that with the highest mean
-    of the base model; chosen on the same samples, it is optimistically biased. ``task`` and ``control`` are None if
-    there is none.
+    above 0 and a judge's below; or `NOT_JUDGED` if no prompt was held out. ``fallen`` are the guards that fell,
+    ``judges`` those of `_judge`. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read
+    with it. The control is that with the highest mean of the base model; chosen on the same samples, it is
+    optimistically biased. ``task`` and ``control`` are None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
-    entry, beside = rows["total"], list(rows.values())
+    entry, beside = rows.get("total", _NOTHING), list(rows.values())
     judges = [_judge(row, rows[row["judge_of"]], controls) for row in beside if "judge_of" in row]
     is_contradicted = _is_gain(entry) and any(judge["outcome"] == CONTRADICTED for judge in judges)
     measure = next((row for row in beside if "measure" in row), None)
@@ -67,7 +79,9 @@ def summarise(
 
 
 def verdict(entry: Entry, beside: Iterable[Entry] = ()) -> str:
-    """Returns ``better``, ``worse`` or ``not shown``; ``beside`` are the other scores of the same samples."""
+    """Returns ``better``, ``worse``, ``not shown`` or `NOT_JUDGED`; ``beside`` are the other scores of the samples."""
+    if entry["split"] == "eval" or not entry["samples"]:
+        return NOT_JUDGED
     if not _excludes_zero(entry) or doubts(entry, beside):
         return "not shown"
     return "better" if entry["ci_low"] > 0 else "worse"
@@ -103,7 +117,7 @@ def fallen_guards(beside: Iterable[Entry]) -> list[Entry]:
 def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
     """Returns the main split and sampler: held-out prompts and the eval sampler if available."""
     views = dict.fromkeys((entry["split"], entry["sampler"]) for entry in entries)
-    return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"))
+    return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"), default=("held_out", "eval"))
 
 
 def result(headline: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +149,7 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
     if any(unscored):
         counts = f"base {unscored[0]}, trained {unscored[1]} of {headline['samples']} each"
         sentences.append(f"Could not be scored: {counts}{'; the shares differ' * headline['unscored_differs']}.")
-    if headline["units"] < FEW_PROMPTS and not headline["doubts"]:
+    if headline["units"] < FEW_PROMPTS and not headline["doubts"] and headline["verdict"] != NOT_JUDGED:
         sentences.append(FEW_NOTE)
     return sentences + [EVAL_NOTE] * (headline["split"] == "eval")
 
@@ -235,6 +249,9 @@ def _control_line(control: Mapping[str, Any]) -> str:
 def _sentence(headline: Mapping[str, Any]) -> str:
     base, trained = headline["names"]
     where = f"On {extent(headline)} ({headline['images']} pairs)"
+    nothing = f"Nothing was held out, so there is nothing to judge {trained} by."
+    if not headline["samples"]:
+        return nothing
     if headline["difference"] is None:
         return f"No pair of samples could be scored, so nothing is shown about {trained}."
     digits = decimals(headline)
@@ -243,6 +260,8 @@ def _sentence(headline: Mapping[str, Any]) -> str:
         f"mean {headline['name']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} of"
         f" {base}, {change(headline)} ({interval})"
     )
+    if headline["verdict"] == NOT_JUDGED:
+        return f"{nothing} {where}: {means}."
     if headline["verdict"] == CONTRADICTED:
         against = [j for j in headline["judges"] if j["outcome"] == CONTRADICTED]
         reasons = [f"the judge {_means(judge, headline['names'])}" for judge in against] + headline["doubts"]

@@ -64,7 +64,8 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
     prompts = distinct_prompts(records.split("train"), settings.prompts)
     if len(prompts) < 2:
         raise UserError(
-            "reward_report needs at least two training prompts; lower data.eval_share or data.held_out_share"
+            f"reward_report needs at least two training prompts, and the data have {len(prompts)}. Add records with"
+            " other prompts"
         )
     scorer.check_records(prompts)
     model = components.build_model(spec)

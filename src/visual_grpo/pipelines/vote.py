@@ -211,7 +211,7 @@ def _asked(settings: VoteConfig, records: RecordTable, what: Mapping[str, Any]) 
     seed = settings.seed
     prompts = distinct_prompts(records.split("train"), None)
     if not prompts:
-        raise UserError("vote needs training prompts to draw; lower data.eval_share or data.held_out_share")
+        raise UserError("vote needs training prompts to draw. Add records")
     prompts.sort(key=lambda record: hashlib.sha256(f"{seed}\0{record.id}".encode()).digest())
     asked = {}
     for number in range(settings.pairs):
@@ -245,7 +245,10 @@ def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: 
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:
-        raise UserError("vote.source=ab: there are no samples of held-out prompts; raise data.held_out_share")
+        raise UserError(
+            "vote.source=ab: there are no samples of held-out prompts. Add records, or raise data.held_out_share if it"
+            " is 0"
+        )
     families = {record.id: _family(record) for record in records.split("held_out")}
     rows.sort(key=lambda row: (row["index"], _hash(settings.seed, row["id"])))
     pairs = []

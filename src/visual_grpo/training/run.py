@@ -113,9 +113,7 @@ class TrainingRun:
     def run(self, callbacks: Callbacks) -> Progress:
         """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
         if not len(self.train_prompts):
-            raise UserError(
-                "The dataset has no training records; lower data.held_out_share, data.sealed_share or data.eval_share."
-            )
+            raise UserError("The dataset has no training records. Add records, and prepare them again.")
         if not self.checkpoints.resume(callbacks.note):
             for warning in self._warnings():
                 callbacks.note(f"Warning: {warning}")

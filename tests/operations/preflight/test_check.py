@@ -254,18 +254,40 @@ def test_strict_refuses_the_first_bad_record(tmp_path):
     assert "line 21" in refusal(tmp_path, data={"strict": True})
 
 
-def test_too_few_records_are_told_with_those_that_were_rejected(tmp_path):
-    (tmp_path / "prompts.txt").write_text("\n".join(f'"{n}"' for n in range(3)))
-    nothing = {"eval_share": 0.0, "held_out_share": 0.0}
-    message = refusal(tmp_path, data=nothing)
-    assert "3 usable records in the splits: 3 train, 0 eval, 0 held_out. Training and evaluation need one" in message
-    assert "0 train, 0 eval, 0 held_out, 3 sealed." in refusal(tmp_path, data={**nothing, "sealed_share": 0.999})
-    assert settle(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.5}).reward == "text"
-    (tmp_path / "prompts.txt").unlink()
-    jsonl(tmp_path / "records.jsonl", [{"prompt": '"alone"'}, *({"prompt": ""} for _ in range(6))])
-    message = refusal(tmp_path)
-    assert "6 records rejected:\n  records.jsonl, line 2" in message
-    assert message.count("\n  records.jsonl, line") == 5
+@pytest.mark.parametrize("layout", ["prompts.txt", "table.csv"])
+@pytest.mark.parametrize(
+    ("count", "shares", "said"),
+    [
+        (
+            1,
+            {},
+            "Note: 1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out (it takes 8)",
+        ),
+        (2, {}, "Note: 2 records: 2 train, 0 eval, 0 held out. 2 independent prompts are too few"),
+        (8, {}, ""),
+        (
+            9,
+            {"held_out_share": 0, "eval_share": 0},
+            "9 train, 0 eval, 0 held out. data.held_out_share is 0, so nothing can",
+        ),
+    ],
+)
+def test_where_nothing_is_held_out_a_sentence_says_so_before_any_work(tmp_path, capsys, layout, count, shares, said):
+    heading = ["prompt"] * (layout == "table.csv")
+    (tmp_path / layout).write_text("\n".join([*heading, *(f"sign {n}" for n in range(count))]))
+    settle(tmp_path, data=shares, rewards={"colour_entropy": {"weight": 1}})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert said in shown
+    assert ("held out" in shown) == bool(said)
+
+
+def test_no_record_left_to_train_on_is_told_with_those_that_were_rejected(tmp_path):
+    rows = [{"prompt": '"alone"', "split": split} for split in ("test", "train")]
+    jsonl(tmp_path / "list.jsonl", [*rows, *({"prompt": ""} for _ in range(6))])
+    message = refusal(tmp_path, data={"held_out_split": "test"})
+    assert "none is left to train on: all are in data.held_out_split (test), or share a prompt" in message
+    assert "6 records rejected:\n  list.jsonl, line 3" in message
+    assert message.count("\n  list.jsonl, line") == 5
     assert "and 1 more" in message
 
 

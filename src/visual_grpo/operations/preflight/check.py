@@ -8,9 +8,10 @@ from contextlib import suppress
 
 import torch
 
+from visual_grpo.common import console
 from visual_grpo.common.device import require_bitsandbytes, require_fast, resolve_device
 from visual_grpo.common.digests import may_be_hub_id
-from visual_grpo.common.errors import Problems, UserError, counted
+from visual_grpo.common.errors import Problems, UserError, counted, sentence
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, optimised_rewards
@@ -116,7 +117,7 @@ def check_before_run(
 ) -> tuple[Parameters, RunSpec | None]:
     """Returns the parameters with the rewards that ``reward: auto`` stands for, resolved if a node needs the model.
 
-    Writes nothing.
+    Writes no file.
 
     Args:
         outputs: datasets that the run makes.
@@ -149,6 +150,8 @@ def check_before_run(
         with problems.collect():
             _check_records(config.rewards, findings)
     problems.raise_if_any()
+    if findings is not None and findings.note is not None:
+        console.note(f"Note: {sentence(findings.note)}")
     return config, spec
 
 

@@ -17,9 +17,9 @@ from visual_grpo.data.checks import checked
 from visual_grpo.data.images import image_digest
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
-from visual_grpo.data.report import also_rejected, no_records_left
+from visual_grpo.data.report import also_rejected, few_held_out, no_records_left, none_to_train_on
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
-from visual_grpo.data.splits import HELD_OUT, OPEN, SPLITS, assign_split, is_split, split_group
+from visual_grpo.data.splits import HELD_OUT, Groups, assign_splits, is_split, split_group
 from visual_grpo.operations.command import Command
 from visual_grpo.rewards.ocr import asked_text
 
@@ -58,8 +58,8 @@ OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
 _KEPT = 10_000
 """Records that rewards look at before the run; the nodes look at all."""
 MOST = 200
-"""Records from which the default shares leave no split empty: 0.9 to the power of 200 is 1e-9. Also the most records
-that are read of a layout whose images are decoded as they are read."""
+"""Records up to which the splits are looked at, which reads all images to edit. Also the most records that are read of
+a layout whose images are decoded as they are read."""
 
 
 @dataclass
@@ -77,6 +77,8 @@ class Findings:
     no_text: list[str] = field(default_factory=list)
     """Ids of records that ask for no text in the image."""
     sample: list[PromptRecord] = field(default_factory=list)
+    note: str | None = None
+    """What to say before any work."""
     problems: list[UserError] = field(default_factory=list)
 
     def add(self, record: PromptRecord) -> None:
@@ -158,8 +160,14 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task]) -> Findings:
     if not first:
         problem = _of_another_task(source, data, tasks) or UserError(no_records_left(rejected, rejections))
         findings.problems.append(problem)
-    elif len(first) <= MOST and source.layout not in EMBEDDING and (empty := _split_feasibility(first, data)):
-        findings.problems.append(UserError(empty + also_rejected(rejected, rejections)))
+    elif findings.records + rejections < MOST:  # All have been read.
+        counts, groups = _count_splits(first, data)
+        if not counts["train"]:
+            findings.problems.append(
+                UserError(none_to_train_on(len(first), data) + also_rejected(rejected, rejections))
+            )
+        elif not counts[HELD_OUT]:
+            findings.note = few_held_out(counts, 0, groups, data)
     return findings
 
 
@@ -224,18 +232,15 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
     return None
 
 
-def _split_feasibility(records: Sequence[Record], data: DataConfig) -> str:
-    """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
-    counts = Counter(
-        HELD_OUT
-        if is_split(record.split, data.held_out_split)
-        else assign_split(split_group(record, [*map(image_digest, record.source_images)], data.task), record.id, data)
-        for record in records
-    )
-    if counts["train"] and counts["eval"] + counts["held_out"]:
-        return ""
-    each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
-    return (
-        f"{counted(len(records), 'usable record')} in the splits: {each}. Training and evaluation need one each: add"
-        " records with other prompts, or change data.eval_share and data.held_out_share."
-    )
+def _count_splits(records: Sequence[Record], data: DataConfig) -> tuple[Counter[str], int]:
+    """Returns the number of records in each split and that of groups, before pictures of the same content join any."""
+    groups, keys, counts = Groups(holds_out=bool(data.held_out_split)), list[tuple[str, str]](), Counter[str]()
+    for record in records:
+        digests, is_held_out = [*map(image_digest, record.source_images)], is_split(record.split, data.held_out_split)
+        key, ungrouped = (split_group(one, digests, data.task) for one in (record, replace(record, group=None)))
+        groups.add(key, (ungrouped, *digests), held_out=is_held_out)
+        counts[HELD_OUT] += is_held_out
+        keys += [] if is_held_out else [(key, record.id)]
+    held_out = groups.held_out()
+    free = [(key, name) for found, name in keys if (key := groups.of(found)) not in held_out]
+    return counts + Counter(assign_splits(free, data)), len({key for key, _ in free})
