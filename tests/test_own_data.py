@@ -54,13 +54,13 @@ def runs(project: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("kind", "lines", "weights"),
     [
-        ("captions", None, {"ssim": 1.0, **GUARDS}),
-        ("image_folder", None, {"ssim": 1.0, **GUARDS}),
-        ("chinese", None, {"ssim": 1.0, **GUARDS}),
+        ("captions", None, {"ssim": 1.0, **GUARDS, "target_layout": 0.0}),
+        ("image_folder", None, {"ssim": 1.0, **GUARDS, "target_layout": 0.0}),
+        ("chinese", None, {"ssim": 1.0, **GUARDS, "target_layout": 0.0}),
         ("prompts", r"cat >> my_rewards.py(?s:.*?)\n\S*kedro run .*", {"my_reward": 1.0, **GUARDS}),
         ("prompts", r"\S*kedro run .*colour_entropy.*", {**GUARDS, "colour_entropy": 1.0}),
-        ("edits", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
-        ("instructions", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
+        ("edits", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS, "target_layout": 0.0}),
+        ("instructions", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS, "target_layout": 0.0}),
     ],
 )
 def test_a_folder_trains_or_the_lines_of_the_message_make_it_train(project, tmp_path, kind, lines, weights):

@@ -18,6 +18,7 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
+from tests.evaluation.test_verdict import STEADY
 from tests.evaluation.test_verdict import entry as an_entry
 from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.config import flatten
@@ -289,7 +290,7 @@ def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(
     (tmp_path / "evaluation_report").mkdir()
     page = tmp_path / "evaluation_report" / "evaluation.html"
     page.touch()
-    headline = summarise([an_entry()])
+    headline = summarise([an_entry(), STEADY])
     page.with_suffix(".json").write_text(json.dumps({"headline": headline}), encoding="utf-8")
     makes = Pipeline([node(Path.cwd, None, name, name=name) for name in names])
     EndingHooks().after_pipeline_run(makes, catalog)

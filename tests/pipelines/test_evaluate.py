@@ -190,3 +190,18 @@ def test_a_judge_contradicts_from_the_scores_to_the_report(painted: Project, mon
     Path("w.bin").write_text("other weights")
     with pytest.raises(UserError, match=r"does not pair with this run:\n  .*second: words"):
         painted.run(register_pipelines()["evaluate"], rewards_used=rewards)
+
+
+def test_a_judge_of_targets_scores_the_prompts_that_have_one(painted: Project) -> None:
+    rewards = {**BRIGHTNESS, "psnr": {"judge": True}}
+    painted.prepare(train=1, held_out=12, targets=10)
+    painted.run(register_pipelines()["baseline"], rewards_used=rewards)
+    painted.train()
+    painted.run(register_pipelines()["evaluate"], rewards_used=rewards)
+    headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
+    [judge] = headline["judges"]
+    assert (headline["prompts"], headline["unscored_trained"], headline["guard_to_add"]) == (12, 0, None)
+    assert (judge["prompts"], judge["all_prompts"], judge["images"], judge["unscored_trained"]) == (10, 12, 20, 4)
+    assert any("; judged on 10 of 12 prompts. " in line for line in lines(headline))
+    page = (painted.folder / "evaluation_report" / "evaluation.html").read_text()
+    assert "<th>psnr</th><td>total</td><td>10 of 12</td>" in page

@@ -26,6 +26,7 @@ from visual_grpo.rewards.target import (
     PsnrReward,
     SourceSsim,
     SsimReward,
+    TargetLayout,
 )
 
 RECORD = PromptRecord(id="x", prompt="")
@@ -72,6 +73,55 @@ def test_the_target_itself_is_best(tmp_path: Path) -> None:
         assert reward.needs.target
         assert reward(records, [noise(0), noise(1)]).tolist() == pytest.approx([best, best])
         assert (reward(records, [noise(1), noise(0)]) < best).all()
+
+
+def halves(left: int, right: int, side: int = 32) -> Tensor:
+    image = flat(left, side)
+    image[:, :, side // 2 :] = right
+    return image
+
+
+@pytest.mark.parametrize(
+    ("sample", "correlation"),
+    [
+        (halves(0, 255), 1.0),
+        (halves(100, 140), 1.0),  # Less contrast.
+        (halves(200, 250), 1.0),  # Brighter.
+        (halves(255, 0), -1.0),
+        (halves(0, 255).roll(8, 2), 0.0),
+        (halves(0, 255).transpose(1, 2), 0.0),
+        (flat(255), 0.0),
+        (halves(0, 255) * torch.tensor([1, 1, 0], dtype=torch.uint8)[:, None, None], (1 / 2) ** 0.5),  # Yellow.
+    ],
+)
+def test_the_layout_of_colours_is_the_correlation_of_cells(tmp_path: Path, sample: Tensor, correlation: float) -> None:
+    records = [record(tmp_path, "halves", halves(0, 255)), record(tmp_path, "flat", flat(7))]
+    found = TargetLayout()(records, [sample, sample])
+    assert found[0].item() == pytest.approx(correlation, abs=1e-5)
+    assert found[1].isnan(), "a target of one colour has no layout"
+
+
+def test_the_layout_of_colours_is_neither_raised_by_grey_nor_lowered_by_contrast(tmp_path: Path) -> None:
+    """Of pictures that share only a caption with their target, where psnr, ssim and delta_e are (config/presets.py)."""
+
+    def blocks(seed: int) -> Tensor:
+        return (noise(seed, 4).float() / 2 + 64).repeat_interleave(16, 1).repeat_interleave(16, 2).to(torch.uint8)
+
+    count = 40
+    records = [record(tmp_path, str(seed), blocks(seed)) for seed in range(count)]
+    others = [blocks(count + seed) for seed in range(count)]
+    grey = [flat(128, 64)] * count
+    contrast = [((image.float() - 128) * 1.3 + 128).clamp(0, 255).to(torch.uint8) for image in others]
+
+    def change(reward: Any, samples: list[Tensor]) -> float:
+        """In standard errors."""
+        differences = reward(records, samples) - reward(records, others)
+        return float(differences.mean() / differences.std() * count**0.5)
+
+    for reward in (PsnrReward(), SsimReward(), DeltaEReward()):
+        assert (change(reward, grey) > 3, change(reward, contrast) < -3) == (True, True)
+    assert abs(change(TargetLayout(), grey)) < 2
+    assert abs(change(TargetLayout(), contrast)) < 2
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ from tests.training.test_run_toys import TokenModel, saved, token_run
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.config.schema import validate
-from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line
+from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line, save_checkpoint
 from visual_grpo.provenance import MEANING, RUNTIME
 from visual_grpo.training import resuming
 from visual_grpo.training.resuming import Origin, mark_finished, why_another
@@ -301,6 +302,18 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
     assert resuming.inherited_parameters(run, configured, used) == {"seed": 11, "grpo.group_size": 3}
     assert resuming.find_run("never", tmp_path / "checkpoints") is None
     assert resuming.find_run("auto", tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(("named", "differs"), [({}, False), ({TARGET_JUDGE: None}, True)])
+def test_a_judge_that_the_records_added_is_no_difference(tmp_path: Path, named: dict[str, None], differs: bool) -> None:
+    tree = parameters(tmp_path).with_target_judge().public()
+    save_checkpoint(tmp_path / "checkpoints", 1, {"a": torch.zeros(1)}, {"parameters": tree})
+    run = resuming.find_run("auto", tmp_path / "checkpoints")
+    assert run is not None
+    configured = parameters(tmp_path).model_dump(mode="json")
+    configured["rewards"] |= named
+    inherited = resuming.inherited_parameters(run, configured, resuming.parameters_of_run(run, {}))
+    assert any(name.startswith(f"rewards.{TARGET_JUDGE}.") for name in inherited) == differs
 
 
 def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None:

@@ -87,6 +87,15 @@ _GUARDS_OF_VIDEOS = {name: {"weight": 0.0, "frames": "all"} for name in (*GUARDS
 }
 """They fall, beside those, with videos that stand still, flicker, or turn white or black."""
 
+TARGET_JUDGE = "target_layout"
+"""Stands beside rewards of records with target images where no judge is named (`operations.preflight`).
+
+Why none of the usual similarities: a target is often one of many pictures that its prompt allows. On pairs that share
+nothing but a caption, `psnr`, `ssim` and `delta_e` fall with contrast, so that they contradict a gain in quality, and
+rise with grey, so that they confirm the commonest hack of `ssim` itself. A correlation of coarse cells does neither; it
+needs no weights and costs little.
+"""
+
 PRESETS: Mapping[PresetName, Preset] = {
     "text": Preset(rewards={"ocr": {"weight": 1.0}, **GUARDS}),
     "target": Preset(rewards={"ssim": {"weight": 1.0}, **GUARDS}),

@@ -28,7 +28,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, LISTED, PRESETS, PresetName, place, with_rewards
+from visual_grpo.config.presets import AUTO, LISTED, PRESETS, TARGET_JUDGE, PresetName, place, with_rewards
 from visual_grpo.config.rewards import RewardConfig
 from visual_grpo.config.training import (
     AlarmConfig,
@@ -214,8 +214,20 @@ class Parameters(Strict):
 
     def with_reward(self, preset: str) -> Parameters:
         """Returns the parameters with the rewards of ``preset``, which the records have chosen."""
+        return self._with(preset, {})
+
+    def with_target_judge(self) -> Parameters:
+        """Returns the parameters with the judge of target images, unless the user has named or removed one."""
+        judged = any(reward.judge for reward in self.rewards.values())
+        if judged or self.reward == LISTED or self.data.task == "segmentation" or TARGET_JUDGE in self.rewards:
+            return self
+        frames = {} if self.data.frames is None else {"frames": "all"}
+        return self._with(self.reward, {TARGET_JUDGE: {"judge": True, **frames}})
+
+    def _with(self, preset: str | None, rewards: Mapping[str, Any]) -> Parameters:
         tree = self.model_dump()
-        return validate({**tree, "reward": preset, "rewards": tree["rewards"] | dict.fromkeys(self._removed)})
+        entries = tree["rewards"] | rewards | dict.fromkeys(self._removed)
+        return validate({**tree, "reward": preset, "rewards": entries})
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""

@@ -14,6 +14,7 @@ import pandas as pd
 from PIL import Image, ImageOps
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.videos import SUFFIX
 from visual_grpo.config import EvaluationConfig, flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
@@ -48,7 +49,9 @@ def evaluate(
         for measure in (compare, compare_controls)
     )
     known = {"training": training, "depends_on": after.attrs["depends_on"], "rewards": entries, "controls": controls}
-    return {"headline": summarise(entries, controls, names=names, notes=notes), **about, **known}
+    is_video = after["file"].str.endswith(SUFFIX).any()
+    samples = "answers" if "answer" in after else "videos" if is_video else "images"
+    return {"headline": summarise(entries, controls, names=names, notes=notes, samples=samples), **about, **known}
 
 
 def write_report(

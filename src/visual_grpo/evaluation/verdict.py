@@ -12,9 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from visual_grpo.common import console
+from visual_grpo.config.presets import GUARDS
 from visual_grpo.data.manifest import FEW_PROMPTS
 from visual_grpo.evaluation import CONFIDENCE
 
+UNWATCHED = (
+    "Warning: the only score here is the one that was trained on. A model can raise it and spoil its samples (reward"
+    " hacking), and these numbers would not show that. Add a guard, a score that is measured and never trained on. The"
+    " line for it, under rewards in the parameters:"
+)
 CARRIES_OVER, CONTRADICTED = "carries over", "contradicted"
 """What a judge says of a gain, beside ``not shown``; the latter is also a verdict."""
 MOST_LEFT = 0.75
@@ -47,6 +53,7 @@ def summarise(
     *,
     names: tuple[str, str] = NAMES,
     notes: Sequence[str] = (),
+    samples: str = "images",
 ) -> dict[str, Any]:
     """Summarises the total of held-out prompts at the eval sampler, if there are any; ``entries`` may be empty.
 
@@ -55,7 +62,8 @@ def summarise(
     above 0 and a judge's below; or `NOT_JUDGED` if no prompt was held out. ``fallen`` are the guards that fell,
     ``judges`` those of `_judge`. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read
     with it. The control is that with the highest mean of the base model; chosen on the same samples, it is
-    optimistically biased. ``task`` and ``control`` are None if there is none.
+    optimistically biased. ``guard_to_add`` is the line of the parameters that adds a guard of ``samples`` (images,
+    videos or answers), where no guard and no judge scored any. It, ``task`` and ``control`` are None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
@@ -73,6 +81,7 @@ def summarise(
         "doubts": doubts(entry, beside),
         "fallen": fallen_guards(beside),
         "judges": judges,
+        "guard_to_add": _guard_to_add(beside, samples),
         "verdict": CONTRADICTED if is_contradicted else verdict(entry, beside),
     }
     return headline | {"sentence": _sentence(headline)}
@@ -132,10 +141,13 @@ def result(headline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(headline: Mapping[str, Any]) -> list[str]:
-    """States the headline in words: its sentence, then the task's measure, the control, judges, guards that fell and
-    what was unscored, if any."""
+    """States the headline in words: its sentence, then the warning, notes, the task's measure, the control, judges,
+    guards that fell and what was unscored, if any."""
     names, unscored = headline["names"], [headline["unscored_baseline"], headline["unscored_trained"]]
-    sentences = [headline["sentence"], *headline["notes"]]
+    sentences = [headline["sentence"]]
+    if headline["guard_to_add"]:
+        sentences.append(f"{UNWATCHED} {headline['guard_to_add']}")
+    sentences += headline["notes"]
     if headline["task"]:
         task = headline["task"]
         undefined = f"{task['name']}: no pair of samples could be judged."
@@ -155,12 +167,12 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
 
 
 def show(headline: Mapping[str, Any]) -> None:
-    """Prints the headline in words, its sentence bold and, where there is a difference, in colour."""
+    """Prints the headline in words, its sentence bold and, where there is a difference, in colour; so the warning."""
     sentence, *rest = lines(headline)
     styles = {"better": "bold green", "worse": "bold red", CONTRADICTED: "bold red"}
     console.note(sentence, style=styles.get(headline["verdict"], "bold"))
     for line in rest:
-        console.note(line)
+        console.note(line, style="bold yellow" if line.startswith(UNWATCHED) else "")
 
 
 def change(block: Mapping[str, Any]) -> str:
@@ -206,6 +218,17 @@ def _judge(entry: Entry, judged: Entry, controls: Sequence[Entry]) -> dict[str, 
     return {**entry, "control": control, "outcome": outcome}
 
 
+def _guard_to_add(beside: Sequence[Entry], samples: str) -> str | None:
+    optimised = {entry["name"] for entry in beside if entry["optimised"]}
+    others = [entry for entry in beside if entry["name"].partition("/")[0] not in optimised]
+    if any(entry["difference"] is not None for entry in others):
+        return None
+    if samples == "answers":  # The built-in guards are of pictures.
+        return 'my_guard: {function: "my_rewards:my_guard", weight: 0}'
+    name = next(guard for guard in (*GUARDS, "jpeg_size") if guard not in optimised)
+    return f"{name}: {{weight: 0{', frames: all' * (samples == 'videos')}}}"
+
+
 def _best_control(controls: Sequence[Entry], score: str = "total") -> dict[str, Any] | None:
     entries = [entry for entry in controls if entry["name"] == score]
     if not entries:
@@ -224,14 +247,20 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
     """Says what a judge found, against the base and its best control, and what follows."""
     of, control = "" if judge["judge_of"] == "total" else f"of {judge['judge_of']} ", judge["control"]
     if judge["difference"] is None:
-        return f"Judge {of}{judge['name']}: no pair of samples could be scored."
+        return f"Judge {of}{judge['name']}: no pair of samples could be scored{_judged_on(judge)}."
     level = "" if judge["confidence"] == CONFIDENCE else f" ({100 * judge['confidence']:.4g}% interval)"
     over = ""
     if control and control["difference"] is not None:
         over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
     said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
     follows = said.get(judge["outcome"], "That a gain carries over is not shown")
-    return f"Judge {of}{_means(judge, names)}{level}{over}. {follows}."
+    return f"Judge {of}{_means(judge, names)}{level}{over}{_judged_on(judge)}. {follows}."
+
+
+def _judged_on(judge: Mapping[str, Any]) -> str:
+    """Says how many of the prompts a judge scored, if it is not all, such as those with a target image."""
+    all_prompts = judge["all_prompts"]
+    return "" if judge["prompts"] == all_prompts else f"; judged on {judge['prompts']} of {all_prompts} prompts"
 
 
 def _control_line(control: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
 from visual_grpo.common.images import is_image
 from visual_grpo.common.types import (
     Fraction,
+    Needs,
     PromptRecord,
     RewardOutput,
     Sample,
@@ -192,7 +193,10 @@ class RewardSet:
         problems.raise_if_any()
 
     def check_records(self, records: Iterable[PromptRecord]) -> None:
-        """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs."""
+        """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs.
+
+        A judge leaves these unscored.
+        """
         functions = list(self.functions.values())
         # Several rewards read them: an iterator would be empty for all but the first.
         records = records if isinstance(records, Sequence) else list(records)
@@ -200,14 +204,11 @@ class RewardSet:
         for function in functions:
             with problems.collect():
                 function.check_records(records)
-        missing = {
-            "target": [record.id for record in records if record.target_image is None],
-            "source": [record.id for record in records if not record.source_images],
-        }
-        for kind, ids in missing.items():
-            comparing = [function.name for function in functions if getattr(function.needs, kind)]
+        others = [function for function in functions if function.judge_of is None]
+        for kind, need in {"target": Needs(target=True), "source": Needs(source=True)}.items():
+            comparing = [function.name for function in others if getattr(function.needs, kind)]
             with problems.collect():
-                _check_images(comparing, kind, ids)
+                _check_images(comparing, kind, [record.id for record in records if need.missing(record)])
         problems.raise_if_any()
 
 

@@ -99,12 +99,14 @@ def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, An
 def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
     configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
-    chosen_by_records = configuration["reward"] == presets.AUTO
+    by_records = ["reward"] if configuration["reward"] == presets.AUTO else []
+    if presets.TARGET_JUDGE not in (configured.get("rewards") or {}):
+        by_records.append(f"rewards.{presets.TARGET_JUDGE}.")
     return {
         name: value
         for name, value in flatten(run.parameters).items()
         if now.get(name) == value != configuration.get(name)
-        and not (chosen_by_records and name.startswith("reward"))
+        and not name.startswith(tuple(by_records))
         and name != "output"
     }
 

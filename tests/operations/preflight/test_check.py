@@ -13,8 +13,9 @@ from tests.data.folders import FOLDERS, photo
 from tests.data.making import jsonl
 from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import CombinedError, Remedy, UserError
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check, check_before_run
@@ -59,9 +60,9 @@ def refusal(*args: Any, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("kind", "task", "reward", "used"),
     [
-        ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS}),
-        ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS}),
-        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
+        ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS, TARGET_JUDGE: 0.0}),
+        ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS, TARGET_JUDGE: 0.0}),
+        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS, TARGET_JUDGE: 0.0}),
     ],
 )
 def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used):
@@ -104,6 +105,87 @@ def test_a_run_of_prepared_records_looks_at_them():
     )
     with pytest.raises(UserError, match=lacking):
         settle(Path("gone"), TRAIN, lambda: [PLAIN])
+
+
+MINE: dict[str, Any] = {"mine": {"function": "tests.evaluation.painter:brightness"}}
+SECOND = {"function": "tests.operations.preflight.test_check:other", "options": {"model": "x"}, "judge": True}
+ADDED = f"Judge {TARGET_JUDGE}, added because records have target images: a second opinion"
+SOME = f"Judge {TARGET_JUDGE} scores only samples of the 2 of 3 records that have a target image."
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "judges", "notes"),
+    [
+        ([TARGET], {}, [TARGET_JUDGE], [ADDED]),
+        ([TARGET], {"rewards": MINE}, [TARGET_JUDGE], [ADDED]),
+        ([QUOTED_TARGET, QUOTED, QUOTED_TARGET], {}, [TARGET_JUDGE], [ADDED, SOME]),
+        ([PLAIN], {"rewards": MINE}, [], []),
+        ([TARGET], {"rewards": {TARGET_JUDGE: None}}, [], []),
+        ([TARGET], {"rewards": {**MINE, TARGET_JUDGE: None}}, [], []),
+        ([TARGET], {"rewards": {TARGET_JUDGE: {}}}, [], []),  # Optimised.
+        ([TARGET], {"rewards": {**MINE, TARGET_JUDGE: {"weight": 0}}}, [], []),  # A guard.
+        ([TARGET], {"rewards": {**MINE, "second": SECOND}}, ["second"], []),
+        ([TARGET], {"reward": "listed", "rewards": MINE}, [], []),
+        (
+            [TARGET, PLAIN, TARGET],
+            {"reward": "listed", "rewards": {**MINE, TARGET_JUDGE: {"judge": True}}},
+            [TARGET_JUDGE],
+            [SOME],
+        ),
+    ],
+)
+def test_a_similarity_to_the_targets_judges_where_no_judge_is_named(records, changes, judges, notes):
+    given = parameters(data={"path": "gone"}, **changes)
+    config, _, told = check_before_run(given, TRAIN, set(SCORED), lambda: records)
+    assert [name for name, reward in config.rewards.items() if reward.judge] == judges
+    assert [note.startswith(line) for note, line in zip(told, notes, strict=True)] == [True] * len(notes)
+    again, _, told = check_before_run(parameters(**config.public()), TRAIN, set(SCORED), lambda: records)
+    assert (again.rewards, [line for line in told if line.startswith(ADDED)]) == (config.rewards, [])
+
+
+def test_videos_are_judged_frame_by_frame():
+    video = {"frames": 5, "path": "gone"}
+    given = parameters(reward=None, data=video, rewards={"motion_consistency": {}}).with_target_judge()
+    assert given.rewards[TARGET_JUDGE].frames == "all"
+
+
+class LikeTheSource:
+    needs = Needs(source=True)
+
+    def __call__(self, prompts, images):
+        return [0.0 for _ in images]
+
+
+SOURCE_JUDGE = {"function": "tests.operations.preflight.test_check:LikeTheSource", "judge": True}
+
+
+@pytest.mark.parametrize(
+    ("judge", "records", "refused"),
+    [
+        (
+            {"ssim": {"judge": True}},
+            [PLAIN, QUOTED],
+            "the judge ssim compares with a target image, and none of 2 records has",
+        ),
+        ({"ssim": {"judge": True}}, [PLAIN, TARGET], None),
+        (
+            {"near": SOURCE_JUDGE},
+            [PLAIN, TARGET],
+            "near compares with a source image, and none of 2 records has one: add it",
+        ),
+        ({"near": SOURCE_JUDGE}, [PLAIN, EDIT], None),
+    ],
+)
+def test_a_judge_is_refused_only_where_no_record_has_what_it_compares_with(judge, records, refused):
+    with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
+        settle(Path("gone"), TRAIN, lambda: records, rewards={**MINE, **judge})
+
+
+def test_where_only_the_first_records_were_read_it_is_said(monkeypatch):
+    monkeypatch.setattr("visual_grpo.operations.preflight.data._KEPT", 2)
+    given = parameters(data={"path": "gone"}, reward="listed", rewards={**MINE, TARGET_JUDGE: {"judge": True}})
+    [told] = check_before_run(given, TRAIN, set(SCORED), lambda: [TARGET, PLAIN, PLAIN])[2]
+    assert told.endswith("scores only samples of the 1 of the first 2 records that have a target image.")
 
 
 @pytest.mark.parametrize("output", ["generated", "comparison"])
@@ -272,11 +354,11 @@ def test_strict_refuses_the_first_bad_record(tmp_path):
         ),
     ],
 )
-def test_where_nothing_is_held_out_a_sentence_says_so_before_any_work(tmp_path, capsys, layout, count, shares, said):
+def test_where_nothing_is_held_out_a_sentence_says_so_before_any_work(tmp_path, layout, count, shares, said):
     heading = ["prompt"] * (layout == "table.csv")
     (tmp_path / layout).write_text("\n".join([*heading, *(f"sign {n}" for n in range(count))]))
-    settle(tmp_path, data=shares, rewards={"colour_entropy": {"weight": 1}})
-    shown = " ".join(capsys.readouterr().out.split())
+    given = parameters(data={"path": str(tmp_path), **shares}, rewards={"colour_entropy": {"weight": 1}})
+    shown = " ".join(check_before_run(given, WHOLE, set(SCORED), never)[2])
     assert said in shown
     assert ("held out" in shown) == bool(said)
 

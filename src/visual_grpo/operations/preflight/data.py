@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from visual_grpo.common.errors import Remedy, UserError, counted
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
@@ -76,6 +76,10 @@ class Findings:
     """Ids of records without a target image."""
     no_text: list[str] = field(default_factory=list)
     """Ids of records that ask for no text in the image."""
+    images: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """Number of records with (or without) a target and with (or without) a source image."""
+    are_first: bool = False
+    """Only the first records were read."""
     sample: list[PromptRecord] = field(default_factory=list)
     note: str | None = None
     """What to say before any work."""
@@ -84,6 +88,7 @@ class Findings:
     def add(self, record: PromptRecord) -> None:
         self.records += 1
         self.edits += bool(record.source_images)
+        self.images[record.target_image is not None, bool(record.source_images)] += 1
         self.sources.setdefault(len(record.source_images), record.id)
         if record.target_image is None:
             self.no_target.append(record.id)
@@ -91,6 +96,16 @@ class Findings:
             self.no_text.append(record.id)
         if len(self.sample) < _KEPT:
             self.sample.append(record)
+
+    def having(self, needs: Needs) -> int:
+        """Returns how many records have the images that a reward compares with."""
+        return sum(
+            n for (target, source), n in self.images.items() if target >= needs.target and source >= needs.source
+        )
+
+    def all_records(self) -> str:
+        """Returns ``34 records``, or ``the first 200 records``."""
+        return f"{'the first ' * self.are_first}{counted(self.records, 'record')}"
 
     def preset(self) -> PresetName | None:
         """Returns the preset that can judge every record; None if none can."""
@@ -129,10 +144,11 @@ def _first(ids: Sequence[str]) -> str:
 
 
 def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -> Findings:
-    """Looks at prepared records: every one, where a reward has to be chosen, or the first."""
+    """Looks at prepared records: every one, where they decide the rewards, or the first."""
     findings = Findings(task)
     for record in records if every else islice(records, _KEPT):
         findings.add(record)
+    findings.are_first = not every and findings.records == _KEPT
     return findings
 
 
@@ -155,6 +171,7 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task]) -> Findings:
         else:
             rejected += [item] * (len(rejected) < MOST)
             rejections += 1
+    findings.are_first = source.layout in EMBEDDING and findings.records + rejections == MOST
     if data.strict and rejected:
         findings.problems.append(UserError(f"{rejected[0]} (data.strict stops at the first rejected record)"))
     if not first:
