@@ -317,7 +317,7 @@ def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, change
 def test_a_copy_of_the_drawn_shapes_may_use_them(tmp_path):
     drawn = {"color": "red", "shape": "circle", "position": "left", "size": "small"}
     jsonl(tmp_path / "records.jsonl", [{"prompt": f"p {n}", "metadata": drawn} for n in range(20)])
-    assert list(settle(tmp_path, reward="shapes").rewards) == ["shapes", "palette"]
+    assert list(settle(tmp_path, reward="shapes").rewards) == ["shapes", "rendering", "outline"]
 
 
 def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
