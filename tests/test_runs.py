@@ -26,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 
 def make(parameters: Parameters, grpo: GRPOConfig, rewards):
-    return {"kinds": [type(value).__name__ for value in (parameters, grpo, rewards["palette"])]}
+    return {"kinds": [type(value).__name__ for value in (parameters, grpo, rewards["rendering"])]}
 
 def prepare(data: DataConfig, output):
     from visual_grpo.pipelines.data_preparation import prepare_records
@@ -136,7 +136,7 @@ settings_of_training = Parameters.model_validate(with_world({**tree, "seed": 0})
 out = {"missing": run("interrupt")}
 out["env"] = run("make", env="sd3_smal")
 out["device"] = run("images", model={"device": "cuda:99"})
-out["secret"] = run("images", rewards={"palette": {"options": {"api_key": "planted" + "-in-params"}}})
+out["secret"] = run("images", rewards={"rendering": {"options": {"api_key": "planted" + "-in-params"}}})
 for name, line in (("plain", "a cat"), ("quoted", 'a sign that says "OPEN"')):
     (root / name).mkdir()
     (root / name / "prompts.txt").write_text("".join(f"{line} {number}\\n" for number in range(20)))
@@ -160,9 +160,10 @@ for name, every in (("judged", 1), ("badly_judged", 77)):
 checkpoints = root / "data/06_models/checkpoints"
 checkpoints.mkdir(parents=True)
 
-def checkpoint_of(run_id, number):
-    facts = {"parameters": settings_of_training, "mlflow_run_id": run_id}
+def checkpoint_of(run_id, number, **own):
+    facts = {"parameters": {**settings_of_training, **own}, "mlflow_run_id": run_id}
     facts["provenance"] = {"command": "the first command", "git.commit": "abc", "version.python": "3"}
+    facts["provenance"] |= {"adapter.digest": "planted", "mlflow.user": "planted"}
     save_checkpoint(checkpoints, number, {"a": torch.zeros(1)}, facts)
 
 checkpoint_of(out["interrupt"]["id"], 1)
@@ -182,6 +183,10 @@ out["gone"] = run("trained", resume="auto")
 checkpoint_of(out["untrained"]["id"], 3)
 out["extended"] = run("trained", resume="auto", grpo={"steps": 90, "schedule": "constant"})
 out["extended_run"] = mlflow.get_run(out["untrained"]["id"]).to_dictionary()
+run("untrained", score={"path": "mine"})
+for number, name in enumerate(("mine", "theirs"), 4):
+    checkpoint_of(out["untrained"]["id"], number, score={"path": name})
+    out[f"resumed_{name}"] = run("trained", resume="auto")
 subprocess.run(["git", "init", "--quiet"], check=True)
 os.environ["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"
 out["distrusted"] = run("make")
@@ -348,6 +353,13 @@ def test_an_extended_run_keeps_its_name_the_command_and_the_code_of_its_first_pa
     assert tags["resumed.version.python"].startswith("3.")
 
 
+def test_a_checkpoint_of_this_project_needs_no_leave_for_what_its_command_was_given(runs):
+    assert runs["resumed_mine"]["end"] == "done"
+    message = runs["resumed_theirs"]["end"][1]
+    assert "step-000005, which is not known as this project's own:\n  file, model or text: score.path = " in message
+    assert "planted" not in runs["resumed_run"]["data"]["tags"].values(), "a checkpoint makes nothing the project's own"
+
+
 def test_another_run_is_started_where_that_is_gone_or_is_no_training(runs):
     """A baseline would end a half-done training as FINISHED."""
     assert (runs["gone"]["end"], runs["aside"]["end"]) == ("done", "done")
@@ -387,6 +399,7 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "Preparing records 20/20",
         "Reward, chosen by what the records have: text, that is ocr (weight 1), edge_density (weight 0), colour",
         "The checkpoint elsewhere/step-000002 is damaged",
+        "Parameters of the resumed run, which are others in the configuration: score.path=mine",
         "Next: ",
         "Stopped.",
         "WARNING  MLflow run 0000",

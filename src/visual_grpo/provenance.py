@@ -33,8 +33,9 @@ from visual_grpo.config import (
     merged,
 )
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
+from visual_grpo.config.presets import AUTO
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.rewards.catalogue import reward_commits, transport_of
+from visual_grpo.rewards.catalogue import is_negative_points, reward_commits, transport_of
 
 Provenance = Mapping[str, Any]
 """A record."""
@@ -53,7 +54,7 @@ MEANING = {
 
 # Exceptions: patterns of parameters, of whole sections and of entries. A new parameter decides every result until it is
 # named here: a result that is made again for nothing costs time, one that is kept in spite of a change is wrong.
-UNDECISIVE = ("resume", "output", "tracking", "starter", "evaluation.redraw", *BESIDE_FLOW)
+UNDECISIVE = ("resume", "output", "trust", "tracking", "starter", "evaluation.redraw", *BESIDE_FLOW)
 """Parameters of how results are written, and of other pipelines; the base model's digest stands for ``starter``."""
 _TRAINING_ONLY = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
@@ -92,7 +93,7 @@ CHANGED_BY_RESUME = (*UNREAD["train"], "evaluation.every", "grpo.non_finite", "a
 """Parameters that a resumed training may change, beside ``grpo.steps`` where its schedule allows it."""
 PLACES = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
 """Parameters that name a place, whose content has a digest."""
-OF_THE_COMMAND = ("evaluation", "tracking", "resume", "output", "adapter", *BESIDE_FLOW)
+OF_THE_COMMAND = ("evaluation", "tracking", "resume", "output", "adapter", "trust", *BESIDE_FLOW)
 """Sections that judging an adapter takes from the present command, not from its training; so `_MACHINE`."""
 _MACHINE = {
     "model": ("device", "threads", "attention", "compile"),
@@ -206,6 +207,13 @@ def parameters_of_training(
     for section, keys in _MACHINE.items():
         tree[section] = {**tree[section], **{key: current[section][key] for key in keys}}
     return merged(tree, overrides)
+
+
+def without_scoring(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters with no more rewards than what paints answers, for a command that scores nothing."""
+    kept = {n: entry for n, entry in tree["rewards"].items() if entry and is_negative_points(n, entry.get("function"))}
+    modules = {name: entry and {**entry, "rewards": {}} for name, entry in tree["modules"].items()}
+    return {**tree, "reward": AUTO, "rewards": kept, "modules": modules}
 
 
 def code_notes(training: Provenance, now: Provenance) -> list[str]:

@@ -14,9 +14,10 @@ from kedro.io import DataCatalog, MemoryDataset
 
 from tests.small_project import ROOT
 from visual_grpo import provenance
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest
-from visual_grpo.grpo.checkpoint import save_checkpoint
+from visual_grpo.grpo.checkpoint import SUMS, save_checkpoint
 from visual_grpo.hooks.cli import parsed
 from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks
 from visual_grpo.pipeline_registry import register_pipelines
@@ -79,7 +80,8 @@ def test_grpo_parameters_of_the_command_line_replace_those_of_single_modules() -
 def test_a_resumed_run_has_its_parameters_and_the_folder_that_is_given(given: str, output: str, tmp_path: Path) -> None:
     metadata = {"parameters": hooks_of("seed=5,output=before")._parameters.public()}
     written = save_checkpoint(tmp_path, 1, {"a": torch.zeros(1)}, metadata)
-    resumed = hooks_of(f"resume={written}{given}")._parameters
+    trusted = file_digest(written / SUMS)[:12]
+    resumed = hooks_of(f'resume={written}{given},trust="{trusted}"')._parameters
     assert (resumed.seed, resumed.output) == (5, output)
     assert resumed.tracking.checkpoints == f"{output}/06_models/checkpoints"
 

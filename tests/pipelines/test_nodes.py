@@ -96,5 +96,5 @@ def test_tags_are_those_that_the_hooks_read(everything: Pipeline) -> None:
     tags = {tag for node in everything.nodes for tag in node.tags}
     judged = {tag.removeprefix("parameters_of.") for tag in tags if tag.startswith("parameters_of.")}
     others = {tag for tag in tags if not tag.startswith("parameters_of.")}
-    assert others == {"tracked", "apart", "distributed", "model", "training", "rewards"}
+    assert others == {"tracked", "apart", "distributed", "model", "training", "rewards", "unscored"}
     assert all(isinstance(attrgetter(name)(parameters()), str) for name in judged)

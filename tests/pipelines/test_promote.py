@@ -17,7 +17,7 @@ from tests.evaluation.painter import Painter, records
 from tests.tracking.toy_adapters import base_model, with_facts
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation import report
 from visual_grpo.pipelines.promote import judge, promote
@@ -56,7 +56,7 @@ class Gate:
         (folder / "ar").mkdir(parents=True)
         (folder / "ar/adapter_model.safetensors").write_text(name)
         self.note(folder, self._config(**changes))
-        self.gains[adapter_digest(folder)] = gain
+        self.gains[weights_digest(folder)] = gain
         return str(folder)
 
     def note(self, folder: Path, config: Parameters, **facts: str) -> None:
@@ -92,7 +92,7 @@ class Gate:
             "rewards": REWARDS,
             "reward": None,
             "policy": {"train": "ar"},
-            "model": {"family": "glm_image"},
+            "model": {"family": "glm_image", "path": str(self.base)},
             "evaluation": {"images_per_prompt": 2, "bootstrap_samples": 200, "controls": []},
             "output": str(self.folder),
             "promotion": {"model": NAME, "max_guard_fall": 10.0},
@@ -102,8 +102,8 @@ class Gate:
         return parameters(**small)
 
     def _model(self, spec: object, adapters: Path | None = None) -> Painter:
-        self.drawn.append("base" if adapters is None else adapter_digest(adapters))
-        return Painter(gain=0.0 if adapters is None else self.gains[adapter_digest(adapters)])
+        self.drawn.append("base" if adapters is None else weights_digest(adapters))
+        return Painter(gain=0.0 if adapters is None else self.gains[weights_digest(adapters)])
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from visual_grpo.pipelines.score import score_folder, summary
 from visual_grpo.training import components
 
 SIZE = {"height": 64, "width": 96}
+BASE = {"family": "glm_image", "path": "base"}
 BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 
 
@@ -159,7 +160,7 @@ class Trainings:
         folder = self.folder / name
         (folder / module).mkdir(parents=True)
         self.gains[folder] = gain
-        config = parameters(rewards=BRIGHTNESS, policy={"train": module}, model={"family": "glm_image"}, **own)
+        config = parameters(rewards=BRIGHTNESS, policy={"train": module}, model=BASE, **own)
         facts = {"steps": 2, "seed": 0, "model": "base", "model_digest": "digest"} | {
             "data": data or self.records.digest,
             "parameters": config.model_dump(mode="json"),
@@ -176,7 +177,7 @@ class Trainings:
         config = parameters(
             rewards=BRIGHTNESS,
             policy={"train": "ar"},
-            model={"family": "glm_image"},
+            model=BASE,
             compare={"first": first, "second": second},
             evaluation=small,
             output=str(self.folder),

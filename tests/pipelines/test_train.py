@@ -31,6 +31,7 @@ from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.tracking.adapter_lookup import DIGEST
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.tracker import Tracker
 
@@ -110,6 +111,7 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
     assert history["step"].tolist() == list(range(1, STEPS + 1))
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["mlflow_run_id"] == tracker.run_id
+    assert mlflow.get_run(tracker.run_id).data.tags[DIGEST] == adapter_digest(project.folder / "adapters")
     assert facts["samples"] == STEPS * 2 * 3
     client = mlflow.MlflowClient(uri)
     logged = client.get_metric_history(str(tracker.run_id), "reward/total")

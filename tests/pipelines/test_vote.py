@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.rewards.votes.voters import Browser, picture
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image, to_pil, to_tensor
+from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.rewards.votes.choices import read_choices
@@ -86,7 +87,11 @@ def voting(voter: Voter, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]
 
 
 def vote(
-    project: Project, monkeypatch: pytest.MonkeyPatch, voter: Voter | None = None, **settings: Any
+    project: Project,
+    monkeypatch: pytest.MonkeyPatch,
+    voter: Voter | None = None,
+    trust: Sequence[str] = (),
+    **settings: Any,
 ) -> tuple[Path, list[str]]:
     settings = {"choices": str(project.folder / "raw/choices.jsonl"), "open_browser": False, **settings}
     (project.folder / "model").mkdir(exist_ok=True)
@@ -94,6 +99,7 @@ def vote(
         catalog = project.run(
             register_pipelines()["vote"],
             vote=settings,
+            trust=trust,
             base_model=STARTER_REPORT,
             model={"device": "cpu", "path": str(project.folder / "model")},
         )
@@ -124,7 +130,7 @@ def test_a_named_adapter_draws_with_the_model_and_the_modules_of_its_training(
     painted: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained = parameters(policy={"train": "ar"}).public()
-    painted.train(model="its model", parameters=trained)
+    painted.train(model="its model", parameters=trained, seed=0)
     specs: list[RunSpec] = []
     build = components.build_model
 
@@ -133,7 +139,8 @@ def test_a_named_adapter_draws_with_the_model_and_the_modules_of_its_training(
         return build(spec, adapters)
 
     monkeypatch.setattr(components, "build_model", noted)
-    vote(painted, monkeypatch, pairs=2, adapter=str(painted.folder / "adapters"))
+    adapters = painted.folder / "adapters"
+    vote(painted, monkeypatch, trust=[adapter_digest(adapters)], pairs=2, adapter=str(adapters))
     assert [(spec.model, spec.modules) for spec in specs] == [("its model", ("ar",))]
 
 

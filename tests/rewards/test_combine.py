@@ -104,7 +104,6 @@ def test_a_text_is_painted_by_the_first_reward_that_paints() -> None:
     assert painted is not None
     assert painted.unique().tolist() == [1]
     assert RewardSet({"plain": (plain, 1.0)}).picture(PROMPTS[0], text) is None
-    assert judge.picture(PROMPTS[0], SAMPLES[0]) is SAMPLES[0], "an image is its own picture"
 
 
 def counting(**rules: ClipAndConditions) -> RewardSet:

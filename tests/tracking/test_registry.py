@@ -16,7 +16,7 @@ import yaml
 from tests.tracking.conftest import Project, crash, files_of
 from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.common.errors import UserError
-from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
+from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.operations.lineage import DIFFERS, find_subject, lines
 from visual_grpo.tracking import registry
 from visual_grpo.tracking.adapter_lookup import Registered, find_adapters, find_start
@@ -73,6 +73,7 @@ def test_a_version_has_the_adapter_its_card_and_where_it_comes_from(
     assert made.tags == {
         **{name: facts[name] for name in ("git.commit", "git.state", "dvc.data/01_raw", "command")},
         "adapter.digest": adapter_digest(folder),
+        "weights.digest": weights_digest(folder),
         "training.run": run_id,
         "dataset.digest": facts["data"],
         "base.model": str(base),
@@ -168,10 +169,10 @@ def test_the_alias_moves_goes_back_and_may_come_again(project: Project, versions
     assert champion() == 3
     assert REGISTRY.rollback() == (3, 1)
     assert champion() == 1
-    undone = REGISTRY.rolled_back(str(versions[2].digest))
+    undone = REGISTRY.rolled_back(str(versions[2].weights))
     assert undone == (3, tags(project, 3)["promotion.rolled_back"])
     REGISTRY.promote(3)
-    assert (champion(), REGISTRY.rolled_back(str(versions[2].digest))) == (3, None)
+    assert (champion(), REGISTRY.rolled_back(str(versions[2].weights))) == (3, None)
 
 
 def test_the_alias_moves_last(project: Project, versions: list[Registered], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,12 +215,13 @@ def test_a_version_that_cannot_be_found_is_explained(project: Project, trained: 
             find_adapters(named, LATEST)
 
 
-def test_a_version_whose_files_are_changed_or_gone_is_explained(project: Project, trained: Path) -> None:
+@pytest.mark.parametrize("edited", ["dit/pytorch_lora_weights.safetensors", "training.json"])
+def test_a_version_whose_files_are_changed_or_gone_is_explained(project: Project, trained: Path, edited: str) -> None:
     made = REGISTRY.register(trained)
-    weights = next(made.adapters().rglob("*.safetensors"))
-    weights.write_bytes(weights.read_bytes() + b"x")
+    file = made.adapters() / edited
+    file.write_bytes(file.read_bytes() + b" ")
     for _ in range(2):
-        with pytest.raises(UserError, match=r"The weights of models:/shapes/1 in .* are gone, or not those that were"):
+        with pytest.raises(UserError, match=r"The adapters of models:/shapes/1 in .* are gone, or not what was regist"):
             made.adapters()
         assert made.adapters(check=False).is_relative_to(files_of(made))
         shutil.rmtree(files_of(made), ignore_errors=True)
@@ -321,9 +323,11 @@ def test_a_version_an_alias_and_a_folder_are_the_same_adapters(project: Project,
         assert about.title == ("shapes/1" if named != str(trained) else named)
         assert (adapter_digest(about.adapters), about.facts) == (adapter_digest(trained), read_facts(trained))
         assert DIFFERS not in {line.state for line in lines(about, tmp_path)}
-    project.client.set_model_version_tag("shapes", "1", "adapter.digest", "another")
+    facts = find_subject("shapes/1", LATEST).adapters / "training.json"
+    facts.write_text(facts.read_text().replace('"steps": 80', '"steps": 81'))
     found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path)}
-    assert found["version"].why == "its weights are not those that were registered"
+    assert (found["version"].state, found["adapters"].state) == (DIFFERS, "ok")
+    assert found["version"].why.startswith("MLflow has another digest: weights, training.json")
 
 
 def test_the_adapters_at_the_start_are_found_by_their_digest(project: Project, trained: Path, tmp_path: Path) -> None:

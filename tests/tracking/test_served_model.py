@@ -271,6 +271,12 @@ def test_a_base_model_that_is_gone_or_changed_is_told(project: Project, tmp_path
     adapters, _ = trained(tmp_path / "adapters", tmp_path / "sd3", ["dit"], config)
     files = files_of(Registry(NAME, base_copy_mb=0).register(adapters)) / "data/visual_grpo"
     config_of_version = {"device": "cpu", "base": str(tmp_path / "sd3")}
+    record = files / "adapters/training.json"
+    kept = record.read_bytes()
+    record.write_bytes(kept + b" ")
+    with pytest.raises(UserError, match=r"The adapters in .* are not what was registered"):
+        _load_pyfunc(str(files), config_of_version)
+    record.write_bytes(kept)
     (tmp_path / "sd3/vae/config.json").write_text("{}")
     with pytest.raises(UserError, match=r"was trained on a base model with other files than .*sd3 has now"):
         _load_pyfunc(str(files), config_of_version)

@@ -24,6 +24,8 @@ START_RUN = "start.run"
 BASELINE = "baseline"
 """Fact: how many prompts and images the baseline had, with all of which the training's monitor compared."""
 AGAIN = "Train again, or use the adapters of the MLflow run."
+_READ = {".safetensors", ".json", ".csv", ".diff"}
+"""Endings of the files that a command reads; not those of the card, which an evaluation writes again, and pictures."""
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
 LATEST, NONE, BASE = "latest", "none", "base"
@@ -51,9 +53,23 @@ def weight_sums(folder: Path) -> dict[str, str]:
     return {name: file_digest(folder / name) for name in _weights(folder)}
 
 
+def weights_digest(folder: Path) -> str:
+    """sha256 over the weights of the adapters in ``folder``, 64 hex digits; without those in ``best`` and ``last``.
+
+    The same training again gives the same.
+    """
+    return tree_digest(folder, (folder / name for name in _weights(folder) if not _is_of_a_step(name)))
+
+
 def adapter_digest(folder: Path) -> str:
-    """sha256 over the weights of the adapters in ``folder``, 64 hex digits; without those in ``best`` and ``last``."""
-    return tree_digest(folder, (folder / name for name in _weights(folder) if name.split("/")[0] not in (BEST, LAST)))
+    """sha256 over all that commands read of the adapters in ``folder``, 64 hex digits: weights with their
+    configurations, record, changes of the code, metrics and prompts; without ``best`` and ``last``."""
+    files = (file for file in folder.rglob("*") if file.suffix in _READ)
+    return tree_digest(folder, (file for file in files if not _is_of_a_step(file.relative_to(folder).as_posix())))
+
+
+def _is_of_a_step(name: str) -> bool:
+    return name.split("/")[0] in (BEST, LAST)
 
 
 def _weights(folder: Path) -> list[str]:

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+
+@dataclass(frozen=True)
+class Stated:
+    """Beside a type of texts: those that match say no more than a word does, so a stranger's record may state them.
+
+    Every other text of a record may name code, an address, a file or a variable (`config.stated`).
+    """
+
+    pattern: str = r"(?s).*"
+
+
+REACHES = "reaches"
+"""Beside a type that is no text: any value but null and false opens something, as a text may."""
+Words = Annotated[str, Stated()]
+"""A prompt, or a name that is only compared with names: no command opens or loads it."""
+BuiltIn = Annotated[str, Field(min_length=1), Stated(r"\w+")]
+"""The name of something built in, or ``package.module:NAME``, which is code."""
 Name = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 """One that has only digits is a number on the command line."""
 AdapterName = Name

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from visual_grpo.config.base import NotEmpty, Share, Side, Strict, Task
+from visual_grpo.config.base import REACHES, BuiltIn, NotEmpty, Share, Side, Strict, Task, Words
 
 Limit = Annotated[float, Field(ge=0, le=1)]
 
@@ -15,10 +15,10 @@ Limit = Annotated[float, Field(ge=0, le=1)]
 class ColumnsConfig(Strict):
     """Columns of a table by hand; those that are not given are recognised by their usual names."""
 
-    prompt: str | None = Field(None, description="column of the prompt, the instruction or the query")
-    source: list[str] = Field([], description="column, or columns, of the image to edit or asked about")
-    target: str | None = Field(None, description="column of the target image or, of a query, the mask")
-    ignored: list[str] = Field([], description="columns that are not used")
+    prompt: Words | None = Field(None, description="column of the prompt, the instruction or the query")
+    source: list[Words] = Field([], description="column, or columns, of the image to edit or asked about")
+    target: Words | None = Field(None, description="column of the target image or, of a query, the mask")
+    ignored: list[Words] = Field([], description="columns that are not used")
 
     @field_validator("source", "ignored", mode="before")
     @classmethod
@@ -40,12 +40,12 @@ class DataConfig(Strict):
         "auto", "records", "prompts", "image_folder", "captions", "table", "coco_captions", "coco", "masks"
     ] = Field("auto", description="how path is read; auto = the first that fits")
     columns: ColumnsConfig = ColumnsConfig()
-    split: str | None = Field(
+    split: Words | None = Field(
         None,
         description="split to train on, as a file, a folder or the column split names it; null = train, or the only"
         " one; all = every one",
     )
-    held_out_split: str | None = Field(
+    held_out_split: Words | None = Field(
         None, description="split to hold out instead of held_out_share; its prompts and pictures never train"
     )
     revision: str | None = Field(None, description="branch, tag or commit of a hub dataset; null = its main branch")
@@ -71,7 +71,7 @@ class DataConfig(Strict):
         0.0, description="share of prompts kept for the promotion gate alone: neither trained on nor held out"
     )
     strict: bool = Field(False, description="stop at the first rejected record instead of reporting it")
-    allow_outside: bool = Field(
+    allow_outside: Annotated[bool, REACHES] = Field(
         False, description="accept files outside the data's folder; only for records that you trust"
     )
     max_pixels: int = Field(178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit")
@@ -98,7 +98,7 @@ class DataConfig(Strict):
 class StarterConfig(Strict):
     """The dataset and the small model that are made on the spot where ``data.path`` and ``model.path`` are null."""
 
-    world: NotEmpty = Field(description="what is rendered and learnt (starter/worlds.py), or package.module:WORLD")
+    world: BuiltIn = Field(description="what is rendered and learnt (starter/worlds.py), or package.module:WORLD")
     dataset: NotEmpty = Field(description="folder of the dataset; null = OUTPUT/01_raw/WORLD")
     model: NotEmpty = Field(description="folder of the model; null = OUTPUT/06_models/base")
     records_per_prompt: int = Field(ge=1, description="records of each of the world's prompts")

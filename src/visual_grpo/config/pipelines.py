@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from visual_grpo.config.base import AdapterName, Name, NotEmpty, OnRequest, Strict
+from visual_grpo.config.base import AdapterName, Name, NotEmpty, OnRequest, Stated, Strict, Words
 from visual_grpo.config.data import DataChecks
 from visual_grpo.config.presets import ROOT
 
@@ -19,7 +19,7 @@ Sampler = Literal["rollout", "eval"]
 
 
 class GenerateConfig(OnRequest):
-    prompt: str | None = Field(
+    prompt: Words | None = Field(
         None, description='one prompt; write it in "..." where it would be read as something else'
     )
     prompts: str | None = Field(None, description="file or folder in any layout of data.path; null = prompt")
@@ -63,7 +63,7 @@ class VoteConfig(OnRequest):
     adapter: AdapterName = Field("none", description="which adapter draws the pairs; none = the base model")
     sampler: Sampler = Field("rollout", description="sampling.rollout or sampling.eval; ab shows eval")
     seed: int = Seed
-    voter: str = Field("me", min_length=1, max_length=60, description="who chooses; the page can change it")
+    voter: Words = Field("me", min_length=1, max_length=60, description="who chooses; the page can change it")
     port: int = Field(0, ge=0, le=65535, description="of the page on this machine; 0 = a free one")
     open_browser: bool = Field(True, description="show the page where there is a screen")
 
@@ -71,7 +71,7 @@ class VoteConfig(OnRequest):
 class PlanConfig(OnRequest):
     """Counts memory and operations of a training, without weights or a GPU."""
 
-    gpu: Name | None = Field(
+    gpu: Annotated[Name, Stated()] | None = Field(
         None, description="a card, such as L4, RTX 4090, L40S, A100 80GB or H100; null = the smallest that fits"
     )
     prompt_words: int = Field(64, ge=1, le=2048, description="length of the prompts; a word is about a token")
@@ -132,13 +132,13 @@ class GateRule(OnRequest):
 class PromotionConfig(GateRule):
     """The champion, a version of a registered model in MLflow to which an alias points, and its gate."""
 
-    model: str | None = Field(
+    model: Words | None = Field(
         None,
         pattern=r"^[^/:]*[^/:\s][^/:]*$",
         description="name of the registered model in MLflow, without / and :; null = visual_grpo, or visual_grpo-NAME"
         " for an output folder data/NAME",
     )
-    alias: str = Field(
+    alias: Words = Field(
         CHAMPION,
         pattern=r"^[A-Za-z0-9_-]+$",
         description="the alias that a promotion moves: models:/NAME@champion is the champion",

@@ -7,13 +7,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from visual_grpo.config.base import Dtype, NotEmpty, Strict
+from visual_grpo.config.base import BuiltIn, Dtype, NotEmpty, Strict, Words
 
 
 class ModelConfig(Strict):
     """The model, and how it is held in memory."""
 
-    family: str = Field(
+    family: BuiltIn = Field(
         default="auto",
         description="a built-in family (docs/own_model.md) or package.module:FAMILY; auto = the saved model's",
     )
@@ -27,7 +27,7 @@ class ModelConfig(Strict):
         description="precision of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit and 4bit "
         "(NF4) need make quantised",
     )
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: Words = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     offload: Literal["none", "phases"] = Field(
         default="none", description="phases: each network is on the GPU only while it computes; same results"
     )
@@ -50,7 +50,7 @@ class ModelConfig(Strict):
 class LoraParams(Strict):
     rank: int = Field(default=8, ge=1, le=65536, description="rank of the two matrices added to each target layer")
     alpha: int = Field(default=16, ge=1, description="scale of their product: alpha / rank")
-    target_modules: str | list[str] | None = Field(
+    target_modules: Words | list[Words] | None = Field(
         default=None,
         description="Linear layers that get one: a list of ends of their names, a regular expression of whole names, or"
         " all-linear; null = attention and MLP matrices",
@@ -160,7 +160,7 @@ class SignalCheckConfig(Strict):
 class PolicyConfig(Strict):
     """The trained modules, and how their samples are computed."""
 
-    train: str | list[str] = Field(
+    train: Words | list[Words] = Field(
         default="all",
         description="all modules of the model's family, or the names of some: ar, dit (GLM-Image), vl, ...",
     )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import NotEmpty, Strict
+from visual_grpo.config.base import NotEmpty, Stated, Strict
 
 
 class RewardConfig(Strict):
@@ -18,7 +18,9 @@ class RewardConfig(Strict):
     judge: bool = Field(
         False, description="a second opinion: scored at baseline and evaluations, never in rollouts; weight 0"
     )
-    judge_of: NotEmpty | None = Field(None, description="the optimised reward that is judged; null = the total")
+    judge_of: Annotated[NotEmpty, Stated()] | None = Field(
+        None, description="the optimised reward that is judged; null = the total"
+    )
     options: dict[str, object] = Field(default_factory=dict, description="keyword arguments of the reward")
     frames: Literal["all", "first"] | Annotated[int, Field(ge=1)] | None = Field(
         None, description="a reward of images scores these frames of a video: all, first, or every Nth; null = no video"

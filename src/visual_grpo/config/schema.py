@@ -8,7 +8,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from visual_grpo.common.errors import UserError, nearest, nearest_hint
@@ -70,6 +78,11 @@ class Parameters(Strict):
         description="judged by evaluate, drawn with by generate: latest, a folder, an MLflow run's id or name,"
         " models:/NAME@ALIAS or models:/NAME/VERSION, or (generate) none = the base",
     )
+    trust: list[str] = Field(
+        [],
+        description="digest, or digests, of folders of others whose records may name code, addresses, files and"
+        " variables: at least 12 hex digits, as the refusal tells it; null = none",
+    )
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()
     compare: CompareConfig = CompareConfig()
@@ -104,6 +117,15 @@ class Parameters(Strict):
     evaluation: EvaluationConfig
     tracking: TrackingConfig
     retrain: RetrainConfig = RetrainConfig()
+
+    @field_validator("trust", mode="before")
+    @classmethod
+    def _are_digests(cls, value: Any) -> list[str]:
+        given = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        for digest in given:
+            if not re.fullmatch("[0-9a-f]{12,64}", str(digest)):
+                raise ValueError(f"expected 12 to 64 hex digits, the digest of one folder, got {digest!r}")
+        return [str(digest) for digest in given]  # Digits alone are a number on the command line.
 
     @model_validator(mode="after")
     def _holds_no_secret(self) -> Self:
@@ -205,12 +227,13 @@ class Parameters(Strict):
         return self.policy.lora if section is None or section.lora is None else section.lora
 
     def public(self) -> dict[str, Any]:
-        """All values as JSON, but for those of the retrain command, which may hold a secret address.
+        """All values as JSON, but for what is the command's alone: ``trust``, and ``retrain``, which may hold a secret
+        address.
 
         The rewards of the preset are in ``rewards``, so that reading the tree again adds none that was removed.
         """
         reward = AUTO if self.reward == AUTO else LISTED
-        return self.model_dump(mode="json", exclude={"retrain"}) | {"reward": reward}
+        return self.model_dump(mode="json", exclude={"retrain", "trust"}) | {"reward": reward}
 
     def with_reward(self, preset: str) -> Parameters:
         """Returns the parameters with the rewards of ``preset``, which the records have chosen."""

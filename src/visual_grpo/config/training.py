@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from visual_grpo.config.base import AdapterName, NotEmpty, Strict
+from visual_grpo.config.base import REACHES, AdapterName, NotEmpty, Strict
 from visual_grpo.config.policy import LoraParams, SamplerSettings
 
 
@@ -265,7 +265,7 @@ class TrackingConfig(Strict):
     """MLflow is always on; the others are written beside it."""
 
     tensorboard: str | None = Field(None, description="folder for TensorBoard's event files; null = none")
-    wandb: Literal["online", "offline"] | None = Field(
+    wandb: Annotated[Literal["online", "offline"], REACHES] | None = Field(
         None, description="also log to Weights & Biases; offline: into ./wandb, to be sent later by `wandb sync`"
     )
     checkpoints: NotEmpty = Field(description="folder of checkpoints; null = OUTPUT/06_models/checkpoints")

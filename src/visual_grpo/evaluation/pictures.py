@@ -17,10 +17,11 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from visual_grpo.common.images import read_image, to_pil
+from visual_grpo.common.images import is_image, read_image, to_pil
 from visual_grpo.common.types import PromptRecord, Sample, VideoSample
 from visual_grpo.common.videos import SUFFIX, encoded_video, read_animation, read_frames
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.reward import FunctionReward
 
 WIDTH = 224
 """Width in pixels of every image in a picture."""
@@ -43,12 +44,18 @@ MISSING = "□"
 log = logging.getLogger(__name__)
 
 
-def of_sample(record: PromptRecord, sample: Sample, scorer: RewardSet) -> Image.Image:
-    """Returns a sample as a picture: an image itself; a video as a strip of frames; a text as a reward paints it, else
-    the source image with the text below."""
+Painter = RewardSet | FunctionReward | None
+"""What may paint a text."""
+
+
+def of_sample(record: PromptRecord, sample: Sample, painter: Painter) -> Image.Image:
+    """Returns a sample as a picture: an image itself; a video as a strip of frames; a text as ``painter`` paints it,
+    else the source image with the text below."""
     if isinstance(sample, VideoSample):
         return _strip(sample.frames[((torch.arange(STRIP) + 0.5) * len(sample.frames) / STRIP).long()])
-    painted = scorer.picture(record, sample)
+    if is_image(sample):
+        return to_pil(sample)
+    painted = None if painter is None else painter.picture(record, sample)
     if painted is not None:
         return to_pil(painted)
     above = [[scaled(read_image(path))] for path in record.source_images[:1]]
@@ -65,12 +72,12 @@ def suffix_of(sample: Sample) -> str:
     return SUFFIX if isinstance(sample, VideoSample) else ".png"
 
 
-def save(record: PromptRecord, sample: Sample, scorer: RewardSet, file: Path, compress_level: int = 6) -> None:
+def save(record: PromptRecord, sample: Sample, painter: Painter, file: Path, compress_level: int = 6) -> None:
     """Writes a sample's file: a video that plays, else `of_sample`."""
     if isinstance(sample, VideoSample):
         file.write_bytes(encoded_video(sample))
     else:
-        of_sample(record, sample, scorer).save(file, compress_level=compress_level)
+        of_sample(record, sample, painter).save(file, compress_level=compress_level)
 
 
 def _strip(frames: Tensor) -> Image.Image:

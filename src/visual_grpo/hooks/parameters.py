@@ -15,6 +15,7 @@ from kedro.pipeline import Pipeline
 from omegaconf import OmegaConf
 
 from visual_grpo.common import console
+from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
@@ -25,6 +26,7 @@ from visual_grpo.hooks.folders import tags_of
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
+from visual_grpo.tracking.trust import require_adapters, require_checkpoint, require_version
 
 RUN_SPEC = "params:run_spec"
 """The parameters, resolved for the model (`models.run_spec`)."""
@@ -99,7 +101,10 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
 
 
 def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:
-    """Returns the parameters that an adapter was trained with, where one is judged or named and none is trained."""
+    """Returns the parameters that an adapter was trained with, where one is judged or named and none is trained.
+
+    Raises UserError where its record has what a stranger's may not (`tracking.trust`).
+    """
     if "adapters" not in pipeline.all_outputs():
         latest = present.place("adapters")
         tags = sorted(tag for tag in tags_of(pipeline) if tag.startswith(PARAMETERS_OF))
@@ -107,10 +112,16 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
         named = next((name for name in names if name != NONE and (name != LATEST or latest.is_dir())), None)
         if named is None:
             return present
-        from visual_grpo.provenance import parameters_of_training  # It imports torch.
+        from visual_grpo.provenance import parameters_of_training, without_scoring  # It imports torch.
 
-        trained = read_facts(find_adapters(named, latest))["parameters"]
-        return validate(with_world(parameters_of_training(present.model_dump(mode="json"), trained, runtime)))
+        folder = find_adapters(named, latest)
+        trained = read_facts(folder).get("parameters", {})
+        require_version(folder, trained)
+        tree = parameters_of_training(present.model_dump(mode="json"), trained, runtime)
+        if "unscored" in tags_of(pipeline):
+            tree = without_scoring(tree)
+        require_adapters(folder, tree, present)  # Before the world, which may be code.
+        return validate(with_world(tree))
     if present.adapter != LATEST:
         raise UserError(
             f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. Evaluate"
@@ -161,22 +172,26 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
 def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the parameters of the run that ``resume`` names with those of ``--params``, and which of them differ.
 
-    Without such a run it is ``tree`` itself, and none differs.
+    Without such a run it is ``tree`` itself, and none differs. Raises UserError as `_with_adapters` does.
     """
     resume, tracking = tree.get("resume"), tree.get("tracking")
     checkpoints = tracking.get("checkpoints") if isinstance(tracking, dict) else None
     # With ``same`` the parameters are those of this command; the validation says what is wrong with other types.
     if resume == Resume.SAME or not isinstance(resume, str) or not isinstance(checkpoints, str):
         return tree, {}
+    from visual_grpo.grpo.checkpoint import SUMS
     from visual_grpo.training import resuming
 
     run = resuming.find_run(resume, Path(checkpoints))
     if run is None:
         return tree, {}
-    used = with_world(resuming.parameters_of_run(run, runtime)) | {"resume": resume}
+    require_version(run.checkpoint, run.parameters)
+    used = resuming.parameters_of_run(run, runtime) | {"resume": resume, "trust": tree.get("trust")}
     if resume == Resume.AUTO or "output" in runtime:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}
+    require_checkpoint(run.checkpoint, digest_once(run.checkpoint / SUMS), run.parameters, used, validate(tree))
+    used = with_world(used)  # Now, since it may be code.
     return used, resuming.inherited_parameters(run, tree, used)
 
 

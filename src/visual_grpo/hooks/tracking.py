@@ -20,19 +20,21 @@ from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import read_facts
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.config.stated import parameters_digest
 from visual_grpo.hooks.folders import tags_of
 from visual_grpo.operations.command import render
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.tracking.mlflow_api import NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
-from visual_grpo.tracking.sync import training_params
+from visual_grpo.tracking.sync import TAGGED, training_params
 from visual_grpo.tracking.tracker import Tracker
+from visual_grpo.tracking.trust import PARAMETERS
 
 log = logging.getLogger(__name__)
 
 
 _NAMED = {
-    *("seed", "train.seed", "resume", "output", "adapter", "data.path"),
+    *("seed", "train.seed", "resume", "output", "adapter", "data.path", "trust"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
 _MOST_CHANGES = 3
@@ -45,7 +47,7 @@ class TrackingHooks:
     MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID and MLFLOW_RUN_NAME say where and as what.
     """
 
-    @hook_impl
+    @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         self._project_path = Path(context.project_path)
         use_project(self._project_path)
@@ -78,7 +80,11 @@ class TrackingHooks:
         if tracker.continues and judges_only:
             tracker.evaluation_begins(lineage.command())
             return
-        tracker.tags(lineage.resumed({} if origin is None else origin.provenance, lineage.tags(self._project_path)))
+        earlier_tags = {} if origin is None else origin.provenance
+        earlier_tags = {name: value for name, value in earlier_tags.items() if name.startswith(TAGGED)}
+        tracker.tags(lineage.resumed(earlier_tags, lineage.tags(self._project_path)))
+        if trains:
+            tracker.own(PARAMETERS, parameters_digest(config.public()))
         tracker.params(training_params(config.public()))
         if not tracker.continues:
             tracker.tags({VERDICT: NOT_EVALUATED if trains else NOTHING_TRAINED})

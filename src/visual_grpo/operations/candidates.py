@@ -24,6 +24,7 @@ from visual_grpo.evaluation.samples import generate_and_score, requests
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking.adapter_lookup import find_adapters
+from visual_grpo.tracking.trust import require_adapters, require_version
 from visual_grpo.training import components
 
 
@@ -46,16 +47,21 @@ class ComparedModel:
 BASE = ComparedModel("the base model", None, {})
 
 
-def find_model(named: str, latest: Path) -> ComparedModel:
-    """Returns the adapters that a parameter names, or the base model."""
+def find_model(named: str, parameters: Parameters) -> ComparedModel:
+    """Returns the adapters that a parameter names, or the base model; raises as `model_in` does."""
     if named == NONE:
         return BASE
-    return model_in(named, find_adapters(named, latest))
+    return model_in(named, find_adapters(named, parameters.place("adapters")), parameters)
 
 
-def model_in(name: str, folder: Path) -> ComparedModel:
-    """Returns the adapters in ``folder``, with a name for people."""
+def model_in(name: str, folder: Path, parameters: Parameters) -> ComparedModel:
+    """Returns the adapters in ``folder``, with a name for people.
+
+    Raises UserError if drawing them with ``parameters`` would take from their record what a stranger's may not have.
+    """
     facts = read_facts(folder)
+    require_version(folder, facts.get("parameters", {}))
+    require_adapters(folder, _alike(parameters, facts).model_dump(mode="json"), parameters)
     trained = f"{'+'.join(modules_of(folder))}, {counted(facts['steps'], 'step')}, seed {facts['seed']}"
     return ComparedModel(f"{name} ({trained})", folder, facts)
 
@@ -157,12 +163,16 @@ def _differences(before: provenance.Provenance, now: provenance.Provenance) -> l
 
 def sampled_alike(parameters: Parameters, facts: Mapping[str, Any]) -> RunSpec:
     """Resolves ``parameters`` with the base model and modules of a training; all else is shared."""
-    training = Parameters.model_validate(facts["parameters"]) if "parameters" in facts else parameters
+    return resolve(_alike(parameters, facts))
+
+
+def _alike(parameters: Parameters, facts: Mapping[str, Any]) -> Parameters:
+    training = Parameters.model_validate(facts["parameters"])
     trained = {"train": training.policy.train, "stages": training.policy.stages}
-    config = parameters.model_copy(
+    model = {"path": facts["model"], "device": parameters.model.device}
+    return parameters.model_copy(
         update={
             "policy": parameters.policy.model_copy(update=trained),
-            "model": training.model.model_copy(update={"device": parameters.model.device}),
+            "model": training.model.model_copy(update=model),
         }
     )
-    return resolve(config, facts["model"])

@@ -88,11 +88,8 @@ def lines(subject: Subject, project: Path) -> list[Line]:
 
 
 def _version(subject: Subject) -> Iterator[Line]:
-    tags = subject.version_tags
-    if tags and tags.get(DIGEST) != adapter_digest(subject.adapters):
-        yield Line("version", subject.title, DIFFERS, "its weights are not those that were registered")
-    elif tags:
-        yield _tags("version", subject.title, tags, subject.facts)
+    if subject.version_tags:
+        yield _tags("version", subject.title, subject.version_tags, subject)
 
 
 def _weights(subject: Subject) -> Line:
@@ -109,16 +106,21 @@ def _run(subject: Subject) -> Iterator[Line]:
     if subject.run_id is None:
         run = Line("MLflow run", str(named or "-"), UNKNOWN, "MLflow does not have it" if named else "it had none")
     else:
-        run = _tags("MLflow run", subject.run_id, subject.run_tags, subject.facts)
+        run = _tags("MLflow run", subject.run_id, subject.run_tags, subject)
     yield run
     yield replace(run, what="command", value=str(subject.facts.get("command", "-")))
 
 
-def _tags(what: str, value: str, tags: Mapping[str, str], facts: Mapping[str, Any]) -> Line:
+def _tags(what: str, value: str, tags: Mapping[str, str], subject: Subject) -> Line:
+    facts, digest = subject.facts, adapter_digest(subject.adapters)
     names = FROM_FACTS | {tag: tag for tag in facts if tag == "git.commit" or tag.startswith("dvc.")}
     other = [tag for tag, name in names.items() if tag in tags and tags[tag] != str(facts.get(name, tags[tag]))]
     if other:
         return Line(what, value, DIFFERS, f"its tags {', '.join(other)} are not as in training.json")
+    if tags.get(DIGEST, digest) != digest:
+        return Line(
+            what, value, DIFFERS, "MLflow has another digest: weights, training.json or a file beside was edited"
+        )
     return Line(what, value, OK, "MLflow has the same")
 
 

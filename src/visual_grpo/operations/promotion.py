@@ -13,7 +13,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters, PromotionConfig
-from visual_grpo.config.adapter_folder import NONE, adapter_digest
+from visual_grpo.config.adapter_folder import NONE, weights_digest
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import HELD_OUT, SEALED
@@ -36,20 +36,22 @@ from visual_grpo.tracking.registry import Registry
 CHAMPION, BASE_MODEL = "champion", "base model"
 
 
-def find_candidate(named: str, latest: Path) -> ComparedModel:
-    """Returns the adapters that ask to become champion."""
+def find_candidate(named: str, parameters: Parameters) -> ComparedModel:
+    """Returns the adapters that ask to become champion; raises as `model_in` does."""
     if named == NONE:
         raise UserError("promotion.candidate is none, the base model: name an adapter")
-    candidate = find_model(named, latest)
+    candidate = find_model(named, parameters)
     require_no_links(candidate.adapters)  # Before anything is drawn: no version could be made of it.
     return candidate
 
 
-def find_references(candidate: ComparedModel, champion: Registered | None) -> dict[str, ComparedModel]:
+def find_references(
+    candidate: ComparedModel, champion: Registered | None, parameters: Parameters
+) -> dict[str, ComparedModel]:
     """Returns what the candidate is compared with, first the champion, which must be of its base model and task."""
     if champion is None:
         return {BASE_MODEL: BASE}
-    model = model_in(f"champion {champion.version}", champion.adapters())
+    model = model_in(f"champion {champion.version}", champion.adapters(), parameters)
     now, before = (
         (str(facts.get("model_content") or facts["model_digest"])[:12], facts["parameters"]["data"]["task"])
         for facts in (candidate.facts, model.facts)
@@ -67,7 +69,7 @@ def refusal(
 ) -> str | None:
     """Says why the candidate is not even drawn, and the command that overrides it; None if it is to be judged."""
     again = Command.current().for_pipeline("promote")
-    undone = registry.rolled_back(adapter_digest(candidate.adapters))
+    undone = registry.rolled_back(weights_digest(candidate.adapters))
     if undone is not None and not settings.rolled_back:  # Somebody had a reason, which the gate does not know.
         return (
             f"is version {undone[0]} of {registry.name}, which was rolled back on {undone[1]}. If it may be champion"

@@ -33,8 +33,8 @@ _UNCOMPARED = (*provenance.UNREAD["train"], "evaluation", "model.device", "model
 
 def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
     """Draws both models and reports the differences, with the parameters of the second's training."""
-    latest, asked = parameters.place("adapters"), parameters.compare
-    first, second = (find_model(named, latest) for named in (asked.first, asked.second))
+    asked = parameters.compare
+    first, second = (find_model(named, parameters) for named in (asked.first, asked.second))
     if first.folder is None and second.folder is None:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation

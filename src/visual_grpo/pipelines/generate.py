@@ -16,10 +16,10 @@ from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import DataConfig
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
-from visual_grpo.evaluation.pictures import caption, grid, of_sample, save, suffix_of
+from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of
 from visual_grpo.evaluation.samples import Request, generate_batches, requests
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.catalogue import negative_points
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 
@@ -27,7 +27,7 @@ from visual_grpo.training import components
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [Node(draw_prompts, ["params:run_spec"], "generated", name="draw_prompts")],
-        tags=["apart", "model", "parameters_of.adapter"],
+        tags=["apart", "model", "unscored", "parameters_of.adapter"],
     )
 
 
@@ -41,7 +41,7 @@ def draw_prompts(spec: RunSpec) -> Path:
     parameters, settings = spec.config, spec.config.generate
     with _prompts(settings, parameters.data) as records:
         adapters = adapters_or_base(parameters.adapter, parameters.place("adapters"))
-        scorer, model = components.build_scorer(spec), components.build_model(spec, adapters)
+        painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
         drawn: list[tuple[Request, Sample]] = []
@@ -50,7 +50,7 @@ def draw_prompts(spec: RunSpec) -> Path:
                 drawn += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
         folder = new_folder(parameters.place("generated"))
-        _write(folder, drawn, scorer, settings.samples)
+        _write(folder, drawn, painter, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
     console.note(f"Drew {counted(len(drawn), 'picture')} of {counted(len(records), 'prompt')} {with_what}.")
     return folder
@@ -72,13 +72,13 @@ def _prompts(settings: GenerateConfig, data: DataConfig) -> Iterator[Sequence[Pr
         yield records
 
 
-def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], scorer: RewardSet, each: int) -> None:
+def _write(folder: Path, drawn: Sequence[tuple[Request, Sample]], painter: Painter, each: int) -> None:
     digits = len(str(len(drawn)))
     rows, pictures = [], []
     for number, (request, sample) in enumerate(drawn, start=1):
         file = f"{number:0{digits}d}{suffix_of(sample)}"
-        save(request.record, sample, scorer, folder / file)
-        pictures.append(of_sample(request.record, sample, scorer))
+        save(request.record, sample, painter, folder / file)
+        pictures.append(of_sample(request.record, sample, painter))
         answer = {"answer": sample.text} if isinstance(sample, TextSample) else {}
         rows.append({"file_name": file, "text": request.record.prompt, "seed": request.seed, **answer})
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

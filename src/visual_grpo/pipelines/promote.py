@@ -13,7 +13,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation import report
@@ -46,10 +46,10 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
     """
-    settings, latest = parameters.promotion, parameters.place("adapters")
+    settings = parameters.promotion
     registry = Registry.of(settings, parameters.output)
-    candidate, champion = find_candidate(settings.candidate, latest), registry.champion()
-    digest = adapter_digest(candidate.adapters)
+    candidate, champion = find_candidate(settings.candidate, parameters), registry.champion()
+    digest = weights_digest(candidate.adapters)
     present = {"parameters": parameters.public(), **provenance.code(parameters)}
     if changed := judge_differences(candidate, present):
         raise UserError(
@@ -58,17 +58,17 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
         )
     known: dict[str, Any] = {
         "candidate": {"name": candidate.name, "digest": digest, "run_id": candidate.facts.get("mlflow_run_id")},
-        "champion": None if champion is None else {"version": champion.version, "digest": champion.digest},
+        "champion": None if champion is None else {"version": champion.version, "digest": champion.weights},
         "promoted": False,
         "already": False,
         "stages": {},
     }
     folder = new_folder(parameters.place("promotion"))
-    if champion is not None and champion.digest == digest:
+    if champion is not None and champion.weights == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
         stages = earlier_stages(parameters.output, digest, folder)
         return folder, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
-    references = find_references(candidate, champion)
+    references = find_references(candidate, champion, parameters)
     if reason := refusal(settings, registry, candidate, references):
         return folder, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
     excluding = digest, gate_settings(settings, parameters.evaluation)
@@ -102,11 +102,11 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     """Registers what was judged better as a version and moves the alias to it, last; returns what became of it."""
     settings, digest = parameters.promotion, judgement["candidate"]["digest"]
     registry = Registry.of(settings, parameters.output)
-    adapters = find_candidate(settings.candidate, parameters.place("adapters")).adapters
+    adapters = find_candidate(settings.candidate, parameters).adapters
     champion, judged_against = registry.champion(), judgement["champion"]
-    now = None if champion is None else champion.digest
+    now = None if champion is None else champion.weights
     # After a crash, the candidate may be champion already.
-    if adapter_digest(adapters) != digest or now not in (judged_against and judged_against["digest"], digest):
+    if weights_digest(adapters) != digest or now not in (judged_against and judged_against["digest"], digest):
         raise UserError(
             "promote: candidate or champion is not the one that was judged. Judge it again.", remedy="promote"
         )

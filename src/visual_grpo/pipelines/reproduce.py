@@ -11,7 +11,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
-from visual_grpo.operations.reproduction.repeat import repeat
+from visual_grpo.operations.reproduction.repeat import repeat, require_own
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
 
 
@@ -38,6 +38,7 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"run: {str(error).removeprefix('adapter: ')}", error.remedy) from error
     facts = read_facts(adapters)
+    require_own(adapters, facts, Path.cwd(), parameters)
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]
         start = find_start(named, facts["start"], latest, facts.get(START_RUN))

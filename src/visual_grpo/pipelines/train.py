@@ -41,7 +41,7 @@ from visual_grpo.operations.training_command import (
 )
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.adapter_lookup import adapters_or_base
+from visual_grpo.tracking.adapter_lookup import DIGEST, adapters_or_base
 from visual_grpo.tracking.tracker import Tracker, open_logs
 from visual_grpo.training import components, resuming
 from visual_grpo.training.run import Callbacks, TrainingRun
@@ -105,6 +105,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     adapters = new_folder(config.place("adapters"))
     complete_adapters(adapters, run, tracker.run_name, records, start, changes)
     write_profile(profile, adapters)
+    tracker.own(DIGEST, adapter_digest(adapters))
     show_training(progress, run.trainer.step)
     return adapters, pd.DataFrame(progress.history)
 

@@ -31,7 +31,7 @@ from visual_grpo.common.files import new_folder, settled, write_atomically, writ
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.config.adapter_folder import adapter_digest, read_facts
+from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.config.pipelines import VoteConfig
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
@@ -41,9 +41,10 @@ from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
 from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed, read_scores
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.operations.candidates import sampled_alike
+from visual_grpo.operations.candidates import model_in, sampled_alike
 from visual_grpo.pipelines.generate import LISTED
 from visual_grpo.provenance import require_pair
+from visual_grpo.rewards.catalogue import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
 from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
@@ -170,23 +171,23 @@ def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
     parameters = spec.config
     adapters = adapters_or_base(parameters.vote.adapter, parameters.place("adapters"))
     if adapters is not None:
-        spec = sampled_alike(parameters, read_facts(adapters))
+        spec = sampled_alike(parameters, model_in(parameters.vote.adapter, adapters, parameters).facts)
     sampler = getattr(parameters.sampling, parameters.vote.sampler)
     what = {
         "model": [spec.model, content_digest(spec.model)],
-        "adapters": None if adapters is None else adapter_digest(adapters),
+        "adapters": None if adapters is None else weights_digest(adapters),
         "sampler": sampler.model_dump(mode="json"),
         "size": [parameters.data.height, parameters.data.width],
     }
     asked, drawn = _asked(parameters.vote, records, what), _drawn_before(file)
     missing = {pair: requests for pair, requests in asked.items() if pair not in drawn}
     if missing:
-        scorer, model = components.build_scorer(spec), components.build_model(spec, adapters)
+        painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
         pending, names = list(itertools.chain(*missing.values())), iter(missing)
         size = 2 * max(1, parameters.evaluation.batch_size // 2)
         with console.progress("Drawing pairs", len(missing)) as bar:
             for batch, samples in generate_batches(model, pending, sampler, size):
-                pictures = [of_sample(asks.record, s, scorer) for asks, s in zip(batch, samples, strict=True)]
+                pictures = [of_sample(asks.record, s, painter) for asks, s in zip(batch, samples, strict=True)]
                 for row in range(0, len(batch), 2):
                     record = batch[row].record
                     pair = Pair(

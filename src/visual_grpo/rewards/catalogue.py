@@ -62,6 +62,16 @@ def build_reward(name: str, config: RewardConfig) -> FunctionReward:
     return reward
 
 
+def negative_points(rewards: Mapping[str, RewardConfig]) -> FunctionReward | None:
+    """Builds the reward whose segmenter turns answers into masks and pictures; None if none of the rewards is one."""
+    chosen = (name for name, reward in rewards.items() if is_negative_points(name, reward.function))
+    return next((build_reward(name, rewards[name]) for name in chosen), None)
+
+
+def is_negative_points(name: str, function: str | None) -> bool:
+    return (function or BUILT_IN.get(name)) == BUILT_IN["negative_points"]
+
+
 def transport_of(name: str, function: str | None) -> frozenset[str]:
     """Returns the options that cannot affect a score, such as a timeout; none if the reward cannot be loaded."""
     try:

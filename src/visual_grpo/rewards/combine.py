@@ -13,7 +13,6 @@ from torch import Tensor
 
 from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
-from visual_grpo.common.images import is_image
 from visual_grpo.common.types import (
     Fraction,
     Needs,
@@ -165,10 +164,7 @@ class RewardSet:
         return RewardSet({name: (self.functions[name], weight) for name, weight in kept.items()}, counting)
 
     def picture(self, record: PromptRecord, sample: Sample) -> Tensor | None:
-        """An image itself, or the first painting reward's picture of a text, uint8 [3, h, w]; None if none paints."""
-        if is_image(sample):
-            image: Tensor = sample
-            return image
+        """The first painting reward's picture of a text, uint8 [3, h, w]; None if none paints."""
         painting = next((function for function in self.functions.values() if function.paints), None)
         return None if painting is None else painting.picture(record, sample)
 

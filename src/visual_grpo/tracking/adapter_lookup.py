@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 SCHEME = "models:/"
 DIGEST = "adapter.digest"
-"""Tag of a version: `config.adapter_folder.adapter_digest`."""
+"""Tag of a version, and of the run of a training: `config.adapter_folder.adapter_digest`."""
+WEIGHTS = "weights.digest"
+"""Tag of a version: `config.adapter_folder.weights_digest`."""
 ADAPTERS = "data/visual_grpo/adapters"
 """Folder of the adapters among a version's files (`served_model`)."""
 _URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -44,9 +46,9 @@ class Registered:
         return cls(version.name, int(version.version), dict(version.tags))
 
     @property
-    def digest(self) -> str | None:
-        """None for a version that another program registered."""
-        return self.tags.get(DIGEST)
+    def weights(self) -> str | None:
+        """Digest of its weights; None for a version that another program registered."""
+        return self.tags.get(WEIGHTS)
 
     @property
     def uri(self) -> str:
@@ -60,8 +62,11 @@ class Registered:
         """
         with mlflow_api.mlflow_client() as client:
             folder = download(client.get_model_version_download_uri(self.name, str(self.version)), ADAPTERS)
-        if check and self.digest not in (None, adapter_digest(folder)):
-            raise UserError(f"The weights of {self.uri} in {folder} are gone, or not those that were registered.")
+        if check and self.tags.get(DIGEST) not in (None, adapter_digest(folder)):
+            raise UserError(
+                f"The adapters of {self.uri} in {folder} are gone, or not what was registered: weights or"
+                f" {FACTS} were edited. Register them again, or name another version."
+            )
         return folder
 
 
@@ -128,10 +133,10 @@ def find_version(uri: str) -> Registered:
     return Registered.of(version)
 
 
-def versions_with(digest: str) -> list[Registered]:
-    """Returns the versions of all registered models that have these weights."""
+def versions_with(digest: str, tag: str = DIGEST) -> list[Registered]:
+    """Returns the versions of all registered models with this digest, which is of the adapters or of their weights."""
     with mlflow_api.mlflow_client() as client:
-        return [Registered.of(version) for version in client.search_model_versions(f"tags.`{DIGEST}` = '{digest}'")]
+        return [Registered.of(version) for version in client.search_model_versions(f"tags.`{tag}` = '{digest}'")]
 
 
 def training_run(facts: Mapping[str, Any]) -> Run | None:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import require_no_links
 from visual_grpo.config import PromotionConfig
-from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts
+from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.adapter_lookup import (
     DIGEST,
     SCHEME,
+    WEIGHTS,
     Registered,
     find_version,
     training_run,
@@ -83,12 +84,12 @@ class Registry:
         from visual_grpo.tracking.served_model import package  # Imports torch and MLflow.
 
         check_weights(adapters)
-        facts, digest = read_facts(adapters), adapter_digest(adapters)
-        if (version := self._with_digest(digest)) is not None:
+        facts, weights = read_facts(adapters), weights_digest(adapters)
+        if (version := self._with_weights(weights)) is not None:
             return version
         run = training_run(facts)
         run_id = None if run is None else run.info.run_id
-        origin = {DIGEST: digest, "training.run": run_id, **(tags or {})}
+        origin = {DIGEST: adapter_digest(adapters), WEIGHTS: weights, "training.run": run_id, **(tags or {})}
         origin |= {tag: facts.get(name) for tag, name in FROM_FACTS.items()}
         origin |= {tag: text for tag, text in facts.items() if tag.startswith(("git.", "resumed.", "dvc."))}
         about = {tag: str(text) for tag, text in origin.items() if text is not None}
@@ -136,9 +137,9 @@ class Registry:
             client.set_registered_model_alias(self.name, self.alias, replaced)
         return present.version, int(replaced)
 
-    def rolled_back(self, digest: str) -> tuple[int, str] | None:
+    def rolled_back(self, weights: str) -> tuple[int, str] | None:
         """Returns the version of these weights and the date of its rollback; None if it was not rolled back."""
-        version = self._with_digest(digest)
+        version = self._with_weights(weights)
         return (version.version, version.tags[ROLLED_BACK]) if version and ROLLED_BACK in version.tags else None
 
     def keep_report(self, run_id: str | None, folder: Path) -> None:
@@ -220,8 +221,8 @@ class Registry:
         with mlflow_api.mlflow_client() as client:
             mlflow_api.get(client.set_tag, run_id, RETRAINED, self.name)
 
-    def _with_digest(self, digest: str) -> Registered | None:
-        versions = [version for version in versions_with(digest) if version.name == self.name]
+    def _with_weights(self, weights: str) -> Registered | None:
+        versions = [version for version in versions_with(weights, WEIGHTS) if version.name == self.name]
         return min(versions, key=lambda version: version.version, default=None)
 
     def _make(self) -> None:

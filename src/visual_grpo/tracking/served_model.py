@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import mlflow
 import pandas as pd
 from mlflow.exceptions import MlflowException
+from mlflow.models import Model as SavedModel
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema
 from mlflow.types.schema import AnyType
@@ -46,12 +47,12 @@ from visual_grpo.common.images import (
 )
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.common.videos import encoded_video
-from visual_grpo.config import Parameters, RewardConfig, SamplerConfig, Task
-from visual_grpo.config.adapter_folder import BEST, LAST, check_base, read_facts
+from visual_grpo.config import Parameters, SamplerConfig, Task
+from visual_grpo.config.adapter_folder import BEST, LAST, adapter_digest, check_base, read_facts
 from visual_grpo.evaluation.samples import generate_batches, requests
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
-from visual_grpo.rewards.negative_points import NegativePointsReward
+from visual_grpo.rewards.catalogue import negative_points
+from visual_grpo.tracking.adapter_lookup import DIGEST
 from visual_grpo.tracking.model_card import CARD
 from visual_grpo.training import components
 
@@ -138,8 +139,14 @@ def _requirements(base_weights: str) -> list[str]:
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
-    """Called by MLflow with the folder ``data/visual_grpo`` of a version; ``base`` is where a large base model is."""
+    """Called by MLflow with the folder ``data/visual_grpo`` of a version; ``base`` is where a large base model is.
+
+    Raises UserError if the adapters or their record are not what was packaged.
+    """
     folder = Path(path)
+    packaged = SavedModel.load(str(folder.parents[1])).metadata or {}
+    if packaged.get(DIGEST) != adapter_digest(folder / ADAPTERS):
+        raise UserError(f"The adapters in {folder} are not what was registered: weights or record were edited.")
     model = str(folder / BASE) if (folder / BASE).is_dir() else model_config["base"]
     _check_base(folder / ADAPTERS, model)
     tree = read_facts(folder / ADAPTERS)["parameters"]
@@ -156,7 +163,8 @@ class ServedModel:
         self._config, self._model = config, model
         self._limits = {name: limits.get(name, most) for name, most in LIMITS.items()}
         self._segments = config.data.task == "segmentation"
-        self._negative_points = _negative_points(config.rewards) if self._segments else None
+        painter = negative_points(config.rewards) if self._segments else None
+        self._negative_points: Any = painter and painter.function
         self._one_at_a_time = threading.Lock()
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
@@ -250,16 +258,6 @@ class ServedModel:
             return {"answer": sample.text, "mask": None}
         white = Image.fromarray(mask.cpu().numpy().astype("uint8") * 255)
         return {"answer": sample.text, "mask": _png(stretch_mask(white, images[0].height, images[0].width))}
-
-
-def _negative_points(rewards: Mapping[str, RewardConfig]) -> NegativePointsReward | None:
-    """Returns the reward whose segmenter turns answers into masks; None if the training had another reward."""
-    for name, reward in rewards.items():
-        if (reward.function or BUILT_IN.get(name)) == BUILT_IN["negative_points"]:
-            function = build_reward(name, reward).function
-            assert isinstance(function, NegativePointsReward)
-            return function
-    return None
 
 
 def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:

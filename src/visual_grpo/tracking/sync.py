@@ -34,7 +34,7 @@ TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
 """Tags of a run: the digests of the ``training.json`` and ``evaluation.json`` of which it has everything."""
 RUN_NAME = "run.name"
 """In the facts of a training: its run's name."""
-_FROM_FACTS = ("command", "git.", "dvc.", "version.", "resumed.")
+TAGGED = ("command", "git.", "dvc.", "version.", "resumed.")
 """Prefixes of the facts that become tags."""
 _OF_MODULE = {
     *("reward/total", "reward/total_std", "reward/unscored_share", "zero_variance_share", "advantage/abs_mean"),
@@ -110,7 +110,7 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
                 mlflow_api.log_picture(client, run_id, picture, match[1], int(match[2]))
     if not run.data.params:
         mlflow_api.set_params(client, run_id, training_params(facts["parameters"]))
-    tags = {name: value for name, value in facts.items() if name.startswith(_FROM_FACTS)}
+    tags = {name: value for name, value in facts.items() if name.startswith(TAGGED)}
     tags |= {"dataset.digest": facts["data"]}
     for alarm in facts.get("alarms", ()):
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"

@@ -61,6 +61,7 @@ class Tracker:
         self._client: MlflowClient | None = None
         self._run: Run | None = None
         self._known_steps: dict[str, set[int]] = {}
+        self._own: dict[str, str] = {}
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._answered, self._again = threading.Event(), 0.0
@@ -99,6 +100,11 @@ class Tracker:
     def tags(self, mapping: Mapping[str, object]) -> None:
         self._put(lambda client, run: mlflow_api.set_tags(client, run, mapping))
 
+    def own(self, tag: str, digest: str) -> None:
+        """Notes a record of this run, by which the project knows it as its own (`tracking.trust`)."""
+        self._own[tag] = digest
+        self.tags(self._own)
+
     def params(self, mapping: Mapping[str, object]) -> None:
         self._put(lambda client, run: mlflow_api.set_params(client, run, mapping))
 
@@ -119,6 +125,7 @@ class Tracker:
         self._is_open, Tracker._active = False, None
 
         def last(client: MlflowClient, run: str) -> None:
+            mlflow_api.set_tags(client, run, self._own)  # Again: MLflow may have been away.
             sync_output(client, self._output, open_run=run)
             if self.evaluates:
                 client.set_tag(run, mlflow_api.EVALUATION, status.lower())

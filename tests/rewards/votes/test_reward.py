@@ -67,6 +67,11 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
     other = fitted_head(file, "tests.rewards.votes.test_reward:mean_colours")
     assert len(other.head.weights) == 3
     assert read_head(tmp_path / "head.json").features == other.features
+    with pytest.raises(
+        UserError, match=r"is of the features tests\..*, not of pixels\. Name those, if you know the code"
+    ):
+        VotesReward(head=str(tmp_path / "head.json")).check_machine()
+    VotesReward(head=str(tmp_path / "head.json"), features=other.features, least_accuracy=0).check_machine()
 
 
 def test_pictures_unlike_the_voted_ones_are_told(choices: Path, caplog: pytest.LogCaptureFixture) -> None:

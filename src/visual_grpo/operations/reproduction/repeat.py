@@ -17,7 +17,8 @@ import pandas as pd
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.processes import ProgramError, run
+from visual_grpo.common.processes import ProgramError, git, run
+from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BASELINE, CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import ROOT, place
@@ -31,6 +32,7 @@ from visual_grpo.operations.reproduction.worktree import (
     write_configuration,
 )
 from visual_grpo.starter.parameters import with_world
+from visual_grpo.tracking.trust import require_adapters
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
 FINAL = ("reward/total", "eval/total")  # Of the last step that has them, compared where bits cannot be.
@@ -79,6 +81,27 @@ def repeat(adapters: Path, settings: ReproduceConfig, project: Path, start: Path
         "seconds": round(time.monotonic() - began),
         "rows": [asdict(row) for row in rows],
     }
+
+
+def require_own(folder: Path, facts: Mapping[str, Any], project: Path, parameters: Parameters) -> None:
+    """Raises UserError with whose code would run, unless the training is this project's own or ``trust`` names it."""
+    require_adapters(folder, facts.get("parameters", {}), parameters, list(_code(folder, facts, project)))
+
+
+def _code(folder: Path, facts: Mapping[str, Any], project: Path) -> Iterator[str]:
+    """Describes the code of a training, of which nothing is run: its commit, and each file of its changes."""
+    commit, patch = str(facts.get("git.commit")), folder / CHANGES
+    try:
+        author = git(project, "log", "-1", "--format=by %an <%ae> of %as: %s", "--end-of-options", commit)
+    except ProgramError:
+        author = "which is not in this repository"
+    yield f"code: commit {commit}, {author}"
+    if patch.is_file():
+        try:
+            counts = git(project, "apply", "--numstat", "-", stdin=patch.read_bytes()).splitlines()
+        except ProgramError as error:
+            counts = [str(error)]
+        yield from (f"code: {CHANGES}, lines added, removed, file: {' '.join(line.split())}" for line in counts)
 
 
 def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:

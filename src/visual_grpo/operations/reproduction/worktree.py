@@ -50,7 +50,7 @@ def checked_out(project: Path, commit: str, changes: bytes) -> Iterator[Worktree
     root = folder / "code"
     worktree = Worktree(folder, root)
     try:
-        git(project, "worktree", "add", "--quiet", "--detach", root, commit)
+        git(project, "worktree", "add", "--quiet", "--detach", "--", root, commit)
         worktree.code = root / git(project, "rev-parse", "--show-prefix")
         if changes.strip():
             git(root, "apply", "--whitespace=nowarn", "-", stdin=changes)

@@ -23,7 +23,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OutOfTimeError, ProgramError, git, output_of, run
 from visual_grpo.config import MonitorConfig, RetrainConfig
-from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
+from visual_grpo.config.adapter_folder import FACTS, read_facts, weights_digest
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
@@ -187,8 +187,8 @@ class Retraining:
         folder = self.config.place("adapters")
         if not (folder / FACTS).is_file():
             return False
-        digest, champion = adapter_digest(folder), self._registry.champion()
-        is_champion = champion is not None and champion.digest == digest
+        digest, champion = weights_digest(folder), self._registry.champion()
+        is_champion = champion is not None and champion.weights == digest
         return self._registry.is_judged(
             digest, "" if is_champion else gate_settings(self.config.promotion, self.config.evaluation)
         )

@@ -49,8 +49,8 @@ class VotesReward:
         choices: the file that the pipeline ``vote`` writes. The head saved beside it is used if it was fitted to these
             choices; else one is fitted at the first call.
         head: instead of it, a head that was fitted before.
-        features: ``pixels``, which needs no weights, or ``package.module:function``; of a head those that it was fitted
-            to.
+        features: ``pixels`` (null), which needs no weights, or ``package.module:function``; those that a head was
+            fitted to.
         least: decided choices without which nothing is fitted.
         least_accuracy: share of held-out choices below which the predictions are refused.
     """
@@ -113,8 +113,12 @@ class VotesReward:
         return fitted
 
     def _checked(self, fitted: FittedHead) -> FittedHead:
-        if self.head is not None and self.features not in (None, fitted.features):
-            raise UserError(f"votes: the head {self.head} is of the features {fitted.features}, not of {self.features}")
+        asked = self.features or PIXELS
+        if fitted.features != asked:  # A head may be a stranger's, and its features are code.
+            raise UserError(
+                f"votes: the head {self.head} is of the features {fitted.features}, not of {asked}. Name those, if you"
+                " know the code, with the option features"
+            )
         if fitted.head.decided < self.least:
             decided = counted(fitted.head.decided, "decided choice")
             raise UserError(f"votes: the head is of {decided}; at least {self.least} are needed")

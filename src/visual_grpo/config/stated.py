@@ -1,0 +1,84 @@
+"""What the parameters of a record can reach: code, addresses, files and variables, as the types of the schema say.
+
+A record comes with a folder, whoever made that. Numbers, switches, a Literal's words and texts of a type that is marked
+`Stated` are taken from it as they are. Every other text reaches something, also a new parameter's, and at any depth of
+``options``; keys do not, since only what they lead to is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from visual_grpo.config.base import REACHES, Stated
+from visual_grpo.config.schema import Parameters
+
+_Types = list[tuple[Any, tuple[Any, ...]]]
+"""What a value may be: types, each with the marks beside it."""
+
+
+def reaching(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted name -> value, as JSON, of each parameter in the tree that reaches something; a list is one value."""
+    return dict(_found([(Parameters, ())], tree, ""))
+
+
+def parameters_digest(tree: Mapping[str, Any]) -> str:
+    """sha256 of `reaching`, 64 hex digits; without ``resume``, which each command of one training has for itself."""
+    values = {name: value for name, value in reaching(tree).items() if name != "resume"}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _found(types: _Types, value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _found(_below(types, key), part, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list | tuple):
+        items = [each for annotation, _ in types for part in get_args(annotation) for each in _members(part)]
+        if any(next(_found(items, item, name), None) for item in value):
+            yield name, value
+    elif not _is_stated(types, value):
+        yield name, value
+
+
+def _is_stated(types: _Types, value: Any) -> bool:
+    if any(REACHES in marks for _, marks in types):
+        return value is None or value is False
+    return not isinstance(value, str) or any(
+        (_origin(annotation) is Literal and value in get_args(annotation))
+        or any(isinstance(mark, Stated) and re.fullmatch(mark.pattern, value) for mark in marks)
+        for annotation, marks in types
+    )
+
+
+def _below(types: _Types, key: object) -> _Types:
+    """Returns what the value of ``key`` may be; nothing where the schema does not say."""
+    for annotation, _ in types:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and key in annotation.model_fields:
+            field = annotation.model_fields[str(key)]
+            return list(_members(field.annotation, field.metadata))
+        if _origin(annotation) is dict:
+            return list(_members(get_args(annotation)[1]))
+    return []
+
+
+def _members(annotation: Any, marks: Iterable[Any] = ()) -> Iterator[tuple[Any, tuple[Any, ...]]]:
+    """Yields the types of a union, or the one type, with their marks."""
+    origin, arguments = _origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from _members(arguments[0], (*marks, *arguments[1:]))
+    elif origin in (Union, UnionType):
+        for part in arguments:
+            yield from _members(part, marks)
+    else:
+        yield annotation, tuple(marks)
+
+
+def _origin(annotation: Any) -> Any:
+    """As `get_origin`, whose declared type lacks some that it returns."""
+    return get_origin(annotation)

@@ -1,0 +1,110 @@
+"""Refuses what the record of a stranger would run, reach, read and use (`config.stated`).
+
+The record of adapters or of a checkpoint comes with the folder, whoever made that. What reaches something counts only
+where the present parameters have the same value, where MLflow knows the record as this project's own, or where the
+parameter ``trust`` names the folder's digest.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from visual_grpo.common import console
+from visual_grpo.common.errors import UserError
+from visual_grpo.config import Parameters
+from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.schema import ParameterError, validate
+from visual_grpo.config.stated import parameters_digest, reaching
+from visual_grpo.tracking import mlflow_api
+from visual_grpo.tracking.adapter_lookup import DIGEST, versions_with
+
+PARAMETERS = "parameters.digest"
+"""Tag of a run: `parameters_digest` of the training, by which its checkpoints are known."""
+_KINDS = {
+    "variable": re.compile(r"\$\w"),
+    "address": re.compile("://"),
+    "code": re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*"),
+}
+_LONGEST, _SHOWN = 300, 32
+
+
+def require_version(folder: Path, parameters: Mapping[str, Any]) -> None:
+    """Raises UserError if the parameters of the record in ``folder`` are not those of this version of the project."""
+    try:
+        validate(parameters)
+    except ParameterError as error:
+        raise UserError(f"The record in {folder} is of another version of this project, or damaged. {error}") from error
+
+
+def require_adapters(folder: Path, adopted: Mapping[str, Any], present: Parameters, also: Sequence[str] = ()) -> None:
+    """Raises UserError if the ``adopted`` parameters, of the adapters in ``folder``, reach what they may not.
+
+    ``also`` are lines about what else the command takes from a folder that is not this project's own.
+    """
+    if asked := [*also, *_asked(adopted, present)]:
+        digest = adapter_digest(folder)
+        _require(folder, digest, (DIGEST, digest), asked, present.trust)
+
+
+def require_checkpoint(
+    folder: Path, digest: str, record: Mapping[str, Any], adopted: Mapping[str, Any], present: Parameters
+) -> None:
+    """As `require_adapters`, of a checkpoint with the parameters ``record``, whose files have the ``digest``."""
+    if asked := _asked(adopted, present):
+        _require(folder, digest, (PARAMETERS, parameters_digest(record)), asked, present.trust)
+
+
+def _asked(adopted: Mapping[str, Any], present: Parameters) -> list[str]:
+    own = reaching(present.model_dump(mode="json"))
+    return [_line(name, value) for name, value in reaching(adopted).items() if own.get(name) != value]
+
+
+def _line(name: str, value: object) -> str:
+    """Names one parameter with its value and what that looks like."""
+    text, shown = str(value), repr(value)
+    found = ((kind, pattern.search(text)) for kind, pattern in _KINDS.items())
+    kind, match = next(((kind, match) for kind, match in found if match), ("file, model or text", None))
+    if len(shown) > _LONGEST:
+        shown = f"{shown[:_LONGEST]}... ({len(shown)} characters)"
+    if kind == "code" and match and not _is_there(module := re.split("[.:]", match[0])[0]):
+        shown += f" (there is no module {module} here)"
+    return f"{kind}: {' '.join(name.split())} = {shown}"
+
+
+def _is_there(module: str) -> bool:
+    """Imports nothing, since ``module`` has no dot."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # Of a module that runs.
+        return True
+
+
+def _require(folder: Path, digest: str, known_by: tuple[str, str], asked: Sequence[str], trust: Sequence[str]) -> None:
+    listed = "".join(f"\n  {line}" for line in asked)
+    if any(digest.startswith(trusted) for trusted in trust):
+        console.note(f"Taken from {folder}, which trust names:{listed}")
+        return
+    doubt = "which is not known as this project's own"
+    try:
+        if _is_own(*known_by):
+            return
+    except UserError as error:
+        doubt = f"of which it is not known whether it is this project's own, since {error}"
+    other = f"trust is {', '.join(trust)}, but the digest of {folder} is {digest}. " if trust else ""
+    raise UserError(
+        f"{other}This command would take from {folder}, {doubt}:{listed}\n"
+        "Nothing was run, opened or sent. If you know its maker and want all of this, allow it for this folder, as it"
+        f" is now: trust={digest[:_SHOWN]}. Otherwise give parameters of your own (--params), or leave it alone."
+    )
+
+
+def _is_own(tag: str, digest: str) -> bool:
+    """Returns whether a run, also a deleted one, or a registered version has the tag."""
+    with mlflow_api.mlflow_client() as client:
+        if mlflow_api.search(client, f"tags.`{tag}` = '{digest}'", deleted=True):
+            return True
+    return tag == DIGEST and bool(versions_with(digest))
