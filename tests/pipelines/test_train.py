@@ -111,6 +111,7 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
     assert history["step"].tolist() == list(range(1, STEPS + 1))
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["mlflow_run_id"] == tracker.run_id
+    assert tracker.run_id is not None
     assert mlflow.get_run(tracker.run_id).data.tags[DIGEST] == adapter_digest(project.folder / "adapters")
     assert facts["samples"] == STEPS * 2 * 3
     client = mlflow.MlflowClient(uri)
