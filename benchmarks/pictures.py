@@ -152,7 +152,7 @@ def main() -> None:
         if asked.kind != "blind":
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
     asked.file.parent.mkdir(parents=True, exist_ok=True)
-    if asked.file.suffix == ".png":
+    if asked.file.suffix == ".png" and not others:
         first.save(asked.file)
         return
     playing: dict[str, Any] = {"duration": MILLISECONDS, "loop": 0} if others else {}

@@ -165,7 +165,18 @@ def test_flatten_joins_keys_with_dots_and_keeps_empty_sections():
 
 SWORDFISH = "sw0rdf1shSw0rdf1sh"
 NAMES = (
-    *("api_key", "apikey", "HF_TOKEN", "db_passwd", "my-secret", "auth.bearer", "openai_key", "openaiKey", "api_keys"),
+    *(
+        "api_key",
+        "apikey",
+        "HF_TOKEN",
+        "db_passwd",
+        "my-secret",
+        "auth.bearer",
+        "openai_key",
+        "openaiKey",
+        "api_keys",
+        "DB_PASS",
+    ),
     *("token", "access_tokens", "credentials", "Authorization", "session-cookie", "judge_key"),
 )
 ADDRESSES = (

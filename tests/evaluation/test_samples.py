@@ -66,6 +66,7 @@ def test_scores_are_those_of_the_files_which_keep_what_they_depend_on(tmp_path: 
         "weights": {"brightness": 2.0, "halves": 0.0},
         "judges": {},
         "measures": {},
+        "guards": {},
     }
     kept = [to_tensor(read_image(tmp_path / file)) for file in table["file"]]
     again = scorer()([PromptRecord(id=i, prompt="") for i in table["id"]], kept)

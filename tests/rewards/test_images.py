@@ -91,7 +91,8 @@ def halves(left: int, right: int, side: int = 32) -> Tensor:
         (halves(0, 255).roll(8, 2), 0.0),
         (halves(0, 255).transpose(1, 2), 0.0),
         (flat(255), 0.0),
-        (halves(0, 255) * torch.tensor([1, 1, 0], dtype=torch.uint8)[:, None, None], (1 / 2) ** 0.5),  # Yellow.
+        (flat(255) * torch.tensor([1, 0, 0], dtype=torch.uint8)[:, None, None], 0.0),  # Red alone.
+        (halves(0, 255) * torch.tensor([1, 1, 0], dtype=torch.uint8)[:, None, None], (2 / 3) ** 0.5),  # Yellow.
     ],
 )
 def test_the_layout_of_colours_is_the_correlation_of_cells(tmp_path: Path, sample: Tensor, correlation: float) -> None:

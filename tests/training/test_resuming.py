@@ -213,6 +213,10 @@ def test_a_training_that_left_no_checkpoint_takes_the_place_of_none(tmp_path: Pa
     notes: list[str] = []
     run_of(tmp_path, resume="auto").checkpoints.resume(notes.append)
     assert f"(an earlier training goes on with resume={previous})" in notes[0]
+    mark_finished(previous)
+    run_of(tmp_path, resume="auto").checkpoints.resume(notes.append)
+    assert "earlier training" not in notes[1]
+    (previous / "finished").unlink()
     run = run_of(tmp_path, resume=str(previous))
     execute(run, tmp_path / "out")
     assert rows(run) == rows(whole)
@@ -322,7 +326,7 @@ def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None
     run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None
     resumed = validate(resuming.parameters_of_run(run, {}))
-    assert list(resumed.rewards) == ["shapes", "brightness"]
+    assert list(resumed.rewards) == ["shapes", "outline", "brightness"]
     resuming.resumed_run(resumed.model_copy(update={"resume": "auto"}))
 
 

@@ -12,7 +12,7 @@ from visual_grpo.common.errors import UserError
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 """In a name: HF_TOKEN, my-secret, apiKey."""
-_PASSWORDS = {"password", "passwd", "passphrase", "passcode", "pwd", "secret"}
+_PASSWORDS = {"password", "passwd", "passphrase", "passcode", "pass", "pwd", "secret"}
 _SECRETS = _PASSWORDS | {"credential", "auth", "authorization", "bearer", "cookie", "jwt", "token"}
 _JOINED = re.compile(
     r"(access|account|admin|anthropic|api|auth|aws|azure|client|encryption|gcp|gemini|github|google|hf|huggingface|judge"
@@ -63,7 +63,7 @@ def find_secrets(value: object, name: str = "", *, key: str = "", is_header: boo
         is_variable = not value or _VARIABLE.fullmatch(value)
         if not is_variable and (is_header or _names_secret(key, value) or _KNOWN.search(value) or _in_address(value)):
             yield name
-    elif type(value) is int and not _PASSWORDS.isdisjoint(_words(key)):
+    elif type(value) in (int, float) and not _PASSWORDS.isdisjoint(_words(key)):
         yield name
 
 

@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path, PurePosixPath
@@ -45,7 +46,7 @@ def unzipped(path: Path, data: DataConfig) -> Path:
                     for entry in archive.infolist():  # Windows' archives may have its separators.
                         entry.filename = entry.filename.replace("\\", "/")
                         archive.extract(entry, draft)  # Never more of a file than its header says.
-        except (BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
+        except (BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, zlib.error) as error:
             raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
     found = [path for path in folder.iterdir() if not is_system_file(path.name)]
     return found[0] if len(found) == 1 and found[0].is_dir() else folder
@@ -60,9 +61,13 @@ def _check(path: Path, entries: list[ZipInfo], data: DataConfig, free: int) -> N
         times, most = size / packed, data.max_zip_ratio
         problem = f"{size / _MB:,.0f} MB, {times:,.0f} times its own size, more than data.max_zip_ratio={most:g}"
     elif size > free:
-        problem = f"{size / _MB:,.0f} MB, and {_cache()} has {free / _MB:,.0f} MB left (HF_HOME names another disk)"
+        has = f"{_cache()} has {free / _MB:,.0f} MB left"
+        raise UserError(f"{path} would unpack to {size / _MB:,.0f} MB, and {has}. HF_HOME names a different disk.")
     elif any(entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for entry in entries):
-        problem = "files that are not compressed by deflate, which take any amount of memory"
+        raise UserError(
+            f"{path} has files that are compressed by a method other than deflate, whose memory has no bound. If you"
+            " trust it, unpack it yourself and give the folder."
+        )
     else:
         return
     raise UserError(f"{path} would unpack to {problem}. If you trust it, unpack it yourself and give the folder.")

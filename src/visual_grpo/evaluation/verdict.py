@@ -225,7 +225,7 @@ def _guard_to_add(beside: Sequence[Entry], samples: str) -> str | None:
         return None
     if samples == "answers":  # The built-in guards are of pictures.
         return 'my_guard: {function: "my_rewards:my_guard", weight: 0}'
-    name = next(guard for guard in (*GUARDS, "jpeg_size") if guard not in optimised)
+    name = next((guard for guard in (*GUARDS, "jpeg_size", "fine_noise") if guard not in optimised), "group_diversity")
     return f"{name}: {{weight: 0{', frames: all' * (samples == 'videos')}}}"
 
 
@@ -323,7 +323,7 @@ def _guards_note(headline: Mapping[str, Any]) -> str:
 def _fall(guard: Entry) -> str:
     digits = decimals(guard)
     means = f"{guard['baseline']:z.{digits}f} to {guard['trained']:z.{digits}f}"
-    return f"{guard['guard']}, {guard['name']} fell from {means}"
+    return f"{guard['guard']} ({guard['name']} fell from {means})"
 
 
 def _judges_note(headline: Mapping[str, Any]) -> str:

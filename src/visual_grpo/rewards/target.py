@@ -105,9 +105,9 @@ def _delta_e(sample: Tensor, target: Tensor) -> Tensor:
 class TargetLayout:
     """Correlation in [-1, 1] with the target of the colours of 8 x 8 cells: are they where the target has them?
 
-    Pearson's correlation over the cells and channels. Changes of the whole image's contrast or brightness, blur and
-    noise hardly move it, so that it is neither raised by smoothness nor lowered by detail, as errors of pixels and SSIM
-    are. An image of one colour scores 0; where the target has one colour, the sample is unscored.
+    Pearson's correlation over the cells and channels, each channel less its mean. Changes of the whole image's
+    contrast, brightness or tint, blur and noise hardly move it, so that it is neither raised by smoothness nor lowered
+    by detail, as errors of pixels and SSIM are. An image of one colour scores 0; where the target has one colour, the sample is unscored.
     """
 
     needs = Needs(target=True)
@@ -125,9 +125,10 @@ def _correlation(sample: Tensor, target: Tensor) -> Tensor:
 
 
 def _cells(image: Tensor) -> Tensor:
-    """Mean colours of the cells minus their mean: [3, height, width] -> [3, 8, 8]."""
+    """Mean colours of the cells minus the whole image's, so that a tint counts for nothing: [3, height, width] ->
+    [3, 8, 8]."""
     cells = F.interpolate(image[None], size=(_CELLS, _CELLS), mode="area")[0]
-    return cells - cells.mean()
+    return cells - cells.mean((1, 2), keepdim=True)
 
 
 class SourceSsim:

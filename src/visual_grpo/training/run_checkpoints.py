@@ -77,8 +77,13 @@ class RunCheckpoints:
         origin = self.origin
         if origin is None:
             if self.config.resume == Resume.AUTO:
-                aside = sorted(self.folder.parent.glob(f"{glob.escape(self.folder.name)}.previous*"))
-                named = " or ".join(f"resume={folder}" for folder in aside if checkpoint.checkpoints(folder))
+                aside = self.folder.parent.glob(f"{glob.escape(self.folder.name)}.previous*")
+                # In the order of their numbers, in which previous-10 is after previous-2.
+                named = " or ".join(
+                    f"resume={folder}"
+                    for folder in sorted(aside, key=lambda folder: (len(folder.name), folder.name))
+                    if (found := checkpoint.checkpoints(folder)) and not resuming.is_finished(found[0])
+                )
                 earlier = f" (an earlier training goes on with {named})" if named else ""
                 note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
             return False

@@ -48,7 +48,7 @@ def mixed(sample: Tensor, share: float) -> Tensor:
     return (background + (1 - share) * (sample.float() - background)).round().to(torch.uint8)
 
 
-@pytest.mark.parametrize("size", [(128, 128), (64, 64), (96, 160), (256, 128), (101, 130)])
+@pytest.mark.parametrize("size", [(128, 128), (64, 64), (96, 160), (256, 128), (101, 130), (224, 224)])
 def test_every_true_drawing_is_right(size: tuple[int, int]) -> None:
     records = [record(combination) for combination in COMBINATIONS]
     scores = ShapesReward()(records, [image(combination, *size) for combination in COMBINATIONS])
@@ -206,6 +206,15 @@ def test_a_blank_picture_has_the_floor_or_full_marks(asked: PromptRecord, worth:
     blank, drawn = RenderingReward()([asked, asked], [BLANK, image(ASKED)]).values.tolist()
     assert blank == worth
     assert 0.97 < drawn <= 1
+
+
+def test_two_objects_are_rendered_as_cleanly_as_one() -> None:
+    asked = edited("add", ASKED, OTHER)
+    both, one, none = RenderingReward()([asked] * 3, [scene(ASKED, OTHER), scene(OTHER), BLANK]).values.tolist()
+    assert both > 0.9
+    assert one == pytest.approx(both / 2, abs=0.05)
+    assert none == 0
+    assert RenderingReward()([edited("remove", ASKED, OTHER)], [scene(OTHER)]).values.item() > 0.9
 
 
 def superellipse(power: float) -> Tensor:

@@ -117,7 +117,8 @@ def _start(worker: str, environment: Mapping[str, str]) -> LocalWorker:
                 return LocalWorker(process=process, errors=errors, url=url, key=key)
             raise UserError(f"the worker {worker} has ended with {_end(process, errors)}")
         waited += silence
-        log.warning("The worker %s is not ready after %g s; it is given up after %g s", worker, waited, PATIENCE)
+        if waited < PATIENCE:
+            log.warning("The worker %s is not ready after %g s; it is given up after %g s", worker, waited, PATIENCE)
         silence = min(waited, PATIENCE - waited)
     raise UserError(
         f"the worker {worker} was not ready within {PATIENCE:g} s and was ended, with {_end(process, errors)}\nA first"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.starter.shapes.draw import BACKGROUND, SHAPES
+from visual_grpo.starter.shapes.reward import DrawnReward
 
 _LEAST_DISTANCE = 0.15
 """RGB distance (0..1 per channel) from the background up to which there is nothing in an image."""
@@ -22,7 +23,7 @@ _ZOOM = 4
 """Contours run through the centres of pixels. Enlarged images have less of a border that is cut off."""
 
 
-class OutlineGuard:
+class OutlineGuard(DrawnReward):
     """Share of the smallest enclosing circle, rectangle or triangle that an asked shape fills; of several, their mean.
 
     It is 1 for a perfect shape, and falls as outlines bulge, sag or lose corners. Unscored are images whose shapes are
@@ -30,7 +31,7 @@ class OutlineGuard:
     squares. Rectangles may be turned, and triangles have any angles.
     """
 
-    guard = "its shapes are less well formed"
+    name, guard = "outline", "its shapes are less well formed"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
         return torch.tensor([_well_formed(record, sample) for record, sample in zip(prompts, samples, strict=True)])
@@ -38,8 +39,10 @@ class OutlineGuard:
 
 def _well_formed(record: PromptRecord, image: Tensor) -> float:
     found = [fills(contour) for contour in contours(image)]
-    drawn = sorted(SHAPES[int(np.argmax(filled))] for filled in found)
-    return float(np.mean([max(filled) for filled in found])) if drawn == asked_shapes(record) != [] else math.nan
+    shown = sorted(SHAPES[int(np.argmax(filled))] for filled in found)
+    if not shown or shown != asked_shapes(record):
+        return math.nan
+    return float(np.mean([max(filled) for filled in found]))
 
 
 def asked_shapes(record: PromptRecord) -> list[str]:

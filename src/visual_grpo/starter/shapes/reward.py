@@ -21,7 +21,7 @@ _GRID = 64
 _OBJECT = 0.3
 """RGB distance (0..1 per channel) from the background above which a cell belongs to the object."""
 _MIN_AREA = 0.006
-"""Area of what is no object, as a share of the square of the shorter side."""
+"""Area that an object exceeds, as a share of the square of the shorter side."""
 _CLEAR_AREA = 0.05
 """The same, at which emptiness is 0; smaller than the smallest shape."""
 _COLOR_REACH = 0.6
@@ -78,19 +78,18 @@ class Objects:
     @property
     def area(self) -> Tensor:
         """[B]: the objects' area, as a share of the square of the shorter side."""
-        return self.mask.sum((1, 2)) / min(self.mask.shape[1:]) ** 2
+        return self.mask.sum((1, 2)) * (self.x[1] - self.x[0]).square()
 
 
 def find_objects(images: Tensor) -> Objects:
     """Finds the objects in images, uint8 [B, 3, H, W]."""
     height, width = images.shape[-2:]
     short = min(height, width)
-    # Whole pixels in a cell: elsewhere windows overlap, and shapes grow by a cell on some sides.
+    # Whole pixels in a cell: windows that overlap would let shapes grow by a cell on some sides.
     pixels = max(1, short // _GRID)
-    cells = (height // pixels, width // pixels)
-    rgb = F.interpolate(images.float() / 255, size=cells, mode="area").permute(0, 2, 3, 1)
+    rgb = F.avg_pool2d(images.float() / 255, pixels).permute(0, 2, 3, 1)
     mask = (rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1) > _OBJECT**2
-    y, x = ((torch.arange(count) + 0.5) / min(cells) for count in cells)
+    y, x = ((torch.arange(count) + 0.5) * (pixels / short) for count in rgb.shape[1:3])
     return Objects(rgb=rgb, mask=mask, x=x, y=y, size=(height, width))
 
 
@@ -211,7 +210,7 @@ def _pick(table: Tensor, column: Tensor) -> Tensor:
     return table[torch.arange(len(table)), column]
 
 
-class _DrawnReward:
+class DrawnReward:
     """A reward of drawn shapes, which the records' metadata describe."""
 
     name: str
@@ -284,7 +283,7 @@ _PARTS = (*ATTRIBUTES, "all")
 _EDIT_PARTS = ("instructed", "kept")
 
 
-class ShapesReward(_DrawnReward):
+class ShapesReward(DrawnReward):
     """Closeness to the requested picture, 0..1, with parts that are 0 or 1. Images may have any size.
 
     Reads ``record.metadata``: ``color``, ``shape``, ``position``, ``size`` of the single object. The value is the mean
@@ -347,14 +346,13 @@ def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[
     return list(rows.values())
 
 
-class RenderingReward(_DrawnReward):
+class RenderingReward(DrawnReward):
     """How cleanly an object is rendered, 0..1, whichever it is: the mean closeness of its colour to the nearest named
-    one, times the square of how well formed the nearest shape is. Without an object it is 0, or 1 if nothing was asked
-    for.
+    one, times the square of how well formed the nearest shape is. Of two objects it is the mean, each in its half of
+    the image. A missing object counts as 0, and a blank image as 1 if nothing was asked for.
 
-    The square weighs outlines as much as colours: they have less room above the base model's.
-
-    It differs between decodes of the same tokens, where ``shapes`` mostly judges what the tokens determine.
+    The square weighs outlines as much as colours: they have less room above the base model's. The reward differs
+    between decodes of the same tokens, where ``shapes`` mostly judges what the tokens determine.
     """
 
     name = "rendering"
@@ -364,8 +362,13 @@ class RenderingReward(_DrawnReward):
 
 
 def _cleanness(record: PromptRecord, image: Tensor) -> Tensor:
-    objects = find_objects(image[None])
+    asked, objects = _asked(record), find_objects(image[None])
+    subject, other = asked.regions
+    regions = [subject] * (asked.edit != "remove") + [other] * (asked.other is not None)
+    parts = [restricted(objects, torch.tensor([region])) for region in regions or [REGIONS.index("whole")]]
+    return torch.stack([torch.where(has_object(part), _clean(part), float(not regions))[0] for part in parts]).mean()
+
+
+def _clean(objects: Objects) -> Tensor:
     iou, _, _ = _fit_templates(objects)
-    values = nearness(objects, color_distances(objects).amin(-1)) * well_formed(iou.amax(1)).square()
-    is_to_be_blank = record.metadata.get("edit") == "remove" and record.metadata.get("other") is None
-    return torch.where(has_object(objects), values, float(is_to_be_blank))[0]
+    return nearness(objects, color_distances(objects).amin(-1)) * well_formed(iou.amax(1)).square()
