@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # uv is in a separate environment, so that the project's has exactly the packages of requirements.lock.
 TOOLS := .venv-tools
+# What audits the locks, too.
+AUDIT := .venv-audit
+LOCKS := requirements.lock quantised.lock tools.lock audit.lock benchmarks/requirements.lock $(wildcard workers/*/requirements.lock)
 STAMP := $(VENV)/.installed
 # The code that the environment runs: of another folder, if it was copied or moved.
 CODE := $(shell cat $(VENV)/lib/python3*/site-packages/_editable_impl_visual_grpo.pth 2>/dev/null)
@@ -35,7 +38,7 @@ ifneq ($(CODE),$(CURDIR)/src)
 FOREIGN := $(if $(CODE),rm -rf $(VENV))
 endif
 
-$(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
+$(STAMP): requirements.lock tools.lock pyproject.toml $(wildcard $(LOCAL))
 	@echo "Setting up $(VENV) (about a minute with a fast network)"
 	@$(FOREIGN)
 	@python=$$(for p in "$(PYTHON)" python3.13 python3.12 python3.11; do \
@@ -43,7 +46,8 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard $(LOCAL))
 	if [ -z "$$python" ]; then \
 	    echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1 || true)." \
 	        "Name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
-	[ -x $(TOOLS)/bin/uv ] || { "$$python" -m venv $(TOOLS); $(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv; }; \
+	[ $(TOOLS)/.installed -nt tools.lock ] || { "$$python" -m venv $(TOOLS); \
+	    $(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement tools.lock; touch $(TOOLS)/.installed; }; \
 	[ -x $(BIN)/python ] || $(TOOLS)/bin/uv venv --quiet --python "$$(command -v "$$python")" $(VENV)
 	@$(TOOLS)/bin/uv pip sync --quiet --compile-bytecode --require-hashes --python $(BIN)/python requirements.lock
 	@# MLflow does not escape a % in the path of its own files.
@@ -71,10 +75,11 @@ ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 	MLFLOW_SERVER_CORS_ALLOWED_ORIGINS="http://mlflow.localhost:$(PORT)" MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/python -m mlflow ui --port $(PORT) --backend-store-uri "$$store" \
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
-clean:  ## Remove outputs of runs, keep your data
+clean:  ## Remove outputs of runs and unpacked zips, keep your data
 	@rm -rf data/01_raw/shapes data/01_raw/words data/01_raw/scenes
 	@find data -mindepth 2 -not -path 'data/01_raw/*' -not -name .gitkeep -not -name '*.dvc' -delete 2>/dev/null || true
 	@rm -rf mlflow.db* mlflow-ui.log mlartifacts .viz .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	@[ ! -x $(BIN)/python ] || $(BIN)/python -m visual_grpo.data.archives
 
 ##@ Run
 
@@ -110,7 +115,11 @@ viz: setup  ## Show the pipelines in Kedro-Viz
 	@$(BIN)/kedro viz run
 
 schedule-systemd: setup  ## Write systemd units that retrain every week
-	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; mkdir -p "$$units"; folder=$$(pwd -P); \
+	@units="$${XDG_CONFIG_HOME:-$$HOME/.config}/systemd/user"; cd -P .; folder=$$PWD; \
+	if [[ "$$folder" == *[[:cntrl:]\"\\$$]* || "$$folder" == *[[:blank:]] ]]; then \
+	    printf 'The path %q has a quote, a backslash, a $$, a line break or a space at its end, which systemd would misread. Rename the folder.\n' \
+	        "$$folder" >&2; exit 1; fi; \
+	mkdir -p "$$units"; \
 	for unit in visual-grpo-retrain.service visual-grpo-retrain.timer; do \
 	    text=$$(<"schedules/systemd/$$unit"); \
 	    printf '%s\n' "$${text//\/path\/to\/visual-grpo/"$${folder//%/%%}"}" > "$$units/$$unit"; done; \
@@ -118,15 +127,13 @@ schedule-systemd: setup  ## Write systemd units that retrain every week
 
 ##@ Adapters
 
+# Without an environment too: with any Python, and openssl.
+sign verify: SIGNATURE = $(or $(wildcard $(BIN)/python),$(PYTHON)) src/visual_grpo/operations/signature.py $@ $(if $(FOLDER),"$(FOLDER)") $(if $(KEY),"$(KEY)")
 sign:  ## Sign adapters; FOLDER=..., KEY=key.pem
-	@cd $(FOLDER) && find . -type f ! -name 'SHA256SUMS*' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum > SHA256SUMS
-	@openssl dgst -sha256 -sign $(KEY) -out $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
-	@echo "Signed: $(FOLDER)/SHA256SUMS.sig"
+	@$(SIGNATURE)
 
 verify:  ## Verify signed adapters; FOLDER=..., KEY=public.pem
-	@openssl dgst -sha256 -verify $(KEY) -signature $(FOLDER)/SHA256SUMS.sig $(FOLDER)/SHA256SUMS
-	@cd $(FOLDER) && sha256sum --quiet --strict --check SHA256SUMS && \
-	    diff <(cut -c67- SHA256SUMS) <(find . -type f ! -name 'SHA256SUMS*' | LC_ALL=C sort)
+	@$(SIGNATURE)
 
 ##@ Packages
 
@@ -137,6 +144,8 @@ $(VENV)/.quantised: quantised.lock $(STAMP)
 	@touch $@
 
 lock: setup  ## Update the locks after a change of pyproject.toml
+	@for group in tools audit; do $(TOOLS)/bin/uv pip compile --group $$group --universal --generate-hashes \
+	    --python-version 3.11 --output-file $$group.lock --quiet --no-header $(UPGRADE); done
 	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers \
 	    --universal --generate-hashes --python-version 3.11 --output-file requirements.lock --quiet --no-header $(UPGRADE)
 	@$(TOOLS)/bin/uv pip compile --group quantised --no-deps --constraint requirements.lock --universal --generate-hashes \
@@ -154,12 +163,21 @@ upgrade: setup  ## Raise the locked versions and list the changes
 	@git show HEAD:requirements.lock | $(BIN)/python .ci/lock_changes.py /dev/stdin requirements.lock
 	@echo "If MLflow then calls its database out of date: $(BIN)/python -m mlflow db upgrade sqlite:///mlflow.db"
 
-audit: setup  ## Look up known vulnerabilities of the packages
-	@$(TOOLS)/bin/uv tool run --quiet pip-audit --requirement requirements.lock --requirement quantised.lock --disable-pip --require-hashes
+# Each lock is that of an environment: two may have different versions of a package.
+audit: $(AUDIT)/.installed  ## Look up known vulnerabilities of the packages of all locks
+	@bad=; for lock in $(LOCKS); do echo "$$lock:"; \
+	    $(AUDIT)/bin/pip-audit --requirement $$lock --disable-pip --require-hashes || bad="$$bad $$lock"; done; \
+	[ -z "$$bad" ] || { echo "Not without known vulnerabilities:$$bad" >&2; exit 1; }
 
-sbom: setup  ## Write sbom.json, a CycloneDX list of the packages
-	@$(TOOLS)/bin/uv tool run --quiet --from cyclonedx-bom cyclonedx-py requirements --outfile sbom.json requirements.lock
-	@echo "Wrote sbom.json"
+sbom: $(AUDIT)/.installed  ## Write sbom/, a CycloneDX list of the packages of each lock
+	@mkdir -p sbom; for lock in $(LOCKS); do name=$${lock%.lock}; \
+	    $(AUDIT)/bin/cyclonedx-py requirements -o "sbom/$${name//\//-}.json" $$lock; done
+	@echo "Wrote sbom/"
+
+$(AUDIT)/.installed: audit.lock | setup
+	@[ -x $(AUDIT)/bin/python ] || $(TOOLS)/bin/uv venv --quiet --python $(BIN)/python $(AUDIT)
+	@$(TOOLS)/bin/uv pip sync --quiet --require-hashes --python $(AUDIT)/bin/python $<
+	@touch $@
 
 ##@ Develop
 

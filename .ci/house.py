@@ -22,7 +22,7 @@ RESOLVE = "resolve"
 COMMAND_STATE = "visual_grpo.operations.command"
 STARTER = ("starter/", "pipelines/starter.py")
 ABOVE_CORE = ("starter/", "pipelines/")
-WORLDS = {"shapes", "words", "scenes", "palette"}
+WORLDS = {"shapes", "words", "scenes", "rendering"}
 LAYERS = re.compile(r"0\d_(raw|model_input|models|model_output|reporting)\b")
 ORIGIN = (
     *("provenance.py", "config/adapter_folder.py", "training/resuming.py", "operations/candidates.py"),

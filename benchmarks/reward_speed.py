@@ -40,6 +40,8 @@ FACTS = {
     "psnr": ("peak signal-to-noise ratio, dB", "0 to 60", "target"),
     "ssim": ("structure in a window of 11 pixels", "-1 to 1", "target"),
     "ms_ssim": ("structure at five scales", "0 to 1", "target, 161 pixels a side"),
+    "delta_e": ("minus the mean difference of colours (CIELAB)", "below 0", "target"),
+    "target_layout": ("are the colours where the target has them?", "-1 to 1", "target"),
     "lpips": ("1 - perceptual distance (AlexNet)", "about 0 to 1", "target"),
     "source_ssim": ("is the source only copied? A guard", "-1 to 1", "source, else unscored"),
     "kept_region": ("is an edit's surrounding left as it was?", "0 to 1", "source, metadata `region`"),

@@ -5,9 +5,9 @@ the picture with the higher *true* reward, and says the opposite in a share of c
 is fitted to these choices alone, and a module is trained with it. Then the true reward, which the training never saw,
 is compared with the base model's on held-out prompts and the same seeds.
 
-The true reward is one that features of pixels can capture, ``colourful``. With ``--truth palette`` (how near the colour
-of the drawn object is to a named one, whatever else is in the picture) they predict four of five choices, and the
-policy raises what they predict by other means than what was chosen by.
+The true reward is one that features of pixels can capture, ``colourful``. With ``--truth rendering`` (how
+cleanly the object is rendered, whatever else is in the picture) the policy can raise what they predict by other means
+than what was chosen by.
 
 Needs a folder in which starter and data_preparation have run (`make demo` leaves one); a seed takes about two minutes
 of CPU time.
@@ -212,7 +212,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--truth",
         default="colourful",
-        help="what the simulated voter goes by: colourful, palette, or a built-in reward",
+        help="what the simulated voter goes by: colourful, rendering, or a built-in reward",
     )
     parser.add_argument("--module", default="ar", help="what is trained")
     parser.add_argument("--steps", type=int, default=25)

@@ -56,8 +56,8 @@ RELEASED: dict[str, dict[str, Any]] = {
 }
 
 
-def small_project(folder: Path) -> Path:
-    """Every tracked file but the tests, the environment, and the small configurations; nothing has been run."""
+def project_copy(folder: Path) -> Path:
+    """Every tracked file but the tests, and the environment; nothing has been run."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in tracked:
         if not name.startswith("tests/") and (ROOT / name).is_file():
@@ -65,6 +65,12 @@ def small_project(folder: Path) -> Path:
             shutil.copy(ROOT / name, folder / name)
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "conf/local").mkdir(exist_ok=True)
+    return folder
+
+
+def small_project(folder: Path) -> Path:
+    """`project_copy` with the small configurations."""
+    project_copy(folder)
     for file in folder.glob("conf/*/parameters.yml"):
         tree = yaml.safe_load(file.read_text(encoding="utf-8"))
         tree = merged(merged(tree, TINY), RELEASED.get(file.parent.name, {}))

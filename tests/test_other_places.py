@@ -120,11 +120,12 @@ def test_mlflow_makes_its_database_in_a_folder_of_any_name(tmp_path: Path) -> No
     folder = tmp_path / "R&D #1 é'%?"
     packages = folder / ".venv/lib/python3.11/site-packages"
     shutil.copytree(Path(mlflow.__file__).parent, packages / "mlflow", copy_function=os.symlink)
-    for file in ("Makefile", "requirements.lock", "pyproject.toml"):
+    for file in ("Makefile", "requirements.lock", "tools.lock", "pyproject.toml"):
         shutil.copy(ROOT / file, folder)
     for program in (".venv/bin/python", ".venv-tools/bin/uv"):  # They install nothing.
         (folder / program).parent.mkdir(parents=True)
         (folder / program).symlink_to("/bin/true")
+    (folder / ".venv-tools/.installed").touch()
     call(folder, "make", "setup").check_returncode()
     paths = f"{packages}{os.pathsep}{ROOT / 'src'}"
     done = call(folder, sys.executable, "-m", "visual_grpo.tracking.mlflow_api", PYTHONPATH=paths)
@@ -140,7 +141,7 @@ def test_make_setup_makes_an_environment_anew_that_was_copied_or_moved(
     packages = folder / ".venv/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     (packages / "_editable_impl_visual_grpo.pth").write_text(str((folder / made_for).resolve() / "src"))
-    for name in ("Makefile", "requirements.lock", "pyproject.toml", ".venv/.installed"):
+    for name in ("Makefile", "requirements.lock", "tools.lock", "pyproject.toml", ".venv/.installed"):
         shutil.copy(ROOT / "Makefile", folder / name)
     planned = call(folder, "make", "--dry-run", "setup").stdout
     assert ("rm -rf .venv\n" in planned, "pip sync" in planned) == (anew, anew)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
-from tests.data.folders import FOLDERS
+from tests.data.folders import FOLDERS, photo
 from tests.small_project import paste, small_project
 
 GUARDS = {"edge_density": 0.0, "colour_entropy": 0.0}
@@ -54,13 +54,13 @@ def runs(project: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("kind", "lines", "weights"),
     [
-        ("captions", None, {"ssim": 1.0, **GUARDS}),
-        ("image_folder", None, {"ssim": 1.0, **GUARDS}),
-        ("chinese", None, {"ssim": 1.0, **GUARDS}),
+        ("captions", None, {"ssim": 1.0, **GUARDS, "target_layout": 0.0}),
+        ("image_folder", None, {"ssim": 1.0, **GUARDS, "target_layout": 0.0}),
+        ("chinese", None, {"ssim": 1.0, **GUARDS, "target_layout": 0.0}),
         ("prompts", r"cat >> my_rewards.py(?s:.*?)\n\S*kedro run .*", {"my_reward": 1.0, **GUARDS}),
         ("prompts", r"\S*kedro run .*colour_entropy.*", {**GUARDS, "colour_entropy": 1.0}),
-        ("edits", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
-        ("instructions", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
+        ("edits", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS, "target_layout": 0.0}),
+        ("instructions", r"\S*kedro run .*", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS, "target_layout": 0.0}),
     ],
 )
 def test_a_folder_trains_or_the_lines_of_the_message_make_it_train(project, tmp_path, kind, lines, weights):
@@ -87,3 +87,26 @@ def test_a_folder_trains_or_the_lines_of_the_message_make_it_train(project, tmp_
     assert sum(key.startswith("rewards.") and key.endswith(".weight") for key in logged) == len(weights)
     shutil.rmtree(adapters.parents[2])
     (project / "my_rewards.py").unlink(missing_ok=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "shares", "said"),
+    [
+        (1, "", "Note: 1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out"),
+        (3, ",data.held_out_share=0,data.eval_share=0", "3 train, 0 eval, 0 held out. data.held_out_share is 0, so"),
+    ],
+)
+def test_where_nothing_is_held_out_the_run_trains_and_says_that_it_is_not_judged(
+    project, tmp_path, count, shares, said
+):
+    for number in range(count):
+        photo(tmp_path / f"few/{number}.png", number)
+        (tmp_path / f"few/{number}.txt").write_text(f"a thing {number}", encoding="utf-8")
+    done = paste(f"export COLUMNS=200; kedro run --params=data.path={tmp_path / 'few'}{shares}", project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.index(said) < done.stdout.index("1 of 10: build_starter")
+    assert "Nothing was held out, so there is nothing to judge the trained model by." in done.stdout
+    [evaluation] = project.glob("data/few-*/08_reporting/evaluation/evaluation.json")
+    assert json.loads(evaluation.read_text())["headline"]["verdict"] == "not judged"
+    shutil.rmtree(evaluation.parents[2])

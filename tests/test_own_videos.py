@@ -14,6 +14,7 @@ from tests.data.clips import GREYS, clip, frames
 from tests.models.families.ltx import tiny as ltx
 from tests.models.families.wan import tiny
 from tests.small_project import paste, small_project
+from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.evaluation.samples import read_scores
 
 DATA = "data.path=clips,data.held_out_share=0.4"
@@ -53,7 +54,7 @@ def test_ten_clips_train_are_drawn_scored_and_compared(
     [home] = project.glob(home)
     facts = json.loads((home / "06_models/adapters/training.json").read_text())
     rewards = {name: reward["weight"] for name, reward in facts["parameters"]["rewards"].items()}
-    assert rewards == {**compared, **dict.fromkeys(GUARDS, 0.0)}
+    assert rewards == {**compared, **dict.fromkeys([*GUARDS, TARGET_JUDGE], 0.0)}
     [baseline] = home.rglob("baseline")
     table = read_scores(baseline)
     assert table["reward/ssim"].notna().all()

@@ -26,7 +26,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 
 def make(parameters: Parameters, grpo: GRPOConfig, rewards):
-    return {"kinds": [type(value).__name__ for value in (parameters, grpo, rewards["palette"])]}
+    return {"kinds": [type(value).__name__ for value in (parameters, grpo, rewards["rendering"])]}
 
 def prepare(data: DataConfig, output):
     from visual_grpo.pipelines.data_preparation import prepare_records
@@ -136,7 +136,7 @@ settings_of_training = Parameters.model_validate(with_world({**tree, "seed": 0})
 out = {"missing": run("interrupt")}
 out["env"] = run("make", env="sd3_smal")
 out["device"] = run("images", model={"device": "cuda:99"})
-out["secret"] = run("images", rewards={"palette": {"options": {"api_key": "planted" + "-in-params"}}})
+out["secret"] = run("images", rewards={"rendering": {"options": {"api_key": "planted" + "-in-params"}}})
 for name, line in (("plain", "a cat"), ("quoted", 'a sign that says "OPEN"')):
     (root / name).mkdir()
     (root / name / "prompts.txt").write_text("".join(f"{line} {number}\\n" for number in range(20)))

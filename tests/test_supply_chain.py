@@ -1,10 +1,12 @@
-"""What is read from disk or the hub is data, never code: safetensors and JSON, no pickles."""
+"""What is read from disk or the hub is data, never code; what is installed or run by a workflow is pinned."""
 
 from __future__ import annotations
 
 import ast
 import pickle
+import re
 import shutil
+import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -40,6 +43,11 @@ TENSORS_ALONE = {("torch", "load"): "weights_only"}
 WITHOUT_WEIGHTS = ("Processor", "processor_class", "config_class", "Tokenizer", "Scheduler", "Config")
 BY_FOLDER = "PeftModel"
 """peft reads a pickle where there is no safetensors file; policies.lora asks for that file first."""
+
+LOCKS = subprocess.run(
+    ["git", "ls-files", "*.lock"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split()
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def keyword(call: ast.Call, name: str) -> object:
@@ -104,3 +112,57 @@ def test_every_imported_library_is_declared() -> None:
             for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"visual_grpo"}:
                 known = {canonicalize_name(each) for each in installed.get(name, [name])}
                 assert known & declared, f"{file.name} imports {name}, which pyproject.toml does not declare"
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_names_no_index_and_has_every_hash(name: str) -> None:
+    lock = (ROOT / name).read_text(encoding="utf-8")
+    assert not re.search(r"https?://|--(extra-)?index-url|--find-links", lock)
+    pins = re.findall(r"^[a-z0-9][^\n]*==[^\n]*", lock, re.MULTILINE)
+    assert pins
+    assert all(pin.rstrip().endswith("\\") for pin in pins), "every pin is followed by its hashes"
+
+
+def test_every_environment_has_a_lock() -> None:
+    workers = [f"{script.parent.relative_to(ROOT)}/requirements.lock" for script in ROOT.glob("workers/*/worker.py")]
+    assert len(workers) >= 8
+    project = ["requirements.lock", "quantised.lock", "tools.lock", "audit.lock", "benchmarks/requirements.lock"]
+    assert sorted(LOCKS) == sorted([*workers, *project])
+
+
+@pytest.mark.parametrize("target", ["audit", "sbom"])
+def test_the_packages_of_every_lock_are_looked_at(target: str) -> None:
+    words = ["make", "--dry-run", "--old-file=setup", target]
+    planned = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    [loop] = re.findall(r"for lock in (.*?);", planned)
+    assert sorted(loop.split()) == sorted(LOCKS)
+
+
+def test_make_installs_nothing_that_is_not_locked() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    installing = [line for line in makefile.splitlines() if re.search(r"\bpip (install|sync)\b|\btool run\b", line)]
+    assert len(installing) >= 7
+    locked = ("--require-hashes", "--no-deps --no-build-isolation --editable .", "--constraint requirements.lock")
+    assert [line for line in installing if not any(word in line for word in locked)] == []
+
+
+@pytest.mark.parametrize("file", [*WORKFLOWS, ROOT / "schedules/github-actions.yml"], ids=lambda file: file.stem)
+def test_a_workflow_names_actions_by_commit(file: Path) -> None:
+    """A tag can be moved to other code."""
+    text = file.read_text(encoding="utf-8")
+    assert 0 < text.count("uses:") == len(re.findall(r"uses: \S+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
+def test_no_package_runs_in_a_job_whose_token_can_write(file: Path) -> None:
+    workflow = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        scripts = "\n".join(step.get("run", "") for step in job["steps"])
+        if "write" in job.get("permissions", {}).values():
+            assert not re.search(r"\b(make|pip|uv|kedro|\.venv)\b|\.ci/run", scripts)
+            continue
+        checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
+        assert [own.get("with", {}).get("persist-credentials") for own in checkouts] == [False]
+        assert "github.token" not in str(job)
+        assert "secrets." not in str(job)

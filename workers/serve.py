@@ -28,6 +28,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 KEY = "WORKER_API_KEY"
 """Environment variable: the key that clients must send, if it is set."""
+GRACE = 5
+"""Seconds that Ctrl-C leaves to requests that are on their way."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,8 @@ def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
     threading.Thread(target=start, args=(worker, given.until_eof), daemon=True).start()
     if given.until_eof:
         threading.Thread(target=end_with_stdin, daemon=True).start()
-    server = uvicorn.Server(uvicorn.Config(application(worker, key), log_level="warning"))
+    config = uvicorn.Config(application(worker, key), log_level="warning", timeout_graceful_shutdown=GRACE)
+    server = uvicorn.Server(config)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 
+PACKAGE = Path(files.__file__).parents[1]
 HOLDER = "import sys; from pathlib import Path; from visual_grpo.common import files; files.hold(Path(sys.argv[1]))"
 
 
@@ -20,6 +24,28 @@ HOLDER = "import sys; from pathlib import Path; from visual_grpo.common import f
 def _released() -> Iterator[None]:
     yield
     files.release()
+
+
+def test_text_in_a_table_for_people_is_never_a_formula(tmp_path: Path) -> None:
+    formulas = ["=HYPERLINK(0)", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1"]
+    table = pd.DataFrame(
+        {"=prompt": [*formulas, "a = b\r=1", "'", None], "score": [-1.5, *range(9)], "n": range(-9, 1)}
+    )
+    files.write_csv(tmp_path / "a.csv", table)
+    with (tmp_path / "a.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["'=prompt", "score", "n"]
+    assert [row[0] for row in rows] == [*(f"'{formula}" for formula in formulas), "a = b\r=1", "'", ""]
+    assert [row[1:] for row in rows][:2] == [["-1.5", "-9"], ["0.0", "-8"]]
+
+
+def test_only_the_trainings_numbers_are_written_in_another_way() -> None:
+    writers = [
+        path.name
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if re.search(r"to_csv|csv\.writer|DictWriter", path.read_text())
+    ]
+    assert writers == ["files.py", "run.py"]
 
 
 def test_a_second_holder_is_refused_until_the_first_has_ended_however_that_is(tmp_path: Path) -> None:

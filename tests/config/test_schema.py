@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import yaml
 from pydantic import ValidationError
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.config import PromotionConfig, RewardConfig, flatten
-from visual_grpo.config.rewards import with_variables
+from visual_grpo.config import PromotionConfig, flatten
+from visual_grpo.config.credentials import with_variables
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.starter.parameters import with_world
 
 ROOT = Path(__file__).parents[2]
+WEIGHTS = {"shapes": 1.0, "rendering": 0.0, "outline": 0.0, "delta_e": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +54,8 @@ def test_the_defaults_are_typed(defaults):
         ("modules.dit.learning_rat", 1, "Did you mean 'modules.dit.learning_rate'?"),
         (
             "modules.dit.rewards",
-            {"pallete": 1.0},
-            "modules.dit.rewards names 'pallete', which is not in rewards: shapes, palette",
+            {"renderng": 1.0},
+            "modules.dit.rewards names 'renderng', which is not in rewards: shapes, rendering",
         ),
         (
             "rewards.judge",
@@ -65,18 +67,18 @@ def test_the_defaults_are_typed(defaults):
             "rewards.judge",
             {"judge": True, "judge_of": "shape"},
             "rewards.judge.judge_of names 'shape'; expected a reward that is optimised, with no weight below 0: shapes,"
-            " palette, or null for the total. Did you mean 'shapes'?",
+            " rendering, or null for the total. Did you mean 'shapes'?",
         ),
         ("rewards.judge", {"judge": True, "judge_of": "judge"}, "judge_of names 'judge'; expected a reward that is"),
-        ("rewards.palette", {"judge": True}, "rewards.palette is a judge, and a module has a weight for it"),
+        ("rewards.rendering", {"judge": True}, "rewards.rendering is a judge, and a module has a weight for it"),
         (
             "rewards",
-            {"shapes": {"only_where": {"judge": 0.5}, "clip": [0, 1]}, "palette": {}, "judge": {"judge": True}},
+            {"shapes": {"only_where": {"judge": 0.5}, "clip": [0, 1]}, "rendering": {}, "judge": {"judge": True}},
             "rewards.shapes.only_where names 'judge', a judge, which rollouts are not scored by",
         ),
         ("policy.decode_guidance_scale", True, "decode_guidance_scale = True: should be a number, not true or false"),
         ("rewards.shapes.clip", [True, None], "shapes.clip = [True, None]: should be a number, not true or false"),
-        ("modules.dit.rewards", {"palette": False}, "should be a number, not true or false"),
+        ("modules.dit.rewards", {"rendering": False}, "should be a number, not true or false"),
         ("policy.train", None, "policy.train = None: should be a valid string"),
         ("data.path", "", "data.path = '': "),
         ("plan.gpu", True, "plan.gpu = True: should be a valid string"),
@@ -119,7 +121,7 @@ def test_a_module_that_is_set_to_null_has_the_settings_of_all(defaults):
     parameters = validate(changed(defaults, "modules.dit", None))
     assert parameters.modules == {}
     assert parameters.grpo_of("dit") == parameters.grpo
-    assert parameters.weights(["dit"]) == parameters.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0}
+    assert parameters.weights(["dit"]) == parameters.weights(["ar"]) == WEIGHTS
 
 
 def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
@@ -131,11 +133,11 @@ def test_a_module_has_its_own_settings_and_shares_the_others(defaults):
     assert own.model_copy(update={k: getattr(shared, k) for k in parameters.modules["dit"].grpo()}) == shared
     assert (parameters.lora_of("dit").rank, parameters.lora_of("ar").rank) == (4, 8)
     # Each module is trained for its own weights; what trains both is judged by their mean.
-    assert parameters.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0}
-    assert parameters.weights(["dit"]) == {"shapes": 1.0, "palette": 1.0}
-    assert parameters.weights(["ar", "dit"]) == {"shapes": 1.0, "palette": 0.5}
+    assert parameters.weights(["ar"]) == WEIGHTS
+    assert parameters.weights(["dit"]) == WEIGHTS | {"rendering": 1.0}
+    assert parameters.weights(["ar", "dit"]) == WEIGHTS | {"rendering": 0.5}
     without = validate(changed(tree, "modules.ar.rewards", {"shapes": 0.0}))
-    assert without.weights(["ar"]) == {"shapes": 0.0, "palette": 0.0}
+    assert without.weights(["ar"]) == WEIGHTS | {"shapes": 0.0}
 
 
 def test_every_problem_is_listed(defaults):
@@ -161,37 +163,88 @@ def test_flatten_joins_keys_with_dots_and_keeps_empty_sections():
     assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}
 
 
+SWORDFISH = "sw0rdf1shSw0rdf1sh"
+NAMES = (
+    *("api_key", "apikey", "HF_TOKEN", "db_passwd", "my-secret", "auth.bearer", "openai_key", "openaiKey", "api_keys"),
+    *("token", "access_tokens", "credentials", "Authorization", "session-cookie", "judge_key"),
+)
+ADDRESSES = (
+    *("https://me:swordfish@there", "https://swordfish@there/x", "s3://swordfish@bucket", "see https://me:x@there."),
+    *("https://there/x?n=2&token=swordfish", "https://there/x?key=swordfish", "https://there/x;sig=swordfish"),
+    *(f"https://there/x?t={SWORDFISH}", f"https://there#{SWORDFISH}", "https://there/#access_token=swordfish"),
+    f"wss://there/?subscription-key={SWORDFISH}",
+)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        *(({name: "abc"}, name) for name in ("api_key", "apikey", "HF_TOKEN", "db_passwd", "my-secret", "auth.bearer")),
-        ({"url": "https://me:swordfish@there"}, "url"),
-        ({"url": "https://there/x?n=2&token=swordfish"}, "url"),
+        *(({name: "abc"}, name) for name in NAMES),
+        *(({"server": address}, "server") for address in ADDRESSES),
+        *(({"x": text}, "x") for text in (f"sk-{SWORDFISH}", f"--token=hf_{SWORDFISH}", "-----BEGIN RSA PRIVATE KEY")),
+        ({"row_key": SWORDFISH}, "row_key"),
+        ({"password": 12345678}, "password"),
         ({"headers": {"X-Whatever": "swordfish"}}, "headers.X-Whatever"),
+        ({"headers": [["X-Whatever", "swordfish"]]}, "headers.0.0"),
         ({"nested": {"password": "swordfish"}}, "nested.password"),
+        ({"servers": ["http://a", {"api_key": "swordfish"}]}, "servers.1.api_key"),
+        ({"passwords": [["swordfish"]]}, "passwords.0.0"),
+        ({"servers": [["https://me:swordfish@there"]]}, "servers.0.0"),
     ],
 )
-def test_what_looks_like_a_secret_is_refused_and_not_shown(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=f"{named} looks like a secret") as caught:
-        RewardConfig(options=options)
-    assert f"{named}: $NAME" in str(caught.value)
+@pytest.mark.parametrize("section", ["rewards.judge.options", "model.options"])
+def test_what_looks_like_a_secret_is_refused_and_not_shown(
+    defaults: dict[str, Any], section: str, options: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ParameterError, match=f"{re.escape(f'{section}.{named}')} looks like a secret") as caught:
+        validate(changed(changed(defaults, "rewards.judge", {"weight": 0.0}), section, options))
+    assert "rdf" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("tracking.tensorboard", "s3://me:swordfish@bucket/logs", "tracking.tensorboard looks like a secret"),
+        ("generate", {"prompt": f"hf_{SWORDFISH}"}, "generate.prompt looks like a secret"),
+        ("rewards.judge", {"api_key": "swordfish"}, "rewards.judge.api_key: there is no such parameter"),
+    ],
+)
+def test_secrets_in_other_sections_are_refused_too(defaults: dict[str, Any], name: str, value: Any, said: str) -> None:
+    with pytest.raises(ParameterError, match=re.escape(said)) as caught:
+        validate(changed(defaults, name, value))
+    assert "rdf" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"api_key": "$KEY", "headers": {"X-Key": "$KEY", "Authorization": "Bearer $KEY", "Accept": "text/plain"}},
-        {"max_token": 5, "tokens": "a", "keys": "b", "author": "c", "api_key": None, "url": "http://a:80/b@c?size=3"},
+        {"api_keys": ["$KEY", "$OTHER"], "servers": [{"token": "$KEY"}]},
+        {"max_token": 5, "max_tokens": "5", "tokens": "a", "tokenizer": "b", "eos_token": "</s>", "token_id": "7"},
+        {"key": "value", "keys": ["a", "b"], "keypoints": "c", "monkey": "d", "sort_key": "e", "column_key": "image_2"},
+        {"author": "a", "secretary": "b", "password_file": "c", "api_key_env": "KEY", "api_key": None, "auth": ""},
+        {"columns": ["token", "password", "api_key"], "text": "key: value, token=5, a password: 1", "size": "512x512"},
+        {"url": "http://a:80/b@c?size=3", "ip": "http://[::1]:80/v1", "bad": "http://[a", "page": "http://a/b#part-2"},
+        {
+            "git": "ssh://git@there/x",
+            "hub": "hf://datasets/a/b@main",
+            "model": "models:/a@champion",
+            "mail": "me@there",
+        },
+        {"at": f"https://there/x?revision={SWORDFISH}", "sha": "0123456789abcdef0123", "id": "http://a/?uuid=a1-b2"},
     ],
 )
-def test_variables_and_other_names_are_not(options: dict[str, Any]) -> None:
-    assert RewardConfig(options=options).options == options
+def test_variables_and_other_names_are_not(defaults: dict[str, Any], options: dict[str, Any]) -> None:
+    parameters = validate(changed(defaults, "rewards.judge", {"weight": 0.0, "options": options}))
+    assert parameters.rewards["judge"].options == options
 
 
 def test_a_variable_is_looked_up_when_the_reward_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY", "swordfish")
-    assert with_variables({"key": "$KEY", "headers": {"A": "Bearer $KEY"}, "rubric": "costs $KEY"}, "judge") == {
+    options = {"key": "$KEY", "keys": [["$KEY"]], "headers": {"A": "Bearer $KEY"}, "rubric": "costs $KEY"}
+    assert with_variables(options, "judge") == {
         "key": "swordfish",
+        "keys": [["swordfish"]],
         "headers": {"A": "Bearer swordfish"},
         "rubric": "costs $KEY",
     }
@@ -231,7 +284,7 @@ def test_what_mlflow_could_not_store_or_reserves_and_an_impossible_rule_are_refu
 
 def test_a_judge_has_no_weight_and_leaves_the_reward_to_be_chosen(defaults):
     config = validate(changed(defaults, "rewards.second", {"judge": True, "judge_of": "shapes"}))
-    assert config.weights(["ar"]) == {"shapes": 1.0, "palette": 0.0, "second": 0.0}
+    assert config.weights(["ar"]) == WEIGHTS | {"second": 0.0}
     rewards = {**defaults["rewards"], "lower": {"weight": -1.0}, "second": {"judge": True, "judge_of": "lower"}}
     with pytest.raises(ParameterError, match="judge_of names 'lower'"):
         validate(changed(defaults, "rewards", rewards))

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kedro.io import DataCatalog, DatasetError
@@ -16,10 +18,17 @@ from kedro.pipeline import node, pipeline
 from kedro.runner import SequentialRunner
 from PIL import Image
 
+from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.common.files import new_folder
+from visual_grpo.common.files import new_folder, settled
+from visual_grpo.config import DataConfig
+from visual_grpo.config.presets import place
 from visual_grpo.data.datasets import FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
+from visual_grpo.data.sources import find_records
+from visual_grpo.grpo.checkpoint import save_checkpoint
+from visual_grpo.tracking.adapter_lookup import find_adapters
+from visual_grpo.training.resuming import find_run
 
 KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
@@ -133,7 +142,51 @@ def test_a_kill_before_the_old_folder_was_removed_is_healed(dataset, save):
     previous = dataset.load().with_name(".out.previous")
     previous.mkdir()
     assert content(dataset.load()) == {"a": "1"}
+    save(b="2")
+    assert content(dataset.load()) == {"b": "2"}
     assert not previous.exists()
+
+
+READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
+    "a dataset of the catalog": ("06_models/adapters", lambda folder: place(folder.parents[1], "adapters")),
+    "the parameter adapter": ("06_models/adapters", lambda folder: find_adapters(str(folder), Path("none"))),
+    "its best step": ("06_models/adapters", lambda folder: find_adapters(f"{folder}/best", Path("none"))),
+    "the digest of a base model": ("06_models/base", content_digest),
+    "the parameter resume": ("06_models/checkpoints.previous", lambda folder: find_run(str(folder), Path("none"))),
+    "the parameter score.path": (
+        "07_model_output/generated",
+        lambda folder: find_records(DataConfig(path=str(folder), height=64, width=64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_finds_what_a_kill_between_the_two_renames_has_hidden(tmp_path, reader):
+    name, read = READERS[reader]
+    folder = tmp_path / name
+    save_checkpoint(folder, 1, {}, {})
+    (folder / "best").mkdir()
+    (folder / "prompts.txt").write_text("a cat")
+    folder.rename(folder.with_name(f".{folder.name}.previous"))
+    assert read(folder) is not None
+    assert (folder / "prompts.txt").is_file()
+
+
+def test_a_reader_between_the_two_renames_does_not_stop_the_replacement(dataset, save, monkeypatch):
+    save(a="1")
+    rename, folder = Path.rename, dataset.load()
+
+    def read_between(self, target):
+        renamed = rename(self, target)
+        if self == folder:
+            assert content(settled(folder)) == {"a": "1"}
+            monkeypatch.setattr(Path, "rename", rename)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", read_between)
+    save(b="2")
+    assert content(dataset.load()) == {"b": "2"}
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
 
 
 def test_the_new_folder_of_a_running_process_is_left_alone(new):

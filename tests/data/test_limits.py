@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from tests.data.making import data_config, embedded, jsonl, parquet, picture, prepare
 from visual_grpo.common.errors import UserError
+from visual_grpo.data import archives
 from visual_grpo.operations.preflight.data import OF_A_RECORD, look_at_folder
 
 
@@ -153,3 +161,79 @@ def test_the_limits_of_size_and_pixels_are_the_last_that_are_accepted(tmp_path, 
     assert len(prepare(tmp_path, max_pixels=3000)) == 1
     with pytest.raises(UserError, match=r"too many pixels.*raise data\.max_pixels"):
         prepare(tmp_path, max_pixels=1024)
+
+
+def zipped(file: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return file
+
+
+def says_another_size(file: Path, size: int) -> Path:
+    """Changes what the directory of a zip says of the size of its last file."""
+    content = bytearray(file.read_bytes())
+    at = content.rindex(b"PK\1\2") + 24
+    content[at : at + 4] = size.to_bytes(4, "little")
+    file.write_bytes(content)
+    return file
+
+
+PROMPTS = {"prompts.txt": b"a cup\na jug\n"}
+FULL = shutil.disk_usage("/")._replace(free=1000)
+
+
+@pytest.mark.parametrize(
+    ("make", "limits", "said"),
+    [
+        (
+            lambda file: zipped(file, {**PROMPTS, "x": bytes(20_000)}),
+            {},
+            r"times its own size, more than data\.max_zip_ratio=10",
+        ),
+        (lambda file: zipped(file, {**PROMPTS, "x": b"", "y": b""}), {"max_zip_files": 2}, "3 files, more than .*=2"),
+        (lambda file: zipped(file, {**PROMPTS, "x": os.urandom(2000)}), {}, "has 0 MB left"),
+        (lambda file: zipped(file, PROMPTS, zipfile.ZIP_BZIP2), {}, "not compressed by deflate"),
+        (lambda file: zipped(file, PROMPTS, zipfile.ZIP_LZMA), {}, "not compressed by deflate"),
+        (lambda file: says_another_size(zipped(file, {**PROMPTS, "x": bytes(20_000)}), 5), {}, "cannot be unpacked"),
+    ],
+    ids=["ratio", "files", "disk", "bzip2", "lzma", "lie"],
+)
+def test_a_zip_that_unpacks_to_too_much_is_refused_and_leaves_nothing(tmp_path, monkeypatch, make, limits, said):
+    monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
+    monkeypatch.setattr(archives, "_ALWAYS", 1000)
+    if "left" in said:
+        monkeypatch.setattr("shutil.disk_usage", lambda folder: FULL)
+    with pytest.raises(UserError, match=f"{said}.*unpack it yourself|{said}.*Unpack it yourself"):
+        prepare(tmp_path, path=make(tmp_path / "a.zip"), **{"max_zip_ratio": 10, **limits})
+    assert not [path for path in tmp_path.rglob("cache/**/*") if path.is_file()]
+
+
+def test_unpacked_zips_are_removed_by_make_clean(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/of datasets").touch()
+    file = zipped(tmp_path / "a.zip", {"prompts.txt": b"a cup\n" * 10_000})  # Much more than its own size, and small.
+    assert len(prepare(tmp_path, path=file)) == 10_000
+    environment = {**os.environ, "HF_DATASETS_EXTRACTED_DATASETS_PATH": str(tmp_path / "cache")}
+    subprocess.run([sys.executable, "-m", "visual_grpo.data.archives"], env=environment, check=True)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["of datasets"]
+
+
+@pytest.mark.parametrize("kind", ["compressed", "sparse", "large"])
+def test_what_a_tar_holds_is_no_more_than_a_file_may_have(tmp_path, kind):
+    """Each has one good record and one of 20 MB."""
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data/a.tar", "w:gz" if kind == "compressed" else "w") as archive:
+        for name, content in (("1.txt", b"a cup"), ("2.txt", b"a jug"), ("2.png", bytes(20_000_000))):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            if kind == "sparse" and name == "2.png":
+                member.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.size": "20000000", "GNU.sparse.map": "0,1"}
+                member.size, content = 1, b"a"
+            archive.addfile(member, io.BytesIO(content))
+    if kind == "compressed":
+        with pytest.raises(UserError, match=r"a\.tar cannot be read .*not an uncompressed tar"):
+            prepare(tmp_path, max_file_mb=1)
+    else:
+        assert rejected(tmp_path, max_file_mb=1) == [(2, "file_too_large")]

@@ -1,15 +1,12 @@
-"""Splits of records, and the manifest, written in groups and read lazily."""
+"""The manifest, written in groups and read lazily."""
 
 from __future__ import annotations
 
 import pickle
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.making import data_config
 from visual_grpo.common.errors import UserError
 from visual_grpo.data.manifest import (
     ROWS_PER_GROUP,
@@ -20,60 +17,6 @@ from visual_grpo.data.manifest import (
     write_manifest,
     write_seen,
 )
-from visual_grpo.data.record import Place, Record
-from visual_grpo.data.splits import SPLITS, assign_split, split_group
-
-
-def shares(eval_share, held_out, sealed=0.0):
-    return data_config("x", eval_share=eval_share, held_out_share=held_out, sealed_share=sealed)
-
-
-def split_of(number, data):
-    record = Record(place=Place("a"), folder=Path(), id=number, prompt=f"prompt {number.split()[-1]}")
-    return assign_split(split_group(record, (), data.task), record.id, data)
-
-
-def test_shares_are_met():
-    data = shares(0.1, 0.25, 0.2)
-    splits = [split_of(f"id {number}", data) for number in range(4000)]
-    for name, share in (("sealed", 0.2), ("held_out", 0.25), ("eval", 0.1)):
-        assert splits.count(name) / 4000 == pytest.approx(share, abs=0.02)
-    assert Counter(splits).total() == sum(Counter(splits)[name] for name in SPLITS)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ((0.3, 0.4), ["held_out", "held_out", "eval", "train", "eval", "train"]),
-        ((0.1, 0.4, 0.2), ["held_out", "held_out", "train", "train", "sealed", "sealed"]),
-    ],
-)
-def test_these_splits_never_change(sizes, expected):
-    """A new version must not move records of earlier runs from train to held_out."""
-    assert [split_of(str(number), shares(*sizes)) for number in range(6)] == expected
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (("a red  circle ",), (" A RED\ncircle",), True),
-        (("ａ red circle",), ("a red circle",), True),
-        (("a red circle",), ("a blue circle",), False),
-        (("make it red", None, ["1"]), (" Make  it RED", None, ["1"]), True),
-        (("make it red", None, ["1"]), ("make it red", None, ["2"]), False),
-        (("make it red", None, ["1", "2"]), ("make it red", None, ["2", "1"]), False),
-        (("a", "g", ["1"]), ("b", "G ", ["2"]), True),
-        (("a", "g"), ("a", "h"), False),
-        (("a", "a"), ("a",), False),
-        (("a", None, ["1"], "segmentation"), ("a", None, ["2"], "segmentation"), False),
-        (("a", None, ["1"], "segmentation"), ("b", None, ["1"], "segmentation"), True),
-    ],
-)
-def test_a_group_is_the_given_one_or_prompt_and_sources(one, other, same):
-    def group(prompt, given=None, sources=(), task="t2i"):
-        return split_group(Record(place=Place("a"), folder=Path(), prompt=prompt, group=given), sources, task)
-
-    assert (group(*one) == group(*other)) is same
 
 
 def test_seen_prompts_are_known_again_however_they_are_spelt(tmp_path):

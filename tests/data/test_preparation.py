@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from tests.data.making import data_config, jsonl, mask, picture, prepare
-from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import fit, read_image, read_size
 from visual_grpo.data.manifest import FEW_PROMPTS, RecordTable
 from visual_grpo.data.preparation import Preparation
@@ -106,22 +106,70 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path):
         jsonl(tmp_path / "data/records.jsonl", rows)
         with pytest.raises(UserError, match=message):
             prepare(tmp_path)
-    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a cat"}, {"prompt": ""}])
-    message = "Of 1 usable record none is left to train on.* 1 record rejected:\n  records.jsonl, line 2"
+    rows = [{"prompt": "a cat", "split": "test"}, {"prompt": "a cat", "split": "train"}, {"prompt": ""}]
+    jsonl(tmp_path / "data/list.jsonl", rows)
+    (tmp_path / "data/records.jsonl").unlink()
+    message = (
+        r"Of 1 usable record none is left to train on: all are in data.held_out_split \(test\).* 2 records rejected:\n"
+    )
     with pytest.raises(UserError, match=message):
-        prepare(tmp_path, held_out_share=0.999)
+        prepare(tmp_path, held_out_split="test")
 
 
-def test_too_few_held_out_prompts_are_a_warning_before_anything_is_trained(tmp_path):
+@pytest.mark.parametrize(
+    ("count", "share", "said"),
+    [
+        (
+            1,
+            0.25,
+            "1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out (it takes 8)",
+        ),
+        (
+            6,
+            0.25,
+            "6 records: 6 train, 0 eval, 0 held out. 6 independent prompts are too few to hold any out (it takes 8)",
+        ),
+        (12, 0.25, "12 records: 9 train, 1 eval, 2 held out. Fewer than 10 independent prompts are held out"),
+        (200, 0.02, "200 records: 170 train, 27 eval, 3 held out. Fewer than 10 independent prompts are held out"),
+        (60, 0.25, None),
+    ],
+)
+def test_what_became_of_too_few_records_is_told_and_only_of_many_the_share_is_raised(tmp_path, count, share, said):
+    many(tmp_path, count)
+    warnings = prepare(tmp_path, held_out_share=share, eval_share=0.1).report["warnings"]
+    if said is None:
+        assert warnings == []
+        return
+    (warning,) = warnings
+    assert warning.startswith(said)
+    assert warning.endswith("Add records with other prompts" + ", or raise data.held_out_share" * (count == 200))
+
+
+def test_a_held_out_split_of_which_nothing_is_usable_is_told(tmp_path):
+    jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "split": "train"}, {"prompt": "", "split": "test"}])
+    (warning,) = prepare(tmp_path, held_out_split="test").report["warnings"]
+    assert "1 train, 0 eval, 0 held out. No record of the split test is usable, so nothing can judge a gain" in warning
+
+
+def test_twelve_photos_hold_out_a_few_and_six_clips_none(tmp_path):
+    for number in range(6):
+        for count, held_out in ((12, {2, 3, 4}), (6, {0})):
+            rows = [{"prompt": f"photo {number}-{n}"} for n in range(count)]
+            jsonl(tmp_path / "data/records.jsonl", rows)
+            assert len(prepare(tmp_path, held_out_share=0.25, eval_share=0.1).split("held_out")) in held_out
+
+
+def test_few_held_out_prompts_are_counted_as_an_evaluation_counts_them(tmp_path):
     many(tmp_path, 60)
-    table = prepare(tmp_path, held_out_share=0.5)
-    held_out, others = ([record.prompt for record in table.split(split)] for split in ("held_out", "train"))
-    for prompts in (1, FEW_PROMPTS - 1, FEW_PROMPTS):
+    table = prepare(tmp_path, held_out_share=0.2)
+    held_out = [record.prompt for record in table.split("held_out")]
+    others = [record.prompt for record in table.split("train")]
+    for prompts in (FEW_PROMPTS - 1, FEW_PROMPTS):
         rows = [{"prompt": prompt} for prompt in [*held_out[:prompts] * 3, *others]]
         jsonl(tmp_path / "data/records.jsonl", rows)
-        warnings = prepare(tmp_path, held_out_share=0.5).report["warnings"]
-        expected = [f"{counted(prompts, 'independent prompt')} in held_out"] if prompts < FEW_PROMPTS else []
-        assert [warning.split(":")[0] for warning in warnings] == expected
+        table = prepare(tmp_path, held_out_share=0.2)
+        assert len({record.prompt for record in table.split("held_out")}) == prompts
+        assert len(table.report["warnings"]) == (prompts < FEW_PROMPTS)
 
 
 def test_of_queries_the_images_are_independent(tmp_path):
@@ -135,8 +183,8 @@ def test_of_queries_the_images_are_independent(tmp_path):
         jsonl(tmp_path / "data/records.jsonl", rows)
         table = prepare(tmp_path, task="segmentation", width=32, held_out_share=0.5)
         images = {record.split_group for record in table.split("held_out")}
-        expected = [] if len(images) >= FEW_PROMPTS else [f"{counted(len(images), 'independent image')} in held_out"]
-        assert [warning.split(":")[0] for warning in table.report["warnings"]] == expected
+        (warning,) = table.report["warnings"] or [""]
+        assert ("independent images" in warning) == (len(images) < FEW_PROMPTS)
 
 
 def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
@@ -149,10 +197,8 @@ def test_sealed_records_are_counted_and_too_few_are_told(tmp_path):
     assert {before[record.id] for record in sealed} == {"train"}
     assert all(before[record.id] == record.split for record in table.split("train", "eval", "held_out"))
     assert len(table.split("train", "held_out")) + len(sealed) == 40
-    warnings = prepare(tmp_path, held_out_share=0.25, sealed_share=1e-6).report["warnings"]
-    assert warnings[0].startswith("the split sealed is empty although its share is")
-    with pytest.raises(UserError, match=r"the splits sealed take all\. Add records or lower data\.sealed_share"):
-        prepare(tmp_path, sealed_share=0.9999)
+    many(tmp_path, 7)
+    assert prepare(tmp_path, sealed_share=0.25).report["warnings"] == ["the split sealed is empty: 7 records in all"]
 
 
 def test_splits_keep_prompts_apart_and_do_not_depend_on_order(tmp_path):

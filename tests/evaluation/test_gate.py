@@ -260,3 +260,22 @@ def test_what_a_judge_contradicts_is_not_promoted(shift: float, promoted: bool) 
         said = "those of judges as in the verdict. Judge guard against base: -0.100, upper bound -0.053, required at"
         said += " least 0.000: does not hold."
         assert decision.sentence.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "promoted"),
+    [
+        ([NAN] * 6, [NAN] * 6, True),  # No prompt has a target image.
+        ([*[NAN] * 5, 5.0], [*[NAN] * 5, 4.0], True),  # One has: a judge cannot contradict by one prompt.
+        ([5.0] * 6, [NAN] * 6, False),
+        ([NAN, NAN, 5.0, 5.1, 5.2, 5.3], [NAN, NAN, 4.0, 4.2, 4.1, 4.2], False),
+        ([NAN, NAN, 5.0, 5.1, 5.2, 5.3], [NAN, NAN, 6.0, 6.2, 6.1, 6.2], True),
+    ],
+)
+def test_a_judge_that_scores_neither_model_refuses_nothing(
+    before: list[float], after: list[float], promoted: bool
+) -> None:
+    tables = scores(BETTER, after), scores(REFERENCE, before)
+    for frame in tables:
+        frame.attrs["judges"] = {"guard": "total"}
+    assert decide(tables[0], {"base": tables[1]}, rule(gates_per_year=10)).promoted == promoted

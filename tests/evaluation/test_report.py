@@ -27,6 +27,8 @@ from tests.evaluation.test_pictures import where
 from visual_grpo.evaluation import page
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.report import choose, film, pair_sheet
+from visual_grpo.evaluation.verdict import UNWATCHED
+from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.starter.parameters import default_parameters
 
 NAN = float("nan")
@@ -124,7 +126,30 @@ def test_the_verdict_where_it_comes_from_and_the_configuration_are_said(report: 
     assert "<dt>versions" not in text
     assert text.count("Eval prompts choose the best adapter and may occur in training too") == 3
     assert "<tr><th>grpo.loss</th><td>dapo</td><td>grpo</td></tr>" in text
-    assert "<tr><th>modules.dit.rewards.palette</th><td>1.0</td></tr>" in text
+    assert "<tr><th>modules.dit.rewards.rendering</th><td>1.0</td></tr>" in text
+
+
+@pytest.mark.parametrize(
+    ("rewards", "line", "name"),
+    [
+        ({"brightness": {"function": BUILT_IN["ocr"]}}, "tesseract: {function: ", "tesseract"),
+        ({"brightness": {"function": "my_rewards:brightness"}}, None, None),
+    ],
+)
+def test_what_nothing_watches_and_no_judge_sees_is_said_with_the_line_to_add(
+    tmp_path: Path, rewards: dict[str, Any], line: str | None, name: str | None
+) -> None:
+    text = unescape(
+        read(reported(tmp_path, 0.2, parameters=parameters().model_dump(mode="json") | {"rewards": rewards}))
+    )
+    [warning] = re.findall(r'<p class="warning">(.*?) <code>(.*?)</code></p>', text)
+    assert warning == (UNWATCHED, "edge_density: {weight: 0}")
+    assert text.count(UNWATCHED) == 1
+    section = text.split('<section id="scores">')[1].split("</section>")[0]
+    assert re.findall(r"install-worker NAME=(\w+)", section) == ([] if name is None else [name])
+    assert [found.startswith(str(line)) for found in re.findall(r"<pre>(.*)</pre>", section)] == [True] * (
+        name is not None
+    )
 
 
 def test_texts_can_be_read_on_a_light_a_dark_and_a_printed_page() -> None:
@@ -254,7 +279,7 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
     assert found["changed"] == [("grpo.loss", "dapo", "grpo"), ("seed", 3, 0)]
     assert ("grpo.steps", 80, 80) in found["all"]
     removed = page.configuration({**base, "rewards": {"shapes": base["rewards"]["shapes"]}}, before)["changed"]
-    assert ("rewards.palette.weight", None, 0.0) in removed
+    assert ("rewards.rendering.weight", None, 0.0) in removed
     assert page.configuration({name: s for name, s in base.items() if name != "retrain"}, before)["changed"] == []
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"sead": 1}
     (tmp_path / "broken.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from visual_grpo.evaluation.verdict import lines, main_view, result, summarise
+from visual_grpo.evaluation.verdict import lines, main_view, result, show, summarise
 
 Entry = dict[str, Any]
 LOSS: Entry = {"difference": -0.4, "ci_low": -0.5, "ci_high": -0.3}
@@ -15,7 +15,7 @@ LOSS: Entry = {"difference": -0.4, "ci_low": -0.5, "ci_high": -0.3}
 def entry(name: str = "total", **changes: Any) -> Entry:
     return {
         "name": name, "split": "held_out", "sampler": "eval", "optimised": True, "prompts": 34, "units": 34,
-        "images": 204, "samples": 204, "unscored": 0, "unscored_baseline": 0, "unscored_trained": 0,
+        "all_prompts": 34, "images": 204, "samples": 204, "unscored": 0, "unscored_baseline": 0, "unscored_trained": 0,
         "unscored_differs": False, "baseline": 1.0, "trained": 1.4, "difference": 0.4, "ci_low": 0.3,
         "ci_high": 0.5, "win_rate": 0.9,
     } | changes  # fmt: skip
@@ -23,7 +23,10 @@ def entry(name: str = "total", **changes: Any) -> Entry:
 
 def guard(name: str = "edge_density", **changes: Any) -> Entry:
     before = {"baseline": 0.4, "trained": 0.1, "difference": -0.3, "ci_low": -0.4, "ci_high": -0.2}
-    return entry(name, **({"optimised": False} | before | changes))
+    return entry(name, **({"optimised": False, "guard": "its pictures are emptier"} | before | changes))
+
+
+STEADY = guard("exposure", trained=0.4, difference=0.0, ci_low=-0.01, ci_high=0.01)
 
 
 def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
@@ -35,8 +38,7 @@ def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
         "On 34 held-out prompts (204 pairs) the trained model is better: mean total 1.400 against 1.000 of the"
         " base model, +0.400 [+0.300, +0.500] (95% interval)."
     )
-    assert lines(found) == [found["sentence"]]
-    assert lines(summarise([entry()], notes=["Judged otherwise."]))[1:] == ["Judged otherwise."]
+    assert lines(summarise([entry(), STEADY], notes=["Judged otherwise."])) == [found["sentence"], "Judged otherwise."]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,11 @@ def test_a_difference_is_shown_only_where_the_interval_excludes_zero(changes: En
         ({"unscored_baseline": 34, "unscored_differs": True}, "better", "base 34, trained 0 of 204 each; the shares"),
         (LOSS | {"unscored_trained": 34, "unscored_differs": True}, "worse", "the shares differ."),
         ({"units": 9, "ci_low": -0.1}, "not shown", "Fewer than 10 independent prompts are too few to rely on the int"),
-        ({"split": "eval"}, "better", "Eval prompts choose the best adapter and may occur in training too: their sco"),
+        (
+            {"split": "eval"},
+            "not judged",
+            "Eval prompts choose the best adapter and may occur in training too: their sco",
+        ),
     ],
 )
 def test_the_last_line_says_what_the_numbers_do_not(changes: Entry, verdict: str, last: str) -> None:
@@ -96,8 +102,8 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
     hacked = summarise([entry(), guard()])
     assert hacked["verdict"] == "not shown"
     assert (
-        "it is not shown that the trained model is better: its pictures are emptier, edge_density fell from 0.4 to 0.1;"
-        " mean total 1.400 against 1.000" in hacked["sentence"]
+        "it is not shown that the trained model is better: its pictures are emptier, edge_density fell from 0.400 to"
+        " 0.100; mean total 1.400 against 1.000" in hacked["sentence"]
     )
     assert lines(hacked)[1] == (
         "Not optimised, and lower: edge_density: 0.400 of the base model, 0.100 of the trained model, -0.300 [-0.400,"
@@ -113,15 +119,19 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
         (guard(trained=0.31, difference=-0.09), True),  # Less than a quarter of .4.
         (guard(ci_high=0.01), False),
         (guard(optimised=True), False),
-        (guard("source_ssim"), False),
         (guard(ci_low=None, ci_high=None), False),
+        ({name: value for name, value in guard("source_ssim").items() if name != "guard"}, False),
+        # Of a score below 0 no share is left.
+        (guard("flicker", baseline=-0.1, trained=-0.2, difference=-0.1), True),
     ],
 )
 def test_a_small_or_unsure_fall_is_told_at_most(beside: Entry, said: bool) -> None:
-    found = summarise([entry(), beside])
+    found = summarise([entry(), beside, STEADY])
     assert found["verdict"] == "better"
     assert (len(lines(found)) == 2) == said
-    assert found["sentence"] == summarise([entry()])["sentence"]
+    fell = f" But its pictures are emptier, {beside['name']} fell from {beside['baseline']:.3f} to"
+    assert found["sentence"].startswith(summarise([entry()])["sentence"] + fell * said)
+    assert (fell in found["sentence"]) == said
 
 
 @pytest.mark.parametrize(("low", "high", "reached"), [(-0.4, -0.2, "more"), (-0.1, 0.1, "as much")])
@@ -139,14 +149,14 @@ def test_the_control_is_the_bases_best_one() -> None:
         entry(sampler="eval guidance_scale=3", baseline=1.1, difference=0.3, ci_low=0.2, ci_high=0.4),
         entry("shapes", sampler="eval guidance_scale=1", baseline=5.0),
     ]
-    found = summarise([entry()], controls)
+    found = summarise([entry(), STEADY], controls)
     numbers = {"baseline": 1.1, "trained": 1.4, "difference": 0.3, "ci_low": 0.2, "ci_high": 0.4}
     assert found["control"] == controls[1] | {"of": 2} | numbers
     assert lines(found)[1] == (
         "Control: without training, guidance_scale=3 gives the base model 1.100 (the best of 2); the trained model"
         " against that: +0.300 [+0.200, +0.400]."
     )
-    assert "best of" not in lines(summarise([entry()], controls[1:]))[1]
+    assert "best of" not in lines(summarise([entry(), STEADY], controls[1:]))[1]
 
 
 def test_the_task_has_its_own_measure() -> None:
@@ -158,7 +168,7 @@ def test_the_task_has_its_own_measure() -> None:
         difference=0.6,
         ci_low=-0.1,
     )
-    found = summarise([entry(), measured])
+    found = summarise([entry(), measured, STEADY])
     assert (found["task"]["score"], found["task"]["verdict"]) == ("ocr/accuracy", "not shown")
     said = "read without a mistake: 0.300 of the base model, 0.900 of the trained model, +0.600 [-0.100, +0.500]."
     assert lines(found)[1] == said
@@ -187,6 +197,7 @@ def judge(name: str = "second", of: str = "total", confidence: float = 0.95, **c
 
 
 OVER: Entry = {"sampler": "eval guidance_scale=3", "difference": 0.1, "ci_low": 0.05, "ci_high": 0.15}
+NOTHING: Entry = {"difference": None, "ci_low": None, "ci_high": None}
 UNSURE: Entry = {"difference": -0.1, "ci_low": -0.3, "ci_high": 0.1}
 
 
@@ -247,4 +258,48 @@ def test_judges_stand_in_the_lines_and_in_the_numbers() -> None:
     lost = summarise([entry(), entry("ocr", **UNSURE), of_ocr])
     assert lost["judges"][0]["outcome"] == "not shown", "what it judges has no gain"
     both = summarise([entry(), guard(), judge(**LOSS)])
-    assert "edge_density fell from 0.4 to 0.1; mean total" in both["sentence"], "doubts are told as well"
+    assert "edge_density fell from 0.400 to 0.100; mean total" in both["sentence"], "doubts are told as well"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        (34, "[+0.300, +0.500]. The gain carries over."),
+        (20, "[+0.300, +0.500]; judged on 20 of 34 prompts. The gain carries over."),
+        (0, "Judge second: no pair of samples could be scored; judged on 0 of 34 prompts."),
+    ],
+)
+def test_a_judge_says_how_many_of_the_prompts_it_could_score(prompts: int, said: str) -> None:
+    changes: Entry = dict.fromkeys(("unscored_baseline", "unscored_trained"), 6 * (34 - prompts))
+    changes |= {} if prompts else NOTHING
+    found = summarise([entry(), judge(prompts=prompts, units=prompts, **changes)])
+    assert lines(found)[2 if not prompts else 1].endswith(said)
+    assert found["verdict"] == "better", "what a judge cannot score is not unscored of the total"
+
+
+@pytest.mark.parametrize(
+    ("beside", "samples", "line"),
+    [
+        ([], "images", "edge_density: {weight: 0}"),
+        ([entry("shapes"), entry("shapes/all")], "images", "edge_density: {weight: 0}"),  # Parts of what is optimised.
+        ([entry("edge_density")], "images", "colour_entropy: {weight: 0}"),
+        ([guard("source_ssim", **NOTHING), judge(**NOTHING)], "images", "edge_density: {weight: 0}"),
+        ([], "videos", "edge_density: {weight: 0, frames: all}"),
+        ([], "answers", 'my_guard: {function: "my_rewards:my_guard", weight: 0}'),
+        ([guard("mine")], "images", None),
+        ([judge()], "images", None),
+        ([guard("source_ssim", **NOTHING), judge()], "images", None),
+    ],
+)
+def test_a_result_that_nothing_but_the_reward_measures_is_warned_of(
+    beside: list[Entry], samples: str, line: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = summarise([entry(), *beside], samples=samples)
+    assert found["guard_to_add"] == line
+    show(found)
+    warned = [
+        text for text in capsys.readouterr().out.splitlines() if text.startswith("Warning: the only score here is")
+    ]
+    assert [text.rpartition(" under rewards in the parameters: ")[2] for text in warned] == (
+        [] if line is None else [line]
+    )

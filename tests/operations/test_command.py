@@ -18,6 +18,7 @@ from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
 from kedro_datasets.json import JSONDataset
 
+from tests.evaluation.test_verdict import STEADY
 from tests.evaluation.test_verdict import entry as an_entry
 from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.config import flatten
@@ -66,6 +67,8 @@ def test_environment_pipeline_and_folder_of_the_configuration_are_the_commands_o
     assert str(command.for_pipeline("baseline")).endswith("--pipeline=baseline --params=seed=3")
     assert str(command.for_pipeline("train")).endswith("--pipeline=train --params=seed=3,resume=auto")
     assert str(command.for_pipeline("starter,train")).endswith("--pipelines=starter,train --params=seed=3")
+    secret = {"retrain": {"notify": "curl https://there/secret"}, "seed": 3}
+    assert str(command_of({"runtime_params": secret})).endswith("run --params=seed=3"), "no run reads it"
     monkeypatch.setattr(command_module, "_current", [Command(None, (), {}, "other/conf")])
     assert "run --conf-source=other/conf" in str(command_of({}))
 
@@ -287,7 +290,7 @@ def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(
     (tmp_path / "evaluation_report").mkdir()
     page = tmp_path / "evaluation_report" / "evaluation.html"
     page.touch()
-    headline = summarise([an_entry()])
+    headline = summarise([an_entry(), STEADY])
     page.with_suffix(".json").write_text(json.dumps({"headline": headline}), encoding="utf-8")
     makes = Pipeline([node(Path.cwd, None, name, name=name) for name in names])
     EndingHooks().after_pipeline_run(makes, catalog)

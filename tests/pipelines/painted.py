@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from kedro.framework.hooks import hook_impl
@@ -15,6 +16,7 @@ from kedro.io import AbstractDataset, DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 from kedro.runner import SequentialRunner
+from PIL import Image
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
@@ -74,15 +76,20 @@ class Project:
         monkeypatch.setattr(components, "build_model", self._build_model)
         self.prepare(train=1)
 
-    def prepare(self, train: int, held_out: int = 3) -> None:
-        """Writes the records, with so many prompts."""
+    def prepare(self, train: int, held_out: int = 3, evaluated: int = 2, targets: int = 0) -> None:
+        """Writes the records, with so many prompts; the first held-out ones have a target, dark on the left."""
         found = [
             *records("held_out", held_out),
-            *records("eval", 2, per_prompt=2),
+            *records("eval", evaluated, per_prompt=2),
             *records("train", train),
             *records("sealed", 2),
         ]
-        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found]
+        rows: list[dict[str, Any]] = [
+            {"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in found
+        ]
+        Image.fromarray(np.repeat([[0] * 16 + [255] * 16], 32, 0).astype("uint8")).save(self.folder / "target.png")
+        for row in rows[:targets]:
+            row["target_image"] = "target.png"
         write_manifest(self.folder / "records.parquet", rows)
 
     def run(

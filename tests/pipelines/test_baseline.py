@@ -77,7 +77,7 @@ LANGUAGE: dict[str, Any] = {
         # One baseline serves every module: totals are computed again, and all three samplers are always judged.
         ({"policy": {"train": "ar"}}, True),
         ({"rewards": {"shapes": {"weight": 2.0}}}, True),
-        ({"modules": {"dit": {"rewards": {"palette": 2.0}}}}, True),
+        ({"modules": {"dit": {"rewards": {"rendering": 2.0}}}}, True),
         ({"evaluation": {"seed": 5}}, False),
         ({"evaluation": {"controls": []}}, False),
         ({"evaluation": {"images_per_prompt": 2}}, False),
@@ -85,7 +85,7 @@ LANGUAGE: dict[str, Any] = {
         ({"sampling": {"eval": {"steps": 3}}}, False),
         ({"rewards": {"shapes": {"options": {"strict": True}}}}, False),
         ({"rewards": {"shapes": {"clip": [0.0, 0.5]}}}, False),
-        ({"rewards": {"shapes": {"only_where": {"palette": 0.5}}}}, False),
+        ({"rewards": {"shapes": {"only_where": {"rendering": 0.5}}}}, False),
         ({"policy": {"flow": {"noise": 0.5}}}, False),
         ({"model": {"dtype": "bfloat16"}}, False),
         ({"model": {"base_weights": "4bit"}}, False),

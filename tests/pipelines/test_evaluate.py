@@ -115,6 +115,29 @@ def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(pain
     assert len(painted.policies) == 1
 
 
+@pytest.mark.parametrize("evaluated", [0, 12])
+def test_where_nothing_is_held_out_there_is_nothing_to_judge_by(
+    painted: Project, capsys: pytest.CaptureFixture[str], evaluated: int
+) -> None:
+    painted.prepare(train=3, held_out=0, evaluated=evaluated)
+    painted.run(register_pipelines()["baseline"])
+    painted.train()
+    result = painted.run(register_pipelines()["evaluate"]).load("result")
+    assert len(painted.policies) == (2 if evaluated else 0), "no model is loaded to draw nothing"
+    evaluation = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())
+    headline = evaluation["headline"]
+    assert (headline["verdict"], result["prompts"]) == ("not judged", evaluated)
+    said = "Nothing was held out, so there is nothing to judge the trained model by."
+    assert headline["sentence"].startswith(said)
+    assert ("On 12 eval prompts (24 pairs): mean total" in headline["sentence"]) == bool(evaluated)
+    page = (painted.folder / "evaluation_report" / "evaluation.html").read_text()
+    assert '<p class="verdict">not judged</p>' in page
+    assert ('id="pairs"' in page) == bool(evaluated)
+    assert set(result_metrics(headline)) >= {"result/unscored"}
+    verdict.show(headline)
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
 def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     entries = [an_entry(images=170, unscored_trained=34, unscored_differs=True), an_entry("guard", optimised=False)]
     headline = summarise(entries)
@@ -167,3 +190,18 @@ def test_a_judge_contradicts_from_the_scores_to_the_report(painted: Project, mon
     Path("w.bin").write_text("other weights")
     with pytest.raises(UserError, match=r"does not pair with this run:\n  .*second: words"):
         painted.run(register_pipelines()["evaluate"], rewards_used=rewards)
+
+
+def test_a_judge_of_targets_scores_the_prompts_that_have_one(painted: Project) -> None:
+    rewards = {**BRIGHTNESS, "psnr": {"judge": True}}
+    painted.prepare(train=1, held_out=12, targets=10)
+    painted.run(register_pipelines()["baseline"], rewards_used=rewards)
+    painted.train()
+    painted.run(register_pipelines()["evaluate"], rewards_used=rewards)
+    headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
+    [judge] = headline["judges"]
+    assert (headline["prompts"], headline["unscored_trained"], headline["guard_to_add"]) == (12, 0, None)
+    assert (judge["prompts"], judge["all_prompts"], judge["images"], judge["unscored_trained"]) == (10, 12, 20, 4)
+    assert any("; judged on 10 of 12 prompts. " in line for line in lines(headline))
+    page = (painted.folder / "evaluation_report" / "evaluation.html").read_text()
+    assert "<th>psnr</th><td>total</td><td>10 of 12</td>" in page

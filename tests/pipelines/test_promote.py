@@ -266,6 +266,25 @@ def test_more_gates_than_the_years_error_was_divided_by_are_refused(gate: Gate) 
             gate.ask(str(gate.folder / "worse 0"), gates_per_year=2, **other)
 
 
+def test_a_clock_that_is_behind_the_latest_gate_is_told(gate: Gate, capsys: pytest.CaptureFixture[str]) -> None:
+    gate.ask(gate.train("worse", 0.0), gates_per_year=2)
+    assert "the clock is behind" not in capsys.readouterr().out
+    [tag] = gate.client.get_registered_model(NAME).tags
+    gate.client.set_registered_model_tag(NAME, tag, "2999-01-01T00:00:00+00:00")
+    gate.ask(gate.train("second", 0.0), gates_per_year=2)
+    assert "the clock is behind 2999-01-01 00:00 UTC" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(UserError, match="2 adapters asked"):
+        gate.ask(gate.train("third", 0.1), gates_per_year=2)
+
+
+def test_a_link_among_the_adapters_is_refused_before_anything_is_drawn(gate: Gate, tmp_path: Path) -> None:
+    first = gate.train("first", 0.1)
+    (Path(first) / "notes").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="notes is a link"):
+        gate.ask(first)
+    assert gate.drawn == []
+
+
 def test_a_champion_of_something_else_is_refused(gate: Gate) -> None:
     gate.ask(gate.train("first", 0.1))
     other = Path(gate.train("other", 0.3))

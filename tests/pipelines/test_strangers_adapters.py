@@ -56,7 +56,7 @@ class Place:
     """A user's project, in which ``ran`` appears if code of the stranger runs, and ``asked`` counts requests to him."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.ran, self.asked = folder, folder / "ran", list[str]()
+        self.folder, self.ran, self.asked, self.url = folder, folder / "ran", list[str](), ""
         base = base_model(Path("data/06_models/base"))
         shutil.copytree(base, "their base")
         rows = [{"id": r.id, "prompt": r.prompt, "split": r.split, "metadata": "{}"} for r in records("held_out", 4)]
@@ -87,17 +87,18 @@ class Place:
 
     def attack(self, kind: str) -> dict[str, Any]:
         """Changes of a record."""
-        http = {"url": self.url, "api_key": "$HF_TOKEN", "headers": {"X": "$AWS_SECRET_ACCESS_KEY"}}
+        http: dict[str, Any] = {"url": self.url, "api_key": "$HF_TOKEN", "headers": {"X": "$AWS_SECRET_ACCESS_KEY"}}
         command = {"function": "subprocess:Popen", "options": {"args": ["touch", str(self.ran)]}}
         segmenter = {"options": {"segmenter": {"function": "evil:segment"}}}
-        return {
+        changes: dict[str, dict[str, Any]] = {
             "command": {"rewards": {"z": command}},
             "secrets": {"rewards": {"http": {"options": http}}},
             "family": {"model": {"family": "evil:FAMILY", "path": "their base"}},
             "world": {"starter": {"world": "evil:WORLD"}},
             "segmenter": {"rewards": {"negative_points": segmenter}},
             "features": {"rewards": {"votes": {"options": {"head": "theirs", "features": "evil:features"}}}},
-        }[kind]
+        }
+        return changes[kind]
 
     @property
     def is_safe(self) -> bool:

@@ -101,13 +101,17 @@ def tracked(project: Project) -> tuple[Tracker, str]:
 
 
 def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = project.folder / "06_models/adapters"
+    earlier.mkdir(parents=True)
+    (earlier / "training.json").write_text('{"steps": 80}')
     tracker, uri = tracked(project)
-    catalog = project.run()
+    catalog = project.run(output=str(project.folder))
     tracker.end("FINISHED")
     history = catalog.load("training_history")
     assert history["step"].tolist() == list(range(1, STEPS + 1))
     facts = json.loads((project.folder / "adapters" / "training.json").read_text())
     assert facts["mlflow_run_id"] == tracker.run_id
+    assert tracker.run_id is not None
     assert mlflow.get_run(tracker.run_id).data.tags[DIGEST] == adapter_digest(project.folder / "adapters")
     assert facts["samples"] == STEPS * 2 * 3
     client = mlflow.MlflowClient(uri)
@@ -116,7 +120,9 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
     assert client.list_artifacts(str(tracker.run_id), "images")
     for kind in ("samples", "film"):
         assert (project.folder / "adapters" / f"{kind}-{STEPS:06d}.png").is_file()
-    assert f"train {STEPS}/{STEPS}  reward=" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"train {STEPS}/{STEPS}  reward=" in said
+    assert said.index(f"will replace the adapters of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
 
 
 def test_an_alarm_leaves_traces_and_ends_the_training(project: Project, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,6 +179,28 @@ def test_a_judge_scores_no_rollout_and_does_not_name_the_measure() -> None:
     assert build_reward("ocr", RewardConfig(judge=True)).judge_of == "total"
 
 
+def test_a_judge_leaves_the_records_unscored_that_lack_what_it_compares_with() -> None:
+    class Counts(NeedsTarget):
+        def __call__(self, prompts, samples):
+            values = torch.tensor([float(len(record.id)) for record in prompts])
+            return RewardOutput(values=values, parts={"twice": values * 2}, ratios={"of": (values, values + 1)})
+
+    judge = build_reward("second", RewardConfig(function=f"{__name__}:NeedsTarget", judge=True))
+    judge.function = Counts()
+    rewards = RewardSet({"plain": (constant(1, 2, 3), 1.0), "second": (judge, 0.0)})
+    some = [PROMPTS[0], PromptRecord(id="four", prompt="", target_image=Path("x.png")), PROMPTS[2]]
+    rewards.check_records(some)
+    scores = rewards(some, SAMPLES)
+    assert scores.total.tolist() == [1, 2, 3]
+    columns = [scores.rewards["second"], scores.parts["second/twice"], *scores.ratios["second/of"]]
+    assert [column.isnan().tolist() for column in columns] == [[True, False, True]] * 4
+    assert [column[1].item() for column in columns] == [4, 8, 4, 5]
+    assert rewards(PROMPTS, SAMPLES).rewards["second"].isnan().all()
+    guard = RewardSet({"plain": (constant(1, 2, 3), 1.0), "guard": (NeedsTarget(), 0.0)})
+    with pytest.raises(UserError, match="the reward guard compares with a target image, and 2 records have none"):
+        guard.check_records(some)
+
+
 def test_a_plain_text_is_no_record() -> None:
     rewards = RewardSet({"mine": (lambda prompts, samples: [1.0 for _ in samples], 1.0)})
     with pytest.raises(UserError, match="each prompt must be a PromptRecord, got the str 'a red cup'"):

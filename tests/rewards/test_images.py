@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,16 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_pil
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.guards import ColourEntropy, EdgeDensity, FineNoise, GroupDiversity, JpegSizeReward
-from visual_grpo.rewards.target import KeptRegion, MsSsimReward, PixelReward, PsnrReward, SourceSsim, SsimReward
+from visual_grpo.rewards.target import (
+    DeltaEReward,
+    KeptRegion,
+    MsSsimReward,
+    PixelReward,
+    PsnrReward,
+    SourceSsim,
+    SsimReward,
+    TargetLayout,
+)
 
 RECORD = PromptRecord(id="x", prompt="")
 
@@ -42,12 +52,76 @@ def test_pixel_and_psnr_by_hand(tmp_path: Path) -> None:
     assert PsnrReward()(records, samples).tolist() == pytest.approx([0.0, -20 * math.log10(0.2)], abs=1e-4)
 
 
+LAB = {(255, 0, 0): (53.24, 80.09, 67.20), (0, 255, 0): (87.73, -86.18, 83.18), (0, 0, 255): (32.30, 79.19, -107.86)}
+"""sRGB's primaries in CIELAB (D65), as on Bruce Lindbloom's colour calculator."""
+
+
+def test_delta_e_of_primaries(tmp_path: Path) -> None:
+    reward, pictures = (
+        DeltaEReward(),
+        {c: torch.tensor(c, dtype=torch.uint8).view(3, 1, 1).expand(3, 32, 32) for c in LAB},
+    )
+    assert reward([record(tmp_path, "white", flat(255))], [flat(0)]).tolist() == pytest.approx([-100], abs=0.01)
+    for first, second in itertools.combinations(LAB, 2):
+        found = reward([record(tmp_path, str(first), pictures[first])], [pictures[second]])
+        assert found.tolist() == pytest.approx([-math.dist(LAB[first], LAB[second])], abs=0.1)
+
+
 def test_the_target_itself_is_best(tmp_path: Path) -> None:
     records = [record(tmp_path, "a", noise(0)), record(tmp_path, "b", noise(1))]
-    for reward, best in ((PixelReward(), 1), (PsnrReward(), 60), (SsimReward(), 1)):
+    for reward, best in ((PixelReward(), 1), (PsnrReward(), 60), (SsimReward(), 1), (DeltaEReward(), 0)):
         assert reward.needs.target
         assert reward(records, [noise(0), noise(1)]).tolist() == pytest.approx([best, best])
         assert (reward(records, [noise(1), noise(0)]) < best).all()
+
+
+def halves(left: int, right: int, side: int = 32) -> Tensor:
+    image = flat(left, side)
+    image[:, :, side // 2 :] = right
+    return image
+
+
+@pytest.mark.parametrize(
+    ("sample", "correlation"),
+    [
+        (halves(0, 255), 1.0),
+        (halves(100, 140), 1.0),  # Less contrast.
+        (halves(200, 250), 1.0),  # Brighter.
+        (halves(255, 0), -1.0),
+        (halves(0, 255).roll(8, 2), 0.0),
+        (halves(0, 255).transpose(1, 2), 0.0),
+        (flat(255), 0.0),
+        (halves(0, 255) * torch.tensor([1, 1, 0], dtype=torch.uint8)[:, None, None], (1 / 2) ** 0.5),  # Yellow.
+    ],
+)
+def test_the_layout_of_colours_is_the_correlation_of_cells(tmp_path: Path, sample: Tensor, correlation: float) -> None:
+    records = [record(tmp_path, "halves", halves(0, 255)), record(tmp_path, "flat", flat(7))]
+    found = TargetLayout()(records, [sample, sample])
+    assert found[0].item() == pytest.approx(correlation, abs=1e-5)
+    assert found[1].isnan(), "a target of one colour has no layout"
+
+
+def test_the_layout_of_colours_is_neither_raised_by_grey_nor_lowered_by_contrast(tmp_path: Path) -> None:
+    """Of pictures that share only a caption with their target, where psnr, ssim and delta_e are (config/presets.py)."""
+
+    def blocks(seed: int) -> Tensor:
+        return (noise(seed, 4).float() / 2 + 64).repeat_interleave(16, 1).repeat_interleave(16, 2).to(torch.uint8)
+
+    count = 40
+    records = [record(tmp_path, str(seed), blocks(seed)) for seed in range(count)]
+    others = [blocks(count + seed) for seed in range(count)]
+    grey = [flat(128, 64)] * count
+    contrast = [((image.float() - 128) * 1.3 + 128).clamp(0, 255).to(torch.uint8) for image in others]
+
+    def change(reward: Any, samples: list[Tensor]) -> float:
+        """In standard errors."""
+        differences = reward(records, samples) - reward(records, others)
+        return float(differences.mean() / differences.std() * count**0.5)
+
+    for reward in (PsnrReward(), SsimReward(), DeltaEReward()):
+        assert (change(reward, grey) > 3, change(reward, contrast) < -3) == (True, True)
+    assert abs(change(TargetLayout(), grey)) < 2
+    assert abs(change(TargetLayout(), contrast)) < 2
 
 
 @pytest.mark.parametrize(

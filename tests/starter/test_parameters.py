@@ -24,6 +24,8 @@ SHAPES = {"world": "shapes"}
 OWN = {"data": {"path": "my/photos"}}
 REDNESS = {"redness": {"function": "my_rewards:redness"}}
 GUARDS: dict[str, Any] = {"edge_density": (0.0, {}), "colour_entropy": (0.0, {})}
+OF_SIGNS = {"letters_apart": (0.0, {}), **GUARDS}
+OF_SHAPES: dict[str, Any] = {"shapes": (1.0, {}), "rendering": (0.0, {}), "outline": (0.0, {}), "delta_e": (0.0, {})}
 
 
 @pytest.fixture(autouse=True)
@@ -99,13 +101,17 @@ def entries(config: Parameters) -> dict[str, tuple[float, dict[str, object]]]:
 @pytest.mark.parametrize(
     ("environment", "module", "expected"),
     [
-        ("base", "ar", {"shapes": (1.0, {}), "palette": (0.0, {})}),
-        ("base", "dit", {"shapes": (1.0, {}), "palette": (1.0, {})}),
-        ("sd3_small", "dit", {"shapes": (1.0, {}), "palette": (0.0, {})}),
-        ("flux2_klein_small", "dit", {"shapes": (1.0, {}), "palette": (0.0, {})}),
-        ("text", "dit", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), **GUARDS}),
+        ("base", "ar", OF_SHAPES),
+        ("base", "dit", OF_SHAPES | {"rendering": (1.0, {})}),
+        ("sd3_small", "dit", OF_SHAPES),
+        ("flux2_klein_small", "dit", OF_SHAPES),
+        ("text", "dit", {"ocr": (1.0, {"line": [0, 0, 1, 1]}), **OF_SIGNS}),
         ("negative_points", "vl", {"negative_points": (1.0, {"cache": 4096})}),
-        ("wan_small", "dit", {"moving_shapes": (1.0, {}), "motion": (0.0, {}), "flicker": (0.0, {})}),
+        (
+            "wan_small",
+            "dit",
+            {"moving_shapes": (1.0, {}), "motion": (0.0, {}), "flicker": (0.0, {}), "delta_e": (0.0, {})},
+        ),
     ],
 )
 def test_a_worlds_data_has_its_rewards(environment: str, module: str, expected: dict[str, Any]) -> None:
@@ -132,10 +138,9 @@ def test_judges_that_are_installed_judge_what_is_optimised() -> None:
     ]
     assert judges["tesseract"].options["environment"] == {"TESSERACT_LAYOUT": "line"}
     assert Parameters.model_validate(with_world(config.model_dump(mode="json"))) == config, "it is complete"
-    assert list(of_environment("text", rewards={"tesseract": None}).rewards) == ["ocr", *GUARDS, "easyocr"]
+    assert list(of_environment("text", rewards={"tesseract": None}).rewards) == ["ocr", *OF_SIGNS, "easyocr"]
     other = of_environment("text", rewards={"ocr": {"weight": 0.0}, "edge_density": {"weight": 1.0}})
-    assert list(other.rewards) == ["ocr", *GUARDS], "nothing is left to judge"
-    assert not [name for name, reward in of_environment("base").rewards.items() if reward.judge]
+    assert list(other.rewards) == ["ocr", *OF_SIGNS], "nothing is left to judge"
     assert "install" not in starter.what_is_there(bare.starter, bare.data)
 
 
@@ -160,17 +165,18 @@ def test_answers_have_no_guard_of_images_beside_them() -> None:
 
 def test_other_values_change_the_worlds_rewards_and_null_removes_one() -> None:
     config = parameters(rewards={"shapes": {"weight": 3.0}, "edge_density": {"weight": 0.0}})
-    assert entries(config) == {"shapes": (3.0, {}), "palette": (0.0, {}), "edge_density": (0.0, {})}
-    assert config.weights(["dit"])["palette"] == 1.0
-    assert parameters(modules={"dit": {"rewards": {"palette": 2.0}}}).weights(["dit"])["palette"] == 2.0
-    without = parameters(rewards={"palette": None})
-    assert (list(without.rewards), without.modules["dit"].rewards) == (["shapes"], {})
+    assert entries(config) == OF_SHAPES | {"shapes": (3.0, {}), "edge_density": (0.0, {})}
+    assert config.weights(["dit"])["rendering"] == 1.0
+    assert parameters(modules={"dit": {"rewards": {"rendering": 2.0}}}).weights(["dit"])["rendering"] == 2.0
+    without = parameters(rewards={"rendering": None})
+    assert (list(without.rewards), without.modules["dit"].rewards) == (["shapes", "outline", "delta_e"], {})
 
 
 def test_a_world_names_rewards_for_other_data_too() -> None:
     config = parameters(**OWN, reward="words", rewards={"ocr": {"options": {"more": 1}}, **REDNESS})
-    assert entries(config) == {"ocr": (1.0, {"line": [0, 0, 1, 1], "more": 1}), **GUARDS, "redness": (1.0, {})}
-    assert entries(parameters(**OWN, reward="shapes")) == {"shapes": (1.0, {}), "palette": (0.0, {})}
+    assert entries(config) == {"ocr": (1.0, {"line": [0, 0, 1, 1], "more": 1}), **OF_SIGNS, "redness": (1.0, {})}
+    without_judge = {name: entry for name, entry in OF_SHAPES.items() if name != "delta_e"}
+    assert entries(parameters(**OWN, reward="shapes")) == without_judge, "other records may have no targets"
 
 
 def test_the_rendered_data_and_the_small_model_are_known_by_any_spelling_of_their_paths() -> None:

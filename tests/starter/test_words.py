@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from tests.starter.tasks import in_this_process, silent_progress, weights_are_equal
+from visual_grpo.common.images import to_tensor
+from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.starter import build, pretrain_on_words
 from visual_grpo.starter.build import pretrain_model, render_dataset
 from visual_grpo.starter.pretrain_on_words import pretrain_signs, sign_tokenizer
 from visual_grpo.starter.pretraining import Job
-from visual_grpo.starter.words import FACES, LENGTHS, SIZES, WORDS, draw, prompt_of
+from visual_grpo.starter.words import FACES, LENGTHS, SIZES, WORDS, LettersApart, draw, prompt_of
 
 HEIGHT, WIDTH, SEED = 64, 256, 3
 DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
@@ -40,6 +42,19 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
 def test_words_differ_and_have_four_to_eight_letters() -> None:
     assert len(set(WORDS)) == len(WORDS) > 200
     assert {len(word) for word in WORDS} == set(LENGTHS) == {4, 5, 6, 7, 8}
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_drawn_letters_stand_apart_until_they_are_too_large_or_too_bold(face: str) -> None:
+    def apart(size: float, bolder: int = 1) -> float:
+        signs = [draw(word, HEIGHT, WIDTH, face, size).filter(ImageFilter.MaxFilter(bolder)) for word in WORDS[::16]]
+        records = [PromptRecord(id=word, prompt="", metadata={"text": word}) for word in WORDS[::16]]
+        return float(LettersApart()(records, list(map(to_tensor, signs))).mean())
+
+    assert apart(SIZES[0]) == 1
+    assert apart(SIZES[1]) > 0.9
+    assert apart(SIZES[1], bolder=15) < 0.8
+    assert apart(2 * SIZES[1]) < 0.5
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import time
 from contextlib import closing
+from datetime import datetime, tzinfo
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from tests.tracking.toy_adapters import MODULE_FILES, adapters, base_model
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.operations.lineage import DIFFERS, find_subject, lines
+from visual_grpo.tracking import registry
 from visual_grpo.tracking.adapter_lookup import Registered, find_adapters, find_start
 from visual_grpo.tracking.registry import Registry
 
@@ -235,6 +239,30 @@ def test_nothing_is_registered_of_what_cannot_be_used(project: Project, trained:
     assert project.client.search_registered_models() == []
 
 
+@pytest.mark.parametrize("place", ["notes.txt", "ar/adapter_config.json", "best/deep", "pipe"])
+def test_what_a_link_or_a_pipe_in_the_adapters_leads_to_is_not_registered(
+    project: Project, trained: Path, tmp_path: Path, place: str
+) -> None:
+    key = tmp_path / "home/id_ed25519"
+    key.parent.mkdir()
+    key.write_text("private key")
+    if place == "pipe":
+        os.mkfifo(trained / place)
+    else:
+        (trained / place).symlink_to(key.parent if place == "best/deep" else key)
+    with pytest.raises(UserError, match=f"{place} is a (link|pipe)"):
+        REGISTRY.register(trained)
+    assert project.client.search_registered_models() == []
+    assert not list(tmp_path.rglob("mlartifacts"))
+
+
+def test_a_base_model_with_links_is_named_and_not_copied(project: Project, trained: Path, base: Path) -> None:
+    (base / "notes").symlink_to("/etc/hostname")
+    files = files_of(REGISTRY.register(trained))
+    assert not (files / "data/visual_grpo/base").exists()
+    assert f"base: {base}" in (files / "MLmodel").read_text()
+
+
 def test_a_locked_database_is_told_and_nothing_changes(project: Project, versions: list[Registered]) -> None:
     REGISTRY.promote(1)
     with closing(sqlite3.connect(project.database, isolation_level=None)) as other:
@@ -253,6 +281,39 @@ def test_gates_are_counted_once_for_each_adapter_and_settings(project: Project) 
     gate = next(iter(project.client.get_registered_model(NAME).tags))
     project.client.set_registered_model_tag(NAME, gate, "2020-01-01T00:00:00+00:00")
     assert REGISTRY.gates_in_last_year(excluding=("c" * 64, "s" * 64)) == 2, "a year has 365 days"
+
+
+def test_gates_that_a_wrong_clock_dates_count_until_a_year_after_it_is_right(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        days = 0
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return cls.fromtimestamp(time.time() + cls.days * 86_400, tz)
+
+    def gates(days: int, *noted: str) -> int:
+        Clock.days = days
+        for digest in noted:
+            REGISTRY.note_gate(digest * 64, "s" * 64)
+        return REGISTRY.gates_in_last_year(excluding=("z" * 64, "s" * 64))
+
+    monkeypatch.setattr(registry, "datetime", Clock)
+    project.client.create_registered_model(NAME)
+    assert gates(-900, "a") == 1, "the clock is behind the model itself"
+    assert REGISTRY.ahead_of_clock() is not None
+    assert gates(0) == 1
+    assert REGISTRY.ahead_of_clock() is None
+    assert gates(0, "b") == 2
+    assert gates(-900, "c", "d") == 4
+    assert gates(100) == 4
+    assert gates(364) == 4
+    assert gates(366) == 2, "those without a date stay"
+    assert gates(370, "e") == 3
+    assert gates(734) == 3, "they have the date of the next"
+    assert gates(736) == 0
+    assert gates(0) == 5, "dates to come count"
 
 
 def test_a_version_an_alias_and_a_folder_are_the_same_adapters(project: Project, trained: Path, tmp_path: Path) -> None:

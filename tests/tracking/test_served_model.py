@@ -32,7 +32,7 @@ from visual_grpo.config import Parameters, SamplerConfig
 from visual_grpo.evaluation.samples import image_seed
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.tracking.registry import Registry
-from visual_grpo.tracking.served_model import ServedModel, _load_pyfunc, read
+from visual_grpo.tracking.served_model import LIMITS, ServedModel, _load_pyfunc, read
 from visual_grpo.training.components import load_model
 
 NAME = "served"
@@ -180,14 +180,20 @@ def halves(tmp_path: Path) -> Path:
     return tmp_path / "halves.png"
 
 
-def segmenting() -> ServedModel:
-    model: Any = SaysWhere()
+class Refuses:
+    """A policy that must not be asked."""
+
+    def generate(self, *arguments: object) -> list[TextSample]:
+        raise AssertionError("asked to draw")
+
+
+def segmenting(model: Any = SaysWhere(), limits: Mapping[str, int] = LIMITS) -> ServedModel:  # noqa: B008
     config = parameters(
         data={"path": "d", "task": "segmentation", "height": 32, "width": 32},
         starter={"world": "scenes"},
         reward="negative_points",
     )
-    return ServedModel(config, model)
+    return ServedModel(config, model, limits)
 
 
 def test_a_mask_has_the_size_of_its_image(halves: Path) -> None:
@@ -212,6 +218,34 @@ def test_a_request_that_cannot_be_drawn_is_explained(halves: Path, params: dict[
         segmenting().predict(pd.DataFrame({"prompt": ["left"]}))
     with pytest.raises(MlflowException, match="row 1 has no prompt"):
         segmenting().predict(pd.DataFrame({"prompt": ["left", None]}))
+
+
+@pytest.mark.parametrize(
+    ("rows", "params", "limits", "said"),
+    [
+        ([("left", 1)] * 2, {"samples": 129}, {}, r"2 rows of 129 samples: more than max_samples=256 of"),
+        ([("left", 1)] * 257, {}, {}, "257 rows of 1 sample: more than max_samples"),
+        ([("left", 1), ("x" * 20_001, 1)], {}, {}, "row 1: a prompt of 20,001 characters: more than max_characters"),
+        ([("left", 1)], {"steps": 201}, {}, "201 steps: more than max_steps"),
+        ([("left", 1), ("left", 17)], {}, {}, "row 1: 17 images: more than max_images"),
+        (
+            [("left", 1)] * 2,
+            {},
+            {"max_pixels": 2 * 64 * 128 - 1},
+            "row 1: 16,384 pixels in all images so far: more than",
+        ),
+    ],
+)
+def test_a_request_for_too_much_is_refused_before_anything_is_drawn(
+    halves: Path, rows: list[tuple[str, int]], params: dict[str, Any], limits: dict[str, int], said: str
+) -> None:
+    content = halves.read_bytes()
+    table = pd.DataFrame({"prompt": [prompt for prompt, _ in rows], "image": [[content] * n for _, n in rows]})
+    with pytest.raises(MlflowException, match=said):
+        segmenting(Refuses(), limits).predict(table, params)
+    raised = dict.fromkeys(LIMITS, 10**9)
+    with pytest.raises(AssertionError, match="asked to draw"):
+        segmenting(Refuses(), raised).predict(table, params)
 
 
 def test_an_image_is_a_files_content_as_bytes_or_base64(halves: Path) -> None:

@@ -13,11 +13,13 @@ import mlflow
 import pytest
 from PIL import Image
 
+from tests.evaluation.defaults import parameters
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.config.adapter_folder import FACTS, read_facts
 from visual_grpo.evaluation.verdict import summarise
+from visual_grpo.operations.training_command import show_replaced
 from visual_grpo.tracking import sync
 
 STEPS = 5
@@ -103,6 +105,38 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
         assert results.in_mlflow() == first
 
 
+@pytest.mark.parametrize(
+    ("steps", "made", "own_run", "said"),
+    [
+        (4, "synced", False, "MLflow keeps them: adapter={}"),
+        (4, "synced", True, "MLflow does not keep them: copy the folder"),  # Its own part will be logged over them.
+        (4, "changed", False, "MLflow does not keep them: copy the folder"),
+        (4, "deleted", False, "MLflow does not keep them: copy the folder"),
+        (5, "synced", False, None),
+    ],
+)
+def test_a_shorter_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
+    project: Project, capsys: pytest.CaptureFixture[str], steps: int, made: str, own_run: bool, said: str | None
+) -> None:
+    results = Results(project, "0" * 32)
+    results.sync()
+    [run] = project.runs()
+    if made == "changed":
+        Results(project, "0" * 32, steps=6)
+    elif made == "deleted":
+        project.client.delete_run(run.info.run_id)
+    config = parameters(output=str(project.output), grpo={"steps": steps})
+    show_replaced(config, run.info.run_id if own_run else "1" * 32)
+    printed = capsys.readouterr().out
+    if said is None:
+        assert printed == ""
+    else:
+        length = 6 if made == "changed" else 5
+        assert f"This training of 4 steps will replace the adapters of {length} steps in {results.adapters}" in printed
+        assert said.format(run.info.run_id) in printed
+        assert "(ar 5 steps)" in printed
+
+
 def test_what_a_training_could_not_log_is_added_beside_what_it_could(project: Project) -> None:
     tracker = project.start()
     for step in (1, 3):
@@ -157,6 +191,21 @@ def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_bac
     complete(found, 7)
     assert {found["tags"][name] for name in ("result", "evaluate.status", sync.EVALUATION_DIGEST)} == {""}
     assert found["tags"]["verdict"] == "not evaluated"
+
+
+@pytest.mark.parametrize("place", ["06_models/adapters/ar/more.txt", "08_reporting/evaluation/more.html"])
+def test_a_result_with_a_link_is_not_logged(project: Project, place: str) -> None:
+    results = Results(project, "0" * 32)
+    results.evaluate()
+    secret = project.folder / "id_ed25519"
+    secret.write_text("private key")
+    (results.output / place).symlink_to(secret)
+    (said, *_), whole = sync.sync([results.output])
+    assert (f"{place} is a link" in said, whole) == (True, False)
+    assert b"private key" not in results.in_mlflow()["files"].values()
+    (results.output / place).unlink()
+    results.sync()
+    complete(results.in_mlflow())
 
 
 def test_a_run_that_the_user_deleted_stays_deleted(project: Project) -> None:

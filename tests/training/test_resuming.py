@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from tests.training.few_steps import STEPS, parameters
 from tests.training.test_run import execute, ignore, interrupt_at, rows
 from tests.training.test_run_toys import TokenModel, saved, token_run
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.config.schema import validate
-from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line
+from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line, save_checkpoint
 from visual_grpo.provenance import MEANING, RUNTIME
 from visual_grpo.training import resuming
 from visual_grpo.training.resuming import Origin, mark_finished, why_another
@@ -170,14 +173,103 @@ def test_a_run_goes_on_from_another_folder_and_loses_none_of_its_own(tmp_path: P
     stopped(tmp_path, 3)
     if where == "elsewhere":
         shutil.copytree(tmp_path / "checkpoints", tmp_path / "elsewhere")
-    stopped(tmp_path, 1)  # Moves the first one's away.
+    stopped(tmp_path, 1)  # Moves the first one's to checkpoints.previous.
     run = run_of(tmp_path, resume=str(tmp_path / where))
     run.checkpoints.resume(print)
     assert checkpoints(tmp_path) == ["step-000003"], "at once, so that a kill loses nothing"
-    kept = "checkpoints.replaced" if "previous" in where else "checkpoints.previous"
-    assert (tmp_path / kept / "step-000001").is_dir()
+    assert steps_of(tmp_path) == {"": [3], ".previous": [2, 3], ".previous-2": [1]}
     run.run(Callbacks(on_step=ignore, note=print))
     assert rows(run) == rows(whole)
+
+
+def steps_of(folder: Path) -> dict[str, list[int]]:
+    """What follows ``checkpoints`` in a folder's name -> steps of the checkpoints in it."""
+    return {
+        path.name.removeprefix("checkpoints"): sorted(int(step.name[-6:]) for step in path.glob("step-*"))
+        for path in folder.glob("checkpoints*")
+    }
+
+
+def killed_before_a_checkpoint(folder: Path) -> list[str]:
+    def dies(metrics: StepMetrics, row: dict[str, float]) -> None:
+        (folder / "checkpoints").mkdir(exist_ok=True)
+        (folder / "checkpoints/samples-000001.png").touch()
+        raise ZeroDivisionError
+
+    notes: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        run_of(folder).run(Callbacks(on_step=dies, note=notes.append))
+    return [note for note in notes if not note.startswith("Warning")]
+
+
+def test_a_training_that_left_no_checkpoint_takes_the_place_of_none(tmp_path: Path) -> None:
+    whole = finished(tmp_path / "whole")
+    stopped(tmp_path, 5)
+    previous = tmp_path / "checkpoints.previous"
+    [said] = killed_before_a_checkpoint(tmp_path)
+    assert said.endswith(f"to step-000005, are kept: it goes on with resume={previous}")
+    assert killed_before_a_checkpoint(tmp_path) == []
+    assert steps_of(tmp_path) == {"": [], ".previous": [4, 5]}
+    notes: list[str] = []
+    run_of(tmp_path, resume="auto").checkpoints.resume(notes.append)
+    assert f"(an earlier training goes on with resume={previous})" in notes[0]
+    run = run_of(tmp_path, resume=str(previous))
+    execute(run, tmp_path / "out")
+    assert rows(run) == rows(whole)
+    assert not (tmp_path / "out/samples-000001.png").exists(), "of another training"
+
+
+def test_only_the_checkpoints_of_a_finished_training_are_replaced(tmp_path: Path) -> None:
+    def finished_at(steps: int) -> None:
+        run = run_of(tmp_path, grpo={"steps": steps}, tracking={"keep_checkpoints": 1})
+        run.run(Callbacks(on_step=ignore, note=print))
+        mark_finished(tmp_path / "checkpoints")
+
+    finished_at(2)
+    finished_at(3)
+    assert steps_of(tmp_path) == {"": [3], ".previous": [2]}
+    stopped(tmp_path, 1)
+    assert steps_of(tmp_path) == {"": [1], ".previous": [3]}
+    stopped(tmp_path, 2)
+    finished_at(4)
+    assert steps_of(tmp_path) == {"": [4], ".previous": [1], ".previous-2": [2]}
+    finished_at(5)
+    finished_at(6)
+    assert steps_of(tmp_path) == {"": [6], ".previous": [1], ".previous-2": [2], ".previous-3": [5]}
+
+
+class Killed(BaseException):
+    """After it, the process does nothing more."""
+
+
+@pytest.mark.parametrize("survived", range(3))
+def test_a_kill_while_room_is_made_loses_no_checkpoint(
+    tmp_path: Path, survived: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(tmp_path)
+    mark_finished(tmp_path / "checkpoints")
+    stopped(tmp_path, 5)
+    assert steps_of(tmp_path) == {"": [4, 5], ".previous": [4, 6]}
+    left = iter(range(survived))
+
+    def until_killed(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if next(left, None) is None:
+                raise Killed
+            return real(*arguments, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", until_killed(Path.rename))
+        patch.setattr(shutil, "rmtree", until_killed(shutil.rmtree))
+        with pytest.raises(Killed):
+            run_of(tmp_path).checkpoints.begin(print)
+    assert [4, 5] in steps_of(tmp_path).values()
+    stopped(tmp_path, 1)
+    stopped(tmp_path, 1)
+    assert steps_of(tmp_path) == {"": [1], ".previous": [4, 5], ".previous-2": [1]}
+    assert list(tmp_path.glob(".*")) == []
 
 
 def test_a_damaged_checkpoint_that_is_named_is_not_replaced_by_another(tmp_path: Path) -> None:
@@ -212,8 +304,20 @@ def test_the_parameters_of_the_run_are_used_where_none_are_given(tmp_path: Path)
     assert resuming.find_run("auto", tmp_path / "nothing") is None
 
 
+@pytest.mark.parametrize(("named", "differs"), [({}, False), ({TARGET_JUDGE: None}, True)])
+def test_a_judge_that_the_records_added_is_no_difference(tmp_path: Path, named: dict[str, None], differs: bool) -> None:
+    tree = parameters(tmp_path).with_target_judge().public()
+    save_checkpoint(tmp_path / "checkpoints", 1, {"a": torch.zeros(1)}, {"parameters": tree})
+    run = resuming.find_run("auto", tmp_path / "checkpoints")
+    assert run is not None
+    configured = parameters(tmp_path).model_dump(mode="json")
+    configured["rewards"] |= named
+    inherited = resuming.inherited_parameters(run, configured, resuming.parameters_of_run(run, {}))
+    assert any(name.startswith(f"rewards.{TARGET_JUDGE}.") for name in inherited) == differs
+
+
 def test_a_reward_that_the_run_had_removed_stays_removed(tmp_path: Path) -> None:
-    rewards = {"palette": None}
+    rewards = {"rendering": None}
     finished(tmp_path, reward="shapes", rewards=rewards)
     run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None

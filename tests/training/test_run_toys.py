@@ -205,6 +205,27 @@ def test_prompts_that_the_model_cuts_are_counted_before_the_training(
 
 
 @pytest.mark.parametrize(
+    ("prompts", "edits", "per_step", "said"),
+    [
+        (6, 0, 6, None),
+        (6, 0, 7, "grpo.prompts_per_step is 7, more than the 6 training prompts: a step repeats prompts"),
+        (3, 1, 2, "is 2, more than the 1 training prompt with 1 source image: a step"),
+    ],
+)
+def test_a_step_of_more_prompts_than_there_are_is_told_once(
+    tmp_path: Path, prompts: int, edits: int, per_step: int, said: str | None
+) -> None:
+    run = token_run(tmp_path, TokenModel(), CountingScorer(), grpo={"steps": 2, "prompts_per_step": per_step})
+    edited = [replace(record, id=f"{record.id}e", source_images=(Path("a.png"),)) for record in RECORDS[:edits]]
+    run.train_prompts = [*RECORDS[:prompts], *edited]
+    notes: list[str] = []
+    run.run(Callbacks(on_step=ignore, note=notes.append))
+    told = [note for note in notes if "prompts_per_step" in note]
+    assert len(told) == (said is not None)
+    assert said is None or said in told[0]
+
+
+@pytest.mark.parametrize(
     ("likelihood", "guidance", "warned"), [("sde", 1.0, True), ("matching", 1.0, False), ("matching", 1.5, True)]
 )
 def test_two_guidance_scales_are_a_mistake_except_for_matching_without_guidance(

@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common.files import settled
+
 _READERS = 4
 """Files that are read at once: a disk gives more than one core can digest."""
 
@@ -58,7 +60,7 @@ def content_digest(folder: str | Path) -> str | None:
 
     Every byte is read once in a process.
     """
-    root = Path(folder)
+    root = settled(Path(folder))
     if not root.is_dir():
         return None
     inside = (file.relative_to(root) for file in root.rglob("*") if file.suffix in _LOADED and file.name not in _NOTES)

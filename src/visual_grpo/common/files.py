@@ -1,28 +1,38 @@
 """Files and folders that are replaced whole or not at all, and the lock of a folder.
 
 A folder's new content is written into a draft, a hidden sibling, which takes the place of the old folder by two
-renames: an error or Ctrl-C leaves the old folder as it was, and a kill between the renames is undone by `heal`.
+renames. An error or Ctrl-C leaves the old folder as it was. A kill between the renames leaves it hidden: who reads
+such a folder takes its path from `settled`, which puts it back.
 """
 
 from __future__ import annotations
 
 import atexit
+import csv
+import errno
 import glob
+import itertools
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from filelock import SoftFileLock, Timeout
 
 from visual_grpo.common.errors import UserError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 _DRAFT = ".draft-"
 """Between the final name and the process that writes it."""
 _drafts: set[Path] = set()
 """Drafts of this process; removed when it ends."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _held: list[SoftFileLock] = []
 _UMASK = os.umask(0o077)  # There is no other way to read it.
 os.umask(_UMASK)
@@ -39,6 +49,20 @@ def write_atomically(file: Path, content: str | bytes) -> None:
     finally:
         draft.unlink(missing_ok=True)
     flush(file.parent)
+
+
+def write_csv(file: Path, table: pd.DataFrame, *, index: bool = False) -> None:
+    """Writes a table for people. Text that a spreadsheet would run as a formula begins with a quote in it.
+
+    Source: OWASP, CSV Injection. What a program reads back is written without this.
+    """
+    safe = table.map(_as_text).rename(columns=_as_text, index=_as_text)
+    # Without quotes, a carriage return in a text would begin a row.
+    safe.to_csv(file, index=index, quoting=csv.QUOTE_NONNUMERIC)
+
+
+def _as_text(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def flush(path: Path) -> None:
@@ -117,10 +141,16 @@ def replace_folder(fresh: Path, final: Path) -> None:
     for file in filter(Path.is_file, fresh.rglob("*")):
         follow_umask(file)
     final.parent.mkdir(parents=True, exist_ok=True)
-    if final.exists():
-        final.rename(_previous(final))
     try:
-        fresh.rename(final)
+        while True:
+            if final.exists():
+                final.rename(_previous(final))
+            try:
+                fresh.rename(final)
+                return
+            except OSError as error:  # A reader has put the old folder back between the two renames.
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
     finally:
         heal(final)
 
@@ -134,12 +164,26 @@ def heal(final: Path) -> None:
     """After an interrupted replacement: puts the old folder back, or removes it if the new one is in place."""
     final = linked(final)
     previous = _previous(final)
-    if not previous.exists():
-        return
-    if final.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-    else:
-        previous.rename(final)
+    with suppress(OSError):  # Another process was faster, or the disk can only be read.
+        if not previous.exists():
+            return
+        if final.exists():
+            shutil.rmtree(previous, ignore_errors=True)
+        else:
+            previous.rename(final)
+
+
+def settled(path: Path) -> Path:
+    """Returns ``path``, for reading: puts back what an interrupted replacement has hidden, the path or a folder above.
+
+    Removes nothing, since a user may have named the path.
+    """
+    with suppress(OSError):  # Who reads it will say what is wrong.
+        missing = [*itertools.takewhile(lambda part: not part.exists(), (path, *path.parents))]
+        for part in reversed(missing):
+            if not part.exists():  # Within a folder that was put back just now.
+                heal(part)
+    return path
 
 
 def from_here(path: Path) -> Path:
@@ -150,6 +194,28 @@ def from_here(path: Path) -> Path:
 def linked(path: Path) -> Path:
     """Resolves a link, such as to a bigger disk: the folder is replaced, not the link."""
     return path.resolve() if path.is_symlink() else path
+
+
+def find_link(folder: Path) -> Path | None:
+    """Returns the first link, pipe, socket or device in ``folder``; None if it has only files and folders.
+
+    ``folder`` itself may be a link.
+    """
+    for path in sorted(folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            return path
+    return None
+
+
+def require_no_links(folder: Path) -> None:
+    """Raises UserError if ``folder`` has what a copy of it would follow out of the folder: a link, pipe or device."""
+    if (found := find_link(folder)) is not None:
+        kind = "a link" if found.is_symlink() else "a pipe, socket or device"
+        raise UserError(
+            f"{found} is {kind}. Expected only files and folders, because a copy of {folder} would hold what it leads"
+            " to. Put the file itself in its place, or remove it."
+        )
 
 
 def _previous(final: Path) -> Path:

@@ -21,8 +21,8 @@ _ONE_STOP = 5.0
 """Seconds in which the same signal counts once."""
 REASON = "VISUAL_GRPO_REASON"
 """Environment variable: the file into which a command that `run` has started writes why it fails."""
-OWN_TORCHRUN = "distributed.processes"
-"""The run id of a torchrun that the command has become by itself."""
+STORE = "VISUAL_GRPO_STORE"
+"""Environment variable: the file by which the ranks find each other that a command has started by itself."""
 
 
 def is_rank() -> bool:
@@ -32,7 +32,7 @@ def is_rank() -> bool:
 
 def under_torchrun() -> bool:
     """Returns whether the user has started this command with torchrun."""
-    return is_rank() and os.environ["TORCHELASTIC_RUN_ID"] != OWN_TORCHRUN
+    return is_rank() and STORE not in os.environ
 
 
 class Stopped(KeyboardInterrupt):

@@ -97,7 +97,7 @@ class RewardOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Requirements of a reward on every record; checked before the first rollout."""
+    """Requirements of a reward on every record; checked before the first rollout. A judge leaves others unscored."""
 
     target: bool = False
     """A ``target_image``."""
@@ -107,6 +107,11 @@ class Needs:
     """All samples of a prompt in one call, as neighbours: it compares them with each other."""
     video: bool = False
     """Whole videos as samples; without it, a reward of videos is given their frames (`rewards.frames`)."""
+
+    def missing(self, record: PromptRecord) -> list[str]:
+        """Returns ``target`` and ``source`` where they are needed and the record has none."""
+        there = {"target": record.target_image is not None, "source": bool(record.source_images)}
+        return [kind for kind, given in there.items() if getattr(self, kind) and not given]
 
 
 @dataclass(frozen=True, kw_only=True)

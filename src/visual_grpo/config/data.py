@@ -64,7 +64,9 @@ class DataConfig(Strict):
     )
     fps: float = Field(16.0, gt=0, description="frames per second of a video")
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
-    held_out_share: Share = Field(0.2, description="share of prompts that never occur in training")
+    held_out_share: Share = Field(
+        0.2, description="share of prompts that never occur in training; 0 = none, and no gain is judged"
+    )
     sealed_share: Share = Field(
         0.0, description="share of prompts kept for the promotion gate alone: neither trained on nor held out"
     )
@@ -73,7 +75,11 @@ class DataConfig(Strict):
         False, description="accept files outside the data's folder; only for records that you trust"
     )
     max_pixels: int = Field(178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit")
-    max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file")
+    max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file, or of a record in a tar")
+    max_zip_ratio: float = Field(
+        100, ge=1, description="times its own size that a zip may unpack to, if that is more than 100 MB"
+    )
+    max_zip_files: int = Field(10_000_000, ge=1, description="files in a zip")
 
     @field_validator("path")
     @classmethod

@@ -150,7 +150,9 @@ class PromotionConfig(GateRule):
     )
     rolled_back: bool = Field(False, description="allow adapters whose promotion was rolled back")
     base_copy_mb: float = Field(
-        200, ge=0, description="largest local base model (MB) that is copied into a version; else path and digest"
+        200,
+        ge=0,
+        description="largest local base model (MB), without links, that is copied into a version; else path and digest",
     )
 
     @field_validator("alias")

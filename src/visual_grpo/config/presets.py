@@ -13,7 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import from_here
+from visual_grpo.common.files import from_here, settled
 
 CATALOG = Path(__file__).parents[3] / "conf/base/catalog.yml"
 ROOT = "data"
@@ -44,8 +44,8 @@ def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
 
 
 def place(output: str | Path, dataset: str) -> Path:
-    """Returns where a dataset of the catalog is, in the folder of results ``output``."""
-    return Path(output) / _places()[dataset]
+    """Returns where a dataset of the catalog is, in the folder of results ``output``, for whoever reads it there."""
+    return settled(Path(output) / _places()[dataset])
 
 
 @cache
@@ -86,6 +86,15 @@ _GUARDS_OF_VIDEOS = {name: {"weight": 0.0, "frames": "all"} for name in (*GUARDS
     name: {"weight": 0.0} for name in ("motion", "flicker")
 }
 """They fall, beside those, with videos that stand still, flicker, or turn white or black."""
+
+TARGET_JUDGE = "target_layout"
+"""Stands beside rewards of records with target images where no judge is named (`operations.preflight`).
+
+Why none of the usual similarities: a target is often one of many pictures that its prompt allows. On pairs that share
+nothing but a caption, `psnr`, `ssim` and `delta_e` fall with contrast, so that they contradict a gain in quality, and
+rise with grey, so that they confirm the commonest hack of `ssim` itself. A correlation of coarse cells does neither; it
+needs no weights and costs little.
+"""
 
 PRESETS: Mapping[PresetName, Preset] = {
     "text": Preset(rewards={"ocr": {"weight": 1.0}, **GUARDS}),

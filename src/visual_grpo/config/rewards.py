@@ -1,54 +1,13 @@
-"""Parameters of rewards, and what in their options is secret."""
+"""Parameters of rewards."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from visual_grpo.common.errors import UserError
 from visual_grpo.config.base import NotEmpty, Stated, Strict
-
-_NAMES = re.compile(
-    r"(^|[_.-])(secret|token|passw(or)?d|passphrase|(api|access|private|auth)[_-]?key|credentials?|auth|authorization"
-    r"|bearer|cookie)($|[_.-])",
-    re.IGNORECASE,
-)
-_IN_ADDRESS = re.compile(
-    r"://[^/\s:@]*:[^/\s@]+@|[?&;](access_?|auth_?|api_?)?(token|key|sig|signature|secret|password)=", re.IGNORECASE
-)
-"""https://user:password@host and https://host/path?token=..."""
-_VARIABLE = re.compile(r"((?:Bearer |Basic )?)\$([A-Za-z_]\w*)")
-_PUBLIC_HEADERS = ("accept", "content-type", "user-agent")
-
-
-def secret_options(options: Mapping[str, Any], section: str = "") -> Iterator[str]:
-    """Names of the options whose text looks like a secret itself and not like the name of a variable."""
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from secret_options(value, name)
-        elif isinstance(value, str) and value and not _VARIABLE.fullmatch(value):
-            header = section.lower() in ("headers", "extra_headers") and name.lower() not in _PUBLIC_HEADERS
-            if header or _NAMES.search(name) or _IN_ADDRESS.search(value):
-                yield f"{section}.{name}" if section else name
-
-
-def with_variables(value: Any, reward: str) -> Any:
-    """Replaces each ``$NAME`` in the options by that environment variable. Raises UserError if it is not set."""
-    if isinstance(value, Mapping):
-        return {name: with_variables(item, reward) for name, item in value.items()}
-    match = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return value
-    if not os.environ.get(match[2]):
-        raise UserError(
-            f"reward {reward!r}: an option names the variable {value}, which the environment does not have:"
-            f" export {match[2]}=..."
-        )
-    return match[1] + os.environ[match[2]]
 
 
 class RewardConfig(Strict):
@@ -101,14 +60,3 @@ class RewardConfig(Strict):
         if self.over_frames == "minimum" and self.weight < 0:
             raise ValueError(f"over_frames is minimum, the best frame at the weight {self.weight:g}: set it to mean")
         return self
-
-    @field_validator("options")
-    @classmethod
-    def _no_secrets(cls, options: dict[str, object]) -> dict[str, object]:
-        name = next(secret_options(options), None)
-        if name is not None:
-            raise ValueError(
-                f"{name} looks like a secret, and parameters are stored with every run. Put it into a variable of the"
-                f" environment and name that: {name}: $NAME"
-            )
-        return options

@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from visual_grpo.common.errors import UserError, nearest, nearest_hint
 from visual_grpo.config.base import AdapterName, NotEmpty, OnRequest, Strict
+from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.data import DataConfig, StarterConfig
 from visual_grpo.config.pipelines import (
     CompareConfig,
@@ -35,7 +36,7 @@ from visual_grpo.config.pipelines import (
     VoteConfig,
 )
 from visual_grpo.config.policy import DistributedConfig, LoraParams, ModelConfig, PolicyConfig, SamplingConfig
-from visual_grpo.config.presets import AUTO, LISTED, PRESETS, PresetName, place, with_rewards
+from visual_grpo.config.presets import AUTO, LISTED, PRESETS, TARGET_JUDGE, PresetName, place, with_rewards
 from visual_grpo.config.rewards import RewardConfig
 from visual_grpo.config.training import (
     AlarmConfig,
@@ -125,6 +126,15 @@ class Parameters(Strict):
             if not re.fullmatch("[0-9a-f]{12,64}", str(digest)):
                 raise ValueError(f"expected 12 to 64 hex digits, the digest of one folder, got {digest!r}")
         return [str(digest) for digest in given]  # Digits alone are a number on the command line.
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> Self:
+        for name in find_secrets(self.public()):
+            raise ValueError(
+                f"{name} looks like a secret, and parameters are stored with every run. Put it into a variable of the"
+                " environment. An option of a reward may name that: $NAME"
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_is_rewarded(self) -> Self:
@@ -227,8 +237,20 @@ class Parameters(Strict):
 
     def with_reward(self, preset: str) -> Parameters:
         """Returns the parameters with the rewards of ``preset``, which the records have chosen."""
+        return self._with(preset, {})
+
+    def with_target_judge(self) -> Parameters:
+        """Returns the parameters with the judge of target images, unless the user has named or removed one."""
+        judged = any(reward.judge for reward in self.rewards.values())
+        if judged or self.reward == LISTED or self.data.task == "segmentation" or TARGET_JUDGE in self.rewards:
+            return self
+        frames = {} if self.data.frames is None else {"frames": "all"}
+        return self._with(self.reward, {TARGET_JUDGE: {"judge": True, **frames}})
+
+    def _with(self, preset: str | None, rewards: Mapping[str, Any]) -> Parameters:
         tree = self.model_dump()
-        return validate({**tree, "reward": preset, "rewards": tree["rewards"] | dict.fromkeys(self._removed)})
+        entries = tree["rewards"] | rewards | dict.fromkeys(self._removed)
+        return validate({**tree, "reward": preset, "rewards": entries})
 
     def weights(self, modules: Sequence[str]) -> dict[str, float]:
         """Each reward's weight: of one module in its training, the mean over several where they are judged together."""
@@ -323,7 +345,8 @@ def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
         return f"{name} is missing{meaning}"
     value = repr(detail["input"])
     value = value if len(value) <= _LONGEST_VALUE else value[:_LONGEST_VALUE] + "..."
-    shown = "" if isinstance(detail["input"], Mapping) else f" = {value}"
+    is_shown = not isinstance(detail["input"], Mapping) and not any(find_secrets({name: detail["input"]}))
+    shown = f" = {value}" if is_shown else ""
     if detail["type"] == "extra_forbidden":
         return f"{name}{shown}: there is no such parameter.{_nearest_key(path, list(fields))}"
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)

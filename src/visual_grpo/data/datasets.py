@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import heal, replace_folder
+from visual_grpo.common.files import replace_folder, settled
 from visual_grpo.data.manifest import RecordTable
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class FolderDataset(_PathDataset):
         return base64.b64encode(image.read_bytes()).decode()
 
     def _exists(self) -> bool:
-        heal(self._path)
-        return self._path.is_dir()
+        return settled(self._path).is_dir()
 
 
 class RecordsDataset(_PathDataset):

@@ -12,7 +12,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,7 +33,7 @@ from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.report import Report, also_rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_split, is_split, split_group, usual_name
+from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_splits, is_split, split_group, usual_name
 
 IMAGES = "images"
 """Folder of the prepared images, beside the manifest."""
@@ -78,7 +78,7 @@ class Preparation:
                 warnings.filterwarnings("ignore", module=r"PIL\.")  # Odd EXIF data and the like do no harm.
                 write_manifest(without_splits, self._rows(store, progress))
             report.warnings += self._splits_not_used()
-            rows = self._with_splits(RecordTable(without_splits).rows())
+            rows = self._with_splits(RecordTable(without_splits))
             write_manifest(manifest, rows, lambda: facts | report.finish(self._found.finish()))
         finally:
             without_splits.unlink(missing_ok=True)
@@ -121,17 +121,20 @@ class Preparation:
         elif self.source.folder and self._config.split is None and usual_name(only) not in (None, "train"):
             yield f"the data's only split is {only}: it is divided like data without splits"
 
-    def _with_splits(self, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def _with_splits(self, draft: RecordTable) -> Iterator[dict[str, Any]]:
         """Yields the rows with their splits, without those that share a prompt or a picture with `held_out_split`."""
         held_out, self._report.joined = self._groups.held_out(), self._groups.joined
-        for row in rows:
+        known = ((self._groups.of(row["split_group"]), row["id"]) for row in draft.rows() if row["split"] != HELD_OUT)
+        free = [(key, name) for key, name in known if key not in held_out]
+        splits, self._report.groups = iter(assign_splits(free, self._config)), len({key for key, _ in free})
+        for row in draft.rows():
             key = self._groups.of(row["split_group"])
             if row["split"] != HELD_OUT and key in held_out:
                 message = f"its prompt, its picture or its group is in the split {self._config.held_out_split}, too"
                 place = Place(row["target_file"] or self._config.path)
                 self._report.reject(Rejected("also_held_out", message, "It does not train").at(place, row["id"]))
                 continue
-            row["split"] = row["split"] or assign_split(key, row["id"], self._config)
+            row["split"] = row["split"] or next(splits)
             row["split_group"] = hashlib.sha256(key.encode()).hexdigest()
             self._report.accept(row)
             yield row
@@ -219,7 +222,7 @@ def with_ids(items: Iterator[Item]) -> Iterator[Item]:
     """Yields the items, records without an id with a hash of their content.
 
     It depends on the record's folder, prompt and images, and on the number of identical records before it: adding or
-    reordering other records does not move it to another split.
+    reordering other records does not change it.
     """
     repetitions: Counter[bytes] = Counter()
     for item in items:

@@ -8,25 +8,27 @@ from dataclasses import asdict
 from typing import Any
 
 from visual_grpo.common.errors import UserError, counted, sanitize
-from visual_grpo.config import DataConfig
+from visual_grpo.config import DataConfig, Task
 from visual_grpo.data.found import UNNAMED
 from visual_grpo.data.manifest import FEW_PROMPTS, prompt_hash
 from visual_grpo.data.record import Note, Place, Rejected
-from visual_grpo.data.splits import HELD_OUT, SEALED, SPLITS
+from visual_grpo.data.splits import HELD_OUT, SEALED, SPLITS, fewest
 
 _MAX_LISTED = 1000
 """Rejected records that are listed individually; all are counted."""
 _MAX_SHOWN = 5
 """Rejected records in a message."""
+_UNITS: Mapping[Task, str] = {"segmentation": "image", "i2i": "edit"}
+"""What the records of a group have in common, if it is not the prompt."""
+_ADVISED = 0.25
+"""Largest held-out share that is advised."""
 
 
 class Report:
     """Counts accepted and rejected records, by split and reason."""
 
     def __init__(self, config: DataConfig) -> None:
-        self._strict = config.strict
-        held_out = 0.0 if config.held_out_split else config.held_out_share
-        self._shares = {"eval": config.eval_share, "held_out": held_out, SEALED: config.sealed_share}
+        self._config = config
         self.rejections: list[Rejected] = []
         self.reasons: Counter[str] = Counter()
         self._records: Counter[str] = Counter()
@@ -38,9 +40,10 @@ class Report:
         """Records with a picture."""
         self.joined = 0
         """Groups that share a picture with another."""
+        self.groups = 0
+        """Groups of which a share is held out."""
         self._held_out: set[str] = set()
         """Groups of records that are held out together: an evaluation's independent units."""
-        self._unit = {"segmentation": "image", "i2i": "edit"}.get(config.task, "prompt")
         self._notes: dict[tuple[str, str], tuple[int, Place]] = {}
         """Kind and text -> their number and the first place."""
         self._example = ""
@@ -48,7 +51,7 @@ class Report:
         self.warnings: list[str] = []
 
     def reject(self, rejection: Rejected) -> None:
-        if self._strict:
+        if self._config.strict:
             raise UserError(f"{rejection} (data.strict stops at the first rejected record)")
         self.reasons[rejection.reason] += 1
         if len(self.rejections) < _MAX_LISTED:
@@ -75,15 +78,7 @@ class Report:
         if not accepted:
             raise UserError(no_records_left(self.rejections, rejected))
         if not self._records["train"]:
-            others = [split for split, share in self._shares.items() if share > 0 and self._records[split]]
-            shares = (
-                f": the splits {', '.join(others)} take all. Add records or lower"
-                f" {', '.join(f'data.{split}_share' for split in others)}"
-            )
-            raise UserError(
-                f"Of {counted(accepted, 'usable record')} none is left to train on{shares * bool(others)}."
-                f"{also_rejected(self.rejections, rejected)}"
-            )
+            raise UserError(none_to_train_on(accepted, self._config) + also_rejected(self.rejections, rejected))
         self._warn(accepted)
         if not self._pictures and (unused := found["files"]["ignored"].get(UNNAMED)):
             remedy = (
@@ -109,21 +104,58 @@ class Report:
         }
 
     def _warn(self, accepted: int) -> None:
-        for split, share in self._shares.items():
-            if share > 0 and not self._records[split]:
-                warning = f"the split {split} is empty although its share is {share:.3g}"
-                self.warnings.append(f"{warning}: {counted(accepted, 'record')} in all")
-        raise_share = " or raise data.held_out_share" if self._shares[HELD_OUT] > 0 else ""
-        if 0 < len(self._held_out) < FEW_PROMPTS:
-            self.warnings.append(
-                f"{counted(len(self._held_out), f'independent {self._unit}')} in held_out: fewer than {FEW_PROMPTS} are"
-                f" too few to rely on what an evaluation finds. Add records{raise_share}"
-            )
+        config = self._config
+        few = few_held_out(self._records, len(self._held_out), self.groups, config)
+        if few is not None and (config.held_out_split or config.held_out_share > 0):  # Who wants none need not be told.
+            self.warnings.append(few)
+        elif config.eval_share > 0 and not self._records["eval"]:
+            self.warnings.append(f"the split eval is empty: {counted(accepted, 'record')} in all")
+        if config.sealed_share > 0 and not self._records[SEALED]:
+            self.warnings.append(f"the split sealed is empty: {counted(accepted, 'record')} in all")
         if self.joined:
-            shared = f"{counted(self.joined, self._unit)} with a picture of another one"
+            shared = f"{counted(self.joined, _unit(config))} with a picture of another one"
             self.warnings.append(f"{shared}: they are held out together or not at all")
         for (kind, text), (count, place) in self._notes.items():
             self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
+
+
+def few_held_out(records: Mapping[str, int], held_out: int, groups: int, config: DataConfig) -> str | None:
+    """Says what the splits are where too few groups are held out to judge a gain; None if there are enough.
+
+    ``records`` are counted by split; ``held_out`` groups are held out of ``groups``.
+    """
+    if held_out >= FEW_PROMPTS:
+        return None
+    share, unit = 0.0 if config.held_out_split else config.held_out_share, _unit(config)
+    advice = f"Add records with other {unit}s"
+    if held_out:
+        why = f"Fewer than {FEW_PROMPTS} independent {unit}s are held out: too few to judge a gain"
+        if share > 0 and _ADVISED * groups >= FEW_PROMPTS:
+            advice += ", or raise data.held_out_share"
+    elif share > 0:
+        needed = f" (it takes {fewest(share)})" * (groups < fewest(share))
+        found = f"{counted(groups, f'independent {unit}')} {'is' if groups == 1 else 'are'}"
+        why = f"{found} too few to hold any out{needed}, so nothing can judge a gain"
+    elif config.held_out_split:
+        why = f"No record of the split {config.held_out_split} is usable, so nothing can judge a gain"
+    else:
+        why, advice = "data.held_out_share is 0, so nothing can judge a gain", ""
+    counts = {split: records[split] for split in SPLITS if split != SEALED or records[split]}
+    listed = ", ".join(f"{count} {split.replace('_', ' ')}" for split, count in counts.items())
+    return ". ".join(filter(None, (f"{counted(sum(counts.values()), 'record')}: {listed}", why, advice)))
+
+
+def none_to_train_on(accepted: int, config: DataConfig) -> str:
+    """Returns why no record is left to train on: shares leave at least one."""
+    return (
+        f"Of {counted(accepted, 'usable record')} none is left to train on: all are in data.held_out_split"
+        f" ({config.held_out_split}), or share a prompt or a picture with it. Add records to another split, or name one"
+        " that has some with data.split."
+    )
+
+
+def _unit(config: DataConfig) -> str:
+    return _UNITS.get(config.task, "prompt")
 
 
 def no_records_left(rejections: Sequence[Rejected], count: int) -> str:

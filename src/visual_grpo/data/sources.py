@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path, PurePath
 from typing import NamedTuple
-from zipfile import BadZipFile, ZipFile
 
-from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
-from visual_grpo.common.files import fresh_folder
+from visual_grpo.common.files import settled
 from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
+from visual_grpo.data.archives import unzipped
 from visual_grpo.data.record import VIDEO_SUFFIXES, Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
 from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
@@ -116,12 +115,12 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     if data.path.startswith(tabular.HUB):
         path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
         return RecordSource("table", path, Limits.from_config(data, path), data)
-    path = Path(data.path)
+    path = settled(Path(data.path))
     if not path.exists():
         draws = Remedy("starter", {"data.path": None}) if parameter == "data.path" else None
         raise UserError(f"{parameter}: there is no {path}.{_suggestions(path, parameter)}", remedy=draws)
     if path.suffix.lower() == ".zip" and path.is_file():
-        path = _unzipped(path)
+        path = unzipped(path, data)
     limits = Limits.from_config(data, path)
     name, file = _layout_of(path, limits, data, parameter)
     if name in _QUERIES and data.task != "segmentation":
@@ -147,23 +146,6 @@ def _layout_of(path: Path, limits: Limits, data: DataConfig, parameter: str) -> 
     if path.is_dir():
         _refuse_several(path, limits, parameter, names)
     raise UserError(_no_layout_fits(path, limits, parameter, names))
-
-
-def _unzipped(path: Path) -> Path:
-    """Unpacks an archive into the cache of `datasets`; returns that folder, or the only folder in it."""
-    from datasets import config
-
-    folder = Path(config.EXTRACTED_DATASETS_PATH) / file_digest(path)
-    if not folder.is_dir():
-        try:
-            with ZipFile(path) as archive, fresh_folder(folder) as draft:
-                for entry in archive.infolist():  # Windows' archives may have its separators.
-                    entry.filename = entry.filename.replace("\\", "/")
-                archive.extractall(draft, archive.infolist())
-        except (BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
-            raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
-    found = [path for path in folder.iterdir() if not is_system_file(path.name)]
-    return found[0] if len(found) == 1 and found[0].is_dir() else folder
 
 
 def _refuse_several(

@@ -1,14 +1,16 @@
 """The splits that people's data come with, and those that records are trained and evaluated in.
 
-The second depend on hashes of the record alone, so that adding records moves another only if they show its
-picture: then they are joined.
+The second follow from hashes of each record, and adding records moves hardly any other: those that show a new one's
+picture, since then they are joined, and one or two where records are few, since then numbers are corrected.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -25,6 +27,13 @@ OPEN = ("train", "eval", HELD_OUT)
 SPLITS = (*OPEN, SEALED)
 ALL = "all"
 """``data.split`` of those who want the records of every split."""
+FEW = 8
+"""Records, or groups, from which each split with a share has some."""
+LEAST_GROUPS = 2
+"""Fewest groups that are held out, or sealed, if any are: a single one gives no interval."""
+LUCK = 0.1
+"""Largest difference between the share of records, or groups, in a split and the one asked for."""
+_ROUNDING = 1e-9
 _NAMES: Mapping[str, str] = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -124,18 +133,76 @@ def split_group(record: Record, source_sha256: Sequence[str], task: Task) -> str
     return "\0".join(["" if task == "segmentation" else prompt_key(record.prompt), *source_sha256])
 
 
-def assign_split(group: str, record_id: str, data: DataConfig) -> str:
-    """Returns the split of a record of the `split_group` ``group``."""
-    # Held-out keys are at one end of the range and sealed ones at the other, so that neither share takes from the other
-    # when it is raised. Where a split of the data is held out, no further record is.
-    fraction, held_out = _fraction("prompt", group), 0 if data.held_out_split else data.held_out_share
-    if fraction < held_out:
-        return HELD_OUT
-    if fraction >= 1 - data.sealed_share:
-        return SEALED
+def assign_splits(records: Sequence[tuple[str, str]], data: DataConfig) -> list[str]:
+    """Returns the split of each record, in their order, given its group (`split_group`) and its id.
+
+    The hashes alone decide as long as every share is met within `LUCK`, no split is too small (`split_size`) and no
+    more records are held out than train.
+    """
+    # Where a split of the data is held out, no further record is.
+    held_out_share = 0.0 if data.held_out_split else data.held_out_share
+    rest = 1 - held_out_share - data.sealed_share
+    sizes, total = Counter(group for group, _ in records), len(records)
+    hashes = {group: _fraction("prompt", group) for group in sizes}
+    for_eval = int(total >= fewest(data.eval_share, 1))
+
+    # As many records train as are held out, unless the shares ask for more of these; one trains in any case.
+    is_balanced = held_out_share <= rest - data.eval_share + _ROUNDING
+    room = total * (1 - data.sealed_share) - for_eval
+    held_out = _lowest(hashes, sizes, held_out_share, room / 2 if is_balanced else room - 1)
+    number = sum(map(sizes.__getitem__, held_out))
+    free = total - number - max(1, number if is_balanced else 0)
+    # Held-out hashes are at one end of the range and sealed ones at the other, so that neither share takes from the
+    # other when it is raised.
+    others = {group: 1 - hashes[group] for group in sizes if group not in held_out}
+    sealed = _lowest(others, sizes, data.sealed_share, free - for_eval)
+    free -= sum(map(sizes.__getitem__, sealed))
+
     # eval_share is a share of all records, but only those neither held out nor sealed can get into eval.
-    rest = 1 - held_out - data.sealed_share
-    return "eval" if data.eval_share > 0 and _fraction("id", record_id) < data.eval_share / rest else "train"
+    ids = {name: _fraction("id", name) for group, name in records if group not in held_out and group not in sealed}
+    by_hash = sum(fraction < data.eval_share / rest for fraction in ids.values())
+    number = min(split_size(by_hash, total, data.eval_share, 1), max(0, free))
+    evaluation = set(sorted(ids, key=lambda name: (ids[name], name))[:number])
+    return [
+        HELD_OUT if group in held_out else SEALED if group in sealed else "eval" if name in evaluation else "train"
+        for group, name in records
+    ]
+
+
+def _lowest(hashes: Mapping[str, float], sizes: Mapping[str, int], share: float, room: float) -> set[str]:
+    """Chooses the groups with the lowest of ``hashes``, a share of all ``sizes``, with ``room`` for their records."""
+    number = split_size(sum(fraction < share for fraction in hashes.values()), len(sizes), share, LEAST_GROUPS)
+    ranked = sorted(hashes, key=lambda group: (hashes[group], group))
+    chosen = _fitting(ranked, sizes, number, room)
+    if len(chosen) < min(number, LEAST_GROUPS):  # The first has most of the room.
+        chosen = _fitting(sorted(ranked, key=sizes.__getitem__), sizes, LEAST_GROUPS, room)
+    return chosen
+
+
+def _fitting(ranked: Sequence[str], sizes: Mapping[str, int], number: int, room: float) -> set[str]:
+    """Takes groups in their order, up to ``number``, and passes over those that have more records than ``room``."""
+    chosen = set[str]()
+    for group in ranked:
+        if len(chosen) < number and sizes[group] <= room:
+            chosen.add(group)
+            room -= sizes[group]
+    return chosen
+
+
+def split_size(by_hash: int, of: int, share: float, least: int) -> int:
+    """Returns how many ``of`` records or groups are in a split with this share, where hashes give ``by_hash``.
+
+    It is 0 if there are not the `fewest`, else at least ``least``, and within `LUCK` of the share.
+    """
+    if of < fewest(share, least):
+        return 0
+    low, high = (of * (share + luck) for luck in (-LUCK, LUCK))
+    return min(max(by_hash, math.ceil(low - _ROUNDING), least), max(math.floor(high + _ROUNDING), least))
+
+
+def fewest(share: float, least: int = LEAST_GROUPS) -> float:
+    """Returns the fewest records or groups of which a split takes ``least``: `FEW`, or what the share asks for."""
+    return min(FEW, math.ceil(least / share - _ROUNDING)) if share > 0 else math.inf
 
 
 class Groups:

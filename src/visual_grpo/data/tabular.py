@@ -1,6 +1,6 @@
 """Rows of tables: JSON lines, JSON, CSV, Parquet, webdataset's tar, a `Dataset` on disk or on the Hugging Face hub.
 
-The library `datasets` reads Parquet, tar, saved and hub datasets. JSON lines and CSV are read here: its readers need
+The library `datasets` reads Parquet, saved and hub datasets. JSON lines and CSV are read here: its readers need
 columns of one type and give up a whole file for one bad line, where only that record should be rejected.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import csv
 import glob
 import json
+import tarfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
+from visual_grpo.data.archives import tar_rows
 from visual_grpo.data.columns import prompt_columns, record_from_row
 from visual_grpo.data.record import (
     LFS_REMEDY,
@@ -40,12 +42,9 @@ from visual_grpo.data.record import (
 from visual_grpo.data.splits import ALL, COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
 
 HUB = "hf://datasets/"
-_BUILDERS: dict[str, dict[str, Any]] = {
-    ".parquet": {"path": "parquet", "batch_size": 16},  # Rows in memory.
-    ".tar": {"path": "webdataset"},
-}
-"""Suffix -> options of `datasets.load_dataset`."""
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", *_BUILDERS)
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".tar")
+_ROWS_IN_MEMORY = 16
+"""Of a Parquet table."""
 Row = dict[str, Any] | Rejected | Note
 
 
@@ -56,7 +55,7 @@ def find_records(path: Path, limits: Limits) -> Path | None:
 
 
 def read_records(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    return _read_file(path, path.parent, data, canonical=True)
+    return _read_file(path, path.parent, limits, data, canonical=True)
 
 
 def find_metadata(path: Path, limits: Limits) -> Path | None:
@@ -80,7 +79,7 @@ def read_metadata(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         seen.add(file.parent)
         folders = reversed(file.relative_to(base).parts[:-1])
         split = next(filter(usual_name, folders), None)
-        for item in _read_file(file, base, data):
+        for item in _read_file(file, base, limits, data):
             if has_images and isinstance(item, Record) and item.target_image is None and item.source_images is None:
                 missing = Rejected("missing_target", "the row names no image", "Add its file_name, or remove the row")
                 item = missing.at(item.place, item.id)
@@ -109,7 +108,7 @@ def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     for file in files:
         if file != path:  # The path that the user names may be a link.
             limits.require_inside(file)
-        yield from _read_file(file, base, data)
+        yield from _read_file(file, base, limits, data)
 
 
 def count_table(path: Path, data: DataConfig) -> Counter[str | None] | None:
@@ -171,20 +170,26 @@ def _is_table(file: Path) -> bool:
         return text.read(100).lstrip().startswith("[")
 
 
-def _read_file(file: Path, base: Path, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
+def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
     """Yields the records of one table in the dataset's folder ``base``."""
     name, suffix = file.relative_to(base).as_posix(), file.suffix.lower()
-    if suffix in _BUILDERS:
+    if suffix == ".parquet":
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # The UserError is the one message.
         with _name_in_errors(file):
             files = glob.escape(str(file))
-            dataset = datasets.load_dataset(data_files=files, split="train", streaming=True, **_BUILDERS[suffix])
+            dataset = datasets.load_dataset(
+                "parquet", data_files=files, split="train", streaming=True, batch_size=_ROWS_IN_MEMORY
+            )
         yield from _read_dataset(dataset, name, file.parent, data)
         return
-    read = {".json": _json_rows, ".jsonl": _json_lines}.get(suffix, partial(_csv_rows, data=data))
-    for number, row in read(file):
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, Row]]]] = {
+        ".json": _json_rows,
+        ".jsonl": _json_lines,
+        ".tar": partial(_tar_rows, limits=limits),
+    }
+    for number, row in readers.get(suffix, partial(_csv_rows, data=data))(file):
         place = Place(name, number)
         if isinstance(row, dict):
             yield record_from_row(row, place, file.parent, data, canonical=canonical)
@@ -217,6 +222,11 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
                 continue
             message = f"the line is a JSON {type(value).__name__}, not an object"
             yield number, value if isinstance(value, dict) else Rejected("not_json", message, remedy)
+
+
+def _tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, Row]]:
+    with _name_in_errors(file):
+        yield from tar_rows(file, limits)
 
 
 def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
@@ -283,7 +293,6 @@ def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig
     with _name_in_errors(name):
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
-            row.pop("__url__", None)  # Where a tar lies is no property of a record.
             row |= {key: kind.int2str(row[key]) for key, kind in names.items() if isinstance(row[key], int)}
             cells = {key: _cell(value, f"{place}, column {key}", folder) for key, value in row.items()}
             yield record_from_row(cells, place, folder or Path(name, "none"), data)
@@ -306,7 +315,7 @@ def _name_in_errors(name: object) -> Iterator[None]:
 
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (pa.ArrowException, tarfile.TarError, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         if isinstance(name, Path) and name.is_file() and is_lfs_pointer(name):
             raise UserError(f"{name} is a Git LFS pointer, not the file. {LFS_REMEDY}.") from error
         text = str(error).strip().partition("\n")[0]

@@ -28,10 +28,12 @@ def compare(
 
     ``difference`` is trained minus baseline over samples of the same prompt and seed, with a 95% interval over whatever
     is held out together: a prompt, an image or a group (see ``paired``). ``bootstrap_samples`` and ``seed`` are for
-    ratios. ``samples`` counts all samples of a side, ``unscored_baseline`` and ``unscored_trained`` those that could
-    not be scored, and ``unscored_differs`` says whether their shares differ (the t-interval excludes 0). A score that
-    is a reward's measure of the task has its name there as ``measure``. A judge has ``judge_of`` and the ``confidence``
-    of its interval: by Bonferroni's inequality those of all judges contain the true differences at once in 95%.
+    ratios. ``prompts`` counts those with a scored pair, ``all_prompts`` all; ``samples`` all samples of a side,
+    ``unscored_baseline`` and ``unscored_trained`` those that could not be scored, and ``unscored_differs`` says whether
+    their shares differ (the t-interval excludes 0). A score that is a reward's measure of the task has its name there
+    as ``measure``; one that is a guard has as ``guard`` what is wrong where it falls. A judge has ``judge_of`` and the
+    ``confidence`` of its interval: by Bonferroni's inequality those of all judges contain the true differences at once
+    in 95%.
     Raises ``UserError`` unless both tables contain exactly the same samples and scores.
     """
     return _entries(join(baseline, trained), trained, bootstrap_samples, seed)
@@ -130,13 +132,14 @@ def score_columns(scores: pd.DataFrame) -> dict[str, str]:
 
 
 def _entries(pairs: pd.DataFrame, trained: pd.DataFrame, samples: int, seed: int) -> list[dict[str, Any]]:
-    weights, measures, relative = trained.attrs["weights"], trained.attrs.get("measures", {}), rankings(trained)
-    judges = judges_of(trained)
+    weights, relative, judges = trained.attrs["weights"], rankings(trained), judges_of(trained)
+    measures, guards = (trained.attrs.get(name, {}) for name in ("measures", "guards"))
     each = confidence_of_each(judges)
     return [
         {"name": name, "split": split, "sampler": sampler, "optimised": name == "total" or bool(weights.get(name))}
         | ({"ranking": True} if name in relative else {})
         | ({"measure": measures[name]} if name in measures else {})
+        | ({"guard": guards[name]} if name in guards else {})
         | ({"judge_of": judges[name], "confidence": each} if name in judges else {})
         | _measure(rows, column, samples, seed, each if name in judges else CONFIDENCE)
         for (sampler, split), rows in pairs.groupby(["sampler", "split"], sort=False)
@@ -157,6 +160,7 @@ def _measure(rows: pd.DataFrame, column: str, samples: int, seed: int, confidenc
         "prompts": rows["id"][before.notna() & after.notna()].nunique(),
         # JSON has no NaN.
         **{key: None if math.isnan(value) else value for key, value in asdict(measured).items()},
+        "all_prompts": rows["id"].nunique(),
         "samples": len(rows),
         "unscored_baseline": int(before.isna().sum()),
         "unscored_trained": int(after.isna().sum()),

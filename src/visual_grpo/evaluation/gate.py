@@ -123,7 +123,11 @@ class GateDecision:
         few = f"{counted(self.units, 'independent prompt')} with scores, fewer than {FEW_UNITS}"
         if self.units < 2:
             return [f"{few}: too few to detect any gain."]
-        unreliable = [f"{FEW_NOTE} Hold out more (data.held_out_share)."] if self.units < FEW_PROMPTS else []
+        unreliable = (
+            [f"{FEW_NOTE} Add records or, of many, hold out more (data.held_out_share)."]
+            if self.units < FEW_PROMPTS
+            else []
+        )
         gains = " and ".join(f"{gain:.2g} over the {name}" for name, gain in self.detectable_gain.items())
         return [*unreliable, f"{few}: a gain is detected with {POWER:.0%} probability only if it is at least {gains}."]
 
@@ -142,7 +146,8 @@ def decide(
 
     Against every reference the total's lower bound must be above the margin, no judge may be contradicted, and
     no guard (another reward of weight 0), named subgroup or share of unscored samples may be worse than its limit, by
-    its bound. What cannot be judged, with fewer than two units, does not hold.
+    its bound. What cannot be judged, with fewer than two units, does not hold; a judge that scores neither model's
+    samples, such as one of target images where no prompt has any, has no condition.
 
     Args:
         candidate: scores as of ``read_scores``, of one split at the eval sampler.
@@ -212,6 +217,9 @@ def _conditions(
                 f"unscored/{guard}", f"share without {guard}", missing, "<=", rule.max_unscored_rise, "upper"
             )
     for judge in judges:
+        scored = pairs[[f"reward/{judge}_{side}" for side in ("baseline", "trained")]].notna().any(axis=1)
+        if len({*cluster_ids(pairs[scored])}) < 2:
+            continue  # It scores neither model's samples, as where no prompt has a target image: it refuses nothing.
         measured = _difference(pairs, f"reward/{judge}", confidence_of_each(judges))
         yield condition(f"judge/{judge}", f"judge {judge}", measured, ">=", 0.0, "upper")
     for key, fall in rule.subgroups.items():

@@ -22,7 +22,8 @@ from visual_grpo.config.adapter_folder import CODE
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves
-from visual_grpo.evaluation.verdict import EVAL_NOTE, Entry, change, decimals, extent, lines
+from visual_grpo.evaluation.verdict import EVAL_NOTE, UNWATCHED, Entry, change, decimals, extent, lines
+from visual_grpo.rewards.judges import MissingJudge, missing_judges
 
 CARD_SIDE, THUMBNAIL_SIDE = 1024, 128
 """Largest side in pixels of an image in a gallery, where it can be enlarged, and of one in the list of all pairs."""
@@ -94,12 +95,14 @@ def render(
         title=_title(headline),
         run=", ".join(str(training[name]) for name in ("run.name", "finished") if name in training),
         shown_verdict=_verdict(headline, gate),
-        lines=lines(headline),
+        lines=[line for line in lines(headline) if not line.startswith(UNWATCHED)],
+        unwatched=UNWATCHED,
         lineage=list(_lineage(evaluation)),
         views=_views(entries),
         controls=_tables(evaluation.get("controls", ())),
         measures=measures,
         guards=_guards(entries, headline),
+        missing_judges=_missing_judges(entries, parameters),
         curves=curves,
         galleries={name: [_card(row, baseline, trained, CARD_SIDE) for row in _rows(c)] for name, c in chosen.items()},
         unscored=int(pairs["difference"].isna().sum()),
@@ -194,6 +197,11 @@ def _guards(entries: Sequence[Entry], headline: Mapping[str, Any]) -> list[Entry
     """Selects rewards that are reported but not optimised, in the headline's split and sampler; judges stand apart."""
     shown = (e for e in entries if (e["split"], e["sampler"]) == (headline["split"], headline["sampler"]))
     return [e for e in shown if not e["optimised"] and "/" not in e["name"] and "judge_of" not in e]
+
+
+def _missing_judges(entries: Sequence[Entry], parameters: Mapping[str, Any] | None) -> list[MissingJudge]:
+    optimised = dict.fromkeys(entry["name"] for entry in entries if entry["optimised"])
+    return missing_judges(parameters.get("rewards", {}), optimised) if parameters else []
 
 
 def _headlines_first(pairs: pd.DataFrame, headline: Mapping[str, Any]) -> pd.DataFrame:

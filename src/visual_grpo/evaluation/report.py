@@ -14,6 +14,7 @@ import pandas as pd
 from PIL import Image, ImageOps
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.videos import SUFFIX
 from visual_grpo.config import EvaluationConfig, flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
@@ -48,7 +49,9 @@ def evaluate(
         for measure in (compare, compare_controls)
     )
     known = {"training": training, "depends_on": after.attrs["depends_on"], "rewards": entries, "controls": controls}
-    return {"headline": summarise(entries, controls, names=names, notes=notes), **about, **known}
+    is_video = after["file"].str.endswith(SUFFIX).any()
+    samples = "answers" if "answer" in after else "videos" if is_video else "images"
+    return {"headline": summarise(entries, controls, names=names, notes=notes, samples=samples), **about, **known}
 
 
 def write_report(
@@ -60,7 +63,7 @@ def write_report(
     adapters: Path | None = None,
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and samples and the reward's curve as PNG.
+    """Writes ``evaluation.html`` (self-contained), ``evaluation.json``, and PNGs of the reward's curve and of samples.
 
     ``evaluation`` is of `evaluate`; ``parameters`` in it stand for those of the training. ``history`` has one row per
     training step; ``adapters`` is the folder that the training left, with the pictures of its alarms; ``defaults`` are
@@ -70,7 +73,8 @@ def write_report(
     curves[0].figure.savefig(folder / "training.png", dpi=150)
     pairs = all_pairs(baseline, trained)
     chosen = choose(pairs, *main_view(evaluation["rewards"]))
-    pair_sheet(chosen["samples"], baseline, trained).save(folder / "samples.png")
+    if len(pairs):
+        pair_sheet(chosen["samples"], baseline, trained).save(folder / "samples.png")
     text = json.dumps(evaluation, indent=2, ensure_ascii=False)
     (folder / "evaluation.json").write_text(text, encoding="utf-8")
     alarms = shown_alarms(evaluation.get("training", {}), adapters)

@@ -139,17 +139,15 @@ def generate_and_score(
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and, relative to ``folder``, ``source``, the images that
     were edited, and ``target`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which
-    Parquet preserves, has ``depends_on`` (what decides the samples) and the rewards' weights, judges and measures.
-    ``advance`` is called after every batch with the number of samples and their mean reward so far
+    Parquet preserves, has ``depends_on`` (what decides the samples), and weights, judges, measures and guards of the
+    rewards. ``advance`` is called after every batch with the number of samples and their mean reward so far
     (``console.progress(...).advance``).
     """
-    if not any(requested for _, requested in asked.values()):
-        raise UserError(
-            "no eval and no held-out prompts to generate samples for: raise data.eval_share or data.held_out_share"
-        )
     frames: list[pd.DataFrame] = []
     summed, scored = 0.0, 0
     for sampler, (settings, requested) in asked.items():
+        if not requested:  # Controls, where nothing is held out.
+            continue
         (folder / sampler).mkdir(parents=True, exist_ok=True)
         batches = generate_batches(policy, requested, settings, batch_size)
         for batch, samples, scores in _scored(scorer, _whole_groups(batches) if scorer.needs_whole_groups else batches):
@@ -165,8 +163,23 @@ def generate_and_score(
                 advance(len(batch), reward=summed / scored)
     table = pd.concat(frames, ignore_index=True)
     table = table.drop(columns=[column for column in ("answer", "source", "target") if table[column].isna().all()])
-    table.attrs = {"depends_on": dict(depends_on), "weights": dict(scores.weights)}
-    table.attrs |= {"judges": scorer.judges, "measures": scorer.measures}
+    return _write_scores(table, scorer, folder, depends_on)
+
+
+def write_no_scores(scorer: RewardSet, folder: Path, depends_on: Mapping[str, Any]) -> None:
+    """Writes what ``generate_and_score`` would if it were asked for no sample."""
+    kinds = {
+        **dict.fromkeys(("sampler", "split", "id", "prompt", "unit", "file"), "object"),
+        **dict.fromkeys(("index", "seed"), "int64"),
+        **dict.fromkeys(("total", *(f"reward/{name}" for name in scorer.weights)), "float32"),
+    }
+    table = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
+    _write_scores(table, scorer, folder, depends_on)
+
+
+def _write_scores(table: pd.DataFrame, scorer: RewardSet, folder: Path, depends_on: Mapping[str, Any]) -> pd.DataFrame:
+    table.attrs = {"depends_on": dict(depends_on), "weights": dict(scorer.weights)}
+    table.attrs |= {"judges": scorer.judges, "measures": scorer.measures, "guards": scorer.guards}
     table.to_parquet(folder / SCORES, index=False)
     return table
 

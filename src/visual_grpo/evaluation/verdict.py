@@ -12,20 +12,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from visual_grpo.common import console
+from visual_grpo.config.presets import GUARDS
 from visual_grpo.data.manifest import FEW_PROMPTS
 from visual_grpo.evaluation import CONFIDENCE
 
-GUARDS = ("edge_density", "colour_entropy")
-"""Scores that fall where a policy wins its reward with ever emptier pictures; guards where they are not optimised."""
+UNWATCHED = (
+    "Warning: the only score here is the one that was trained on. A model can raise it and spoil its samples (reward"
+    " hacking), and these numbers would not show that. Add a guard, a score that is measured and never trained on. The"
+    " line for it, under rewards in the parameters:"
+)
 CARRIES_OVER, CONTRADICTED = "carries over", "contradicted"
 """What a judge says of a gain, beside ``not shown``; the latter is also a verdict."""
-MOST_FALL = 0.25
-"""Share of the base's mean by which a guard may fall before a gain is doubted."""
+MOST_LEFT = 0.75
+"""Share of the base's mean below which a gain is doubted if that is all that is left of a guard."""
+NOT_JUDGED = "not judged"
+"""The verdict where nothing was held out."""
 NAMES = ("the base model", "the trained model")
 EVAL_NOTE = "Eval prompts choose the best adapter and may occur in training too: their scores are optimistic."
 FEW_NOTE = f"Fewer than {FEW_PROMPTS} independent prompts are too few to rely on the interval."
 _MOST_DECIMALS, _NO_SIZE = 6, 5e-7
 _NUMBERS = ("baseline", "trained", "difference", "ci_low", "ci_high")
+_NOTHING: Mapping[str, Any] = {
+    "name": "total",
+    "split": "held_out",
+    "sampler": "eval",
+    "optimised": True,
+    "unscored_differs": False,
+    **dict.fromkeys(("prompts", "units", "images", "samples", "unscored_baseline", "unscored_trained"), 0),
+    **dict.fromkeys((*_NUMBERS, "win_rate")),
+}
+"""The entry of a total of no samples."""
 
 Entry = Mapping[str, Any]
 """Result of `compare.compare` for one score, split and sampler."""
@@ -37,19 +53,21 @@ def summarise(
     *,
     names: tuple[str, str] = NAMES,
     notes: Sequence[str] = (),
+    samples: str = "images",
 ) -> dict[str, Any]:
-    """Summarises the total of held-out prompts at the eval sampler, if there are any.
+    """Summarises the total of held-out prompts at the eval sampler, if there are any; ``entries`` may be empty.
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
     ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``; or ``contradicted`` if it lies
-    above 0 and a judge's below. ``fallen`` are the guards that fell, ``judges`` those of `_judge`. ``names`` are of the
-    two sides, for the sentence, and ``notes`` sentences to be read with it. The control is that with the highest mean
-    of the base model; chosen on the same samples, it is optimistically biased. ``task`` and ``control`` are None if
-    there is none.
+    above 0 and a judge's below; or `NOT_JUDGED` if no prompt was held out. ``fallen`` are the guards that fell,
+    ``judges`` those of `_judge`. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read
+    with it. The control is that with the highest mean of the base model; chosen on the same samples, it is
+    optimistically biased. ``guard_to_add`` is the line of the parameters that adds a guard of ``samples`` (images,
+    videos or answers), where no guard and no judge scored any. It, ``task`` and ``control`` are None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
-    entry, beside = rows["total"], list(rows.values())
+    entry, beside = rows.get("total", _NOTHING), list(rows.values())
     judges = [_judge(row, rows[row["judge_of"]], controls) for row in beside if "judge_of" in row]
     is_contradicted = _is_gain(entry) and any(judge["outcome"] == CONTRADICTED for judge in judges)
     measure = next((row for row in beside if "measure" in row), None)
@@ -63,13 +81,16 @@ def summarise(
         "doubts": doubts(entry, beside),
         "fallen": fallen_guards(beside),
         "judges": judges,
+        "guard_to_add": _guard_to_add(beside, samples),
         "verdict": CONTRADICTED if is_contradicted else verdict(entry, beside),
     }
     return headline | {"sentence": _sentence(headline)}
 
 
 def verdict(entry: Entry, beside: Iterable[Entry] = ()) -> str:
-    """Returns ``better``, ``worse`` or ``not shown``; ``beside`` are the other scores of the same samples."""
+    """Returns ``better``, ``worse``, ``not shown`` or `NOT_JUDGED`; ``beside`` are the other scores of the samples."""
+    if entry["split"] == "eval" or not entry["samples"]:
+        return NOT_JUDGED
     if not _excludes_zero(entry) or doubts(entry, beside):
         return "not shown"
     return "better" if entry["ci_low"] > 0 else "worse"
@@ -91,24 +112,21 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
             f"{entry['unscored_trained']} of its {entry['samples']} samples could not be scored (base:"
             f" {entry['unscored_baseline']}), and the means are of the rest"
         )
-    return reasons + [
-        f"its pictures are emptier, {guard['name']} fell from {guard['baseline']:.3g} to {guard['trained']:.3g}"
-        for guard in fallen_guards(beside)
-        # A few pictures have most of the edges, so that the interval alone is wide.
-        if guard["difference"] < -MOST_FALL * guard["baseline"]
-    ]
+    # A few pictures have most of the edges, so that the interval alone is wide. Of scores below 0 there are no shares.
+    fallen = [guard for guard in fallen_guards(beside) if guard["baseline"] > 0]
+    return reasons + [_fall(guard) for guard in fallen if guard["trained"] < MOST_LEFT * guard["baseline"]]
 
 
 def fallen_guards(beside: Iterable[Entry]) -> list[Entry]:
-    """Selects guards that are not optimised and whose interval lies below 0."""
-    guards = [entry for entry in beside if entry["name"] in GUARDS and not entry["optimised"]]
+    """Selects the guards whose interval lies below 0."""
+    guards = [entry for entry in beside if "guard" in entry and not entry["optimised"]]
     return [guard for guard in guards if guard["ci_high"] is not None and guard["ci_high"] < 0]
 
 
 def main_view(entries: Sequence[Entry]) -> tuple[str, str]:
     """Returns the main split and sampler: held-out prompts and the eval sampler if available."""
     views = dict.fromkeys((entry["split"], entry["sampler"]) for entry in entries)
-    return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"))
+    return min(views, key=lambda view: (view[0] != "held_out", view[1] != "eval"), default=("held_out", "eval"))
 
 
 def result(headline: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,10 +141,13 @@ def result(headline: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def lines(headline: Mapping[str, Any]) -> list[str]:
-    """States the headline in words: its sentence, then the task's measure, the control, judges, guards that fell and
-    what was unscored, if any."""
+    """States the headline in words: its sentence, then the warning, notes, the task's measure, the control, judges,
+    guards that fell and what was unscored, if any."""
     names, unscored = headline["names"], [headline["unscored_baseline"], headline["unscored_trained"]]
-    sentences = [headline["sentence"], *headline["notes"]]
+    sentences = [headline["sentence"]]
+    if headline["guard_to_add"]:
+        sentences.append(f"{UNWATCHED} {headline['guard_to_add']}")
+    sentences += headline["notes"]
     if headline["task"]:
         task = headline["task"]
         undefined = f"{task['name']}: no pair of samples could be judged."
@@ -140,18 +161,18 @@ def lines(headline: Mapping[str, Any]) -> list[str]:
     if any(unscored):
         counts = f"base {unscored[0]}, trained {unscored[1]} of {headline['samples']} each"
         sentences.append(f"Could not be scored: {counts}{'; the shares differ' * headline['unscored_differs']}.")
-    if headline["units"] < FEW_PROMPTS and not headline["doubts"]:
+    if headline["units"] < FEW_PROMPTS and not headline["doubts"] and headline["verdict"] != NOT_JUDGED:
         sentences.append(FEW_NOTE)
     return sentences + [EVAL_NOTE] * (headline["split"] == "eval")
 
 
 def show(headline: Mapping[str, Any]) -> None:
-    """Prints the headline in words, its sentence bold and, where there is a difference, in colour."""
+    """Prints the headline in words, its sentence bold and, where there is a difference, in colour; so the warning."""
     sentence, *rest = lines(headline)
     styles = {"better": "bold green", "worse": "bold red", CONTRADICTED: "bold red"}
     console.note(sentence, style=styles.get(headline["verdict"], "bold"))
     for line in rest:
-        console.note(line)
+        console.note(line, style="bold yellow" if line.startswith(UNWATCHED) else "")
 
 
 def change(block: Mapping[str, Any]) -> str:
@@ -197,6 +218,17 @@ def _judge(entry: Entry, judged: Entry, controls: Sequence[Entry]) -> dict[str, 
     return {**entry, "control": control, "outcome": outcome}
 
 
+def _guard_to_add(beside: Sequence[Entry], samples: str) -> str | None:
+    optimised = {entry["name"] for entry in beside if entry["optimised"]}
+    others = [entry for entry in beside if entry["name"].partition("/")[0] not in optimised]
+    if any(entry["difference"] is not None for entry in others):
+        return None
+    if samples == "answers":  # The built-in guards are of pictures.
+        return 'my_guard: {function: "my_rewards:my_guard", weight: 0}'
+    name = next(guard for guard in (*GUARDS, "jpeg_size") if guard not in optimised)
+    return f"{name}: {{weight: 0{', frames: all' * (samples == 'videos')}}}"
+
+
 def _best_control(controls: Sequence[Entry], score: str = "total") -> dict[str, Any] | None:
     entries = [entry for entry in controls if entry["name"] == score]
     if not entries:
@@ -215,14 +247,20 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
     """Says what a judge found, against the base and its best control, and what follows."""
     of, control = "" if judge["judge_of"] == "total" else f"of {judge['judge_of']} ", judge["control"]
     if judge["difference"] is None:
-        return f"Judge {of}{judge['name']}: no pair of samples could be scored."
+        return f"Judge {of}{judge['name']}: no pair of samples could be scored{_judged_on(judge)}."
     level = "" if judge["confidence"] == CONFIDENCE else f" ({100 * judge['confidence']:.4g}% interval)"
     over = ""
     if control and control["difference"] is not None:
         over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
     said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
     follows = said.get(judge["outcome"], "That a gain carries over is not shown")
-    return f"Judge {of}{_means(judge, names)}{level}{over}. {follows}."
+    return f"Judge {of}{_means(judge, names)}{level}{over}{_judged_on(judge)}. {follows}."
+
+
+def _judged_on(judge: Mapping[str, Any]) -> str:
+    """Says how many of the prompts a judge scored, if it is not all, such as those with a target image."""
+    all_prompts = judge["all_prompts"]
+    return "" if judge["prompts"] == all_prompts else f"; judged on {judge['prompts']} of {all_prompts} prompts"
 
 
 def _control_line(control: Mapping[str, Any]) -> str:
@@ -240,6 +278,9 @@ def _control_line(control: Mapping[str, Any]) -> str:
 def _sentence(headline: Mapping[str, Any]) -> str:
     base, trained = headline["names"]
     where = f"On {extent(headline)} ({headline['images']} pairs)"
+    nothing = f"Nothing was held out, so there is nothing to judge {trained} by."
+    if not headline["samples"]:
+        return nothing
     if headline["difference"] is None:
         return f"No pair of samples could be scored, so nothing is shown about {trained}."
     digits = decimals(headline)
@@ -248,12 +289,15 @@ def _sentence(headline: Mapping[str, Any]) -> str:
         f"mean {headline['name']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} of"
         f" {base}, {change(headline)} ({interval})"
     )
+    if headline["verdict"] == NOT_JUDGED:
+        return f"{nothing} {where}: {means}."
     if headline["verdict"] == CONTRADICTED:
         against = [j for j in headline["judges"] if j["outcome"] == CONTRADICTED]
         reasons = [f"the judge {_means(judge, headline['names'])}" for judge in against] + headline["doubts"]
         return f"{where} the gain of {trained} is contradicted: {'; '.join(reasons)}; {means}."
     if headline["verdict"] != "not shown":
-        return f"{where} {trained} is {headline['verdict']}: {means}.{_control_note(headline)}{_judges_note(headline)}"
+        notes = (_control_note(headline), _judges_note(headline), _guards_note(headline))
+        return f"{where} {trained} is {headline['verdict']}: {means}.{''.join(notes)}"
     if headline["doubts"]:
         claim = "better" if headline["difference"] > 0 else "worse"
         return f"{where} it is not shown that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
@@ -268,6 +312,18 @@ def _control_note(headline: Mapping[str, Any]) -> str:
     reached = "more" if control["ci_high"] < 0 else "as much"
     settings = control["sampler"].removeprefix("eval ")
     return f" But {settings} alone gives the base model {reached}: {control['baseline']:z.3f}, without any training."
+
+
+def _guards_note(headline: Mapping[str, Any]) -> str:
+    """Says what got worse beside a gain, by the guards."""
+    fallen = headline["fallen"] if headline["verdict"] == "better" else []
+    return f" But {'; '.join(map(_fall, fallen))}." if fallen else ""
+
+
+def _fall(guard: Entry) -> str:
+    digits = decimals(guard)
+    means = f"{guard['baseline']:z.{digits}f} to {guard['trained']:z.{digits}f}"
+    return f"{guard['guard']}, {guard['name']} fell from {means}"
 
 
 def _judges_note(headline: Mapping[str, Any]) -> str:

@@ -74,6 +74,11 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob(f"{PREFIX}*") if _NAME.fullmatch(path.name)), key=step_of, reverse=True)
 
 
+def holds_any(folder: Path) -> bool:
+    """Whether ``folder`` has a checkpoint, be it one that `skip_newer` has renamed."""
+    return any(not path.name.startswith(".") for path in folder.glob(f"*{PREFIX}*"))  # A dot: it was not finished.
+
+
 def step_of(path: Path) -> int:
     """Returns the number of completed steps, from a checkpoint's name."""
     match = _NAME.fullmatch(path.name)
@@ -155,8 +160,7 @@ def newest_intact(folder: Path) -> Path | None:
         shown = "\n".join(f"  {path.name}: {damage(path)}" for path in paths)
         raise DamagedCheckpointError(
             f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint"
-            " with resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept in"
-            f" {folder.name}.previous."
+            " with resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept beside it."
         )
     return newest
 

@@ -68,15 +68,20 @@ class ParameterHooks:
             from visual_grpo.grpo.distributed.torchrun import rerun  # It imports torch.
 
             rerun(present.distributed.processes)
-        parameters, spec = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
+        parameters, spec, notes = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
         if parameters.resume == Resume.SAME and "adapters" in makes:
             parameters = _same_or_fresh(parameters, pipeline, catalog)
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
         if parameters.reward != present.reward:
-            weights = ", ".join(f"{name} (weight {reward.weight:g})" for name, reward in parameters.rewards.items())
+            weights = ", ".join(
+                f"{name} ({'judge' if reward.judge else f'weight {reward.weight:g}'})"
+                for name, reward in parameters.rewards.items()
+            )
             console.note(f"Reward, chosen by what the records have: {parameters.reward}, that is {weights}")
+        for note in notes:
+            console.note(note)
         if "adapters" in makes:
             check_packages(parameters.tracking)
         if self._taken:

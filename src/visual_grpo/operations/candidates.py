@@ -76,6 +76,11 @@ def unseen(
             seen = read_seen(model.folder)
             new = [record for record in new if prompt_hash(record.prompt) not in seen]
     shown = split.replace("_", "-")
+    if not rows:
+        raise UserError(
+            f"{task}: none of these data is {shown}, so there is nothing to judge by. Add records, or raise"
+            f" data.{split}_share if it is 0."
+        )
     if not new:
         raise UserError(
             f"{task}: each of the {len(rows)} {shown} prompts of these data was seen by one of the trainings. Compare"

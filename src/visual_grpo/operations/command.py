@@ -73,7 +73,10 @@ class Command:
         values = {option: run_params.get(key) for key, option in _OPTIONS.items()}
         options = tuple(f"--{option}={','.join(names)}" for option, names in values.items() if names)
         environment = None if run_params.get("env") == _DEFAULT else run_params.get("env")
-        return cls(environment, options, flatten(run_params.get("runtime_params") or {}), cls.current().source)
+        given = flatten(run_params.get("runtime_params") or {})
+        # No run reads them, and the command is stored with it: an address to notify may be secret.
+        kept = {name: value for name, value in given.items() if not name.startswith("retrain.")}
+        return cls(environment, options, kept, cls.current().source)
 
     def with_parameters(self, parameters: Mapping[str, Any]) -> Command:
         return replace(self, parameters={**self.parameters, **parameters})

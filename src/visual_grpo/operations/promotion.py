@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import NONE, weights_digest
 from visual_grpo.config.presets import place
@@ -38,7 +40,9 @@ def find_candidate(named: str, parameters: Parameters) -> ComparedModel:
     """Returns the adapters that ask to become champion; raises as `model_in` does."""
     if named == NONE:
         raise UserError("promotion.candidate is none, the base model: name an adapter")
-    return find_model(named, parameters)
+    candidate = find_model(named, parameters)
+    require_no_links(candidate.adapters)  # Before anything is drawn: no version could be made of it.
+    return candidate
 
 
 def find_references(
@@ -86,6 +90,12 @@ def check_number_of_gates(limit: int, registry: Registry, excluding: tuple[str, 
 
     ``excluding`` are the digests of the candidate and of `gate_settings`.
     """
+    if (latest := registry.ahead_of_clock()) is not None:
+        console.note(
+            f"Warning: the clock is behind {latest:%Y-%m-%d %H:%M} UTC, the latest date of {registry.name} in MLflow."
+            " Gates that are judged by it count until a year after it is right. Set the clock, or correct the tag"
+            " gate... of the registered model if that date is wrong."
+        )
     asked = registry.gates_in_last_year(excluding=excluding)
     if asked >= limit:
         raise UserError(
@@ -100,6 +110,7 @@ def earlier_stages(output: str, digest: str, kept: Path) -> dict[str, Any]:
     judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
     if judgement is None or judgement["candidate"]["digest"] != digest:
         return {}
+    require_no_links(place(output, "promotion"))
     shutil.copytree(place(output, "promotion"), kept, dirs_exist_ok=True)
     return dict(judgement["stages"])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from visual_grpo import provenance
 from visual_grpo.common import console
-from visual_grpo.common.errors import counted
+from visual_grpo.common.digests import file_digest
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, HELD_OUT, START_RUN, read_facts
+from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation.alarm import picture_of
@@ -26,8 +28,9 @@ from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, s
 from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
+from visual_grpo.tracking.adapter_lookup import training_run
 from visual_grpo.tracking.model_card import CARD, model_card
-from visual_grpo.tracking.sync import RUN_NAME, tracked
+from visual_grpo.tracking.sync import RUN_NAME, TRAINING_DIGEST, tracked
 from visual_grpo.tracking.tracker import ExtraLog, Tracker
 from visual_grpo.training import resuming
 from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
@@ -126,6 +129,32 @@ class TrainingCommand:
         picture.save(folder / file)
         for log in self.logs:
             log.image(picture, name, step)
+
+
+def show_replaced(config: Parameters, run_id: str | None) -> None:
+    """Says which adapters of more steps this training will replace, and whether MLflow keeps them.
+
+    ``run_id`` is its own MLflow run, which those of this training's first part are in too.
+    """
+    folder, steps = config.place("adapters"), config.grpo.steps
+    try:
+        facts = read_facts(folder)
+    except UserError:  # There are none, or nobody can use them.
+        return
+    if facts.get("steps", 0) <= steps:
+        return
+    run = None
+    with suppress(UserError):  # MLflow does not answer.
+        run = training_run(facts)
+    if run is None or run.info.run_id == run_id or run.data.tags.get(TRAINING_DIGEST) != file_digest(folder / FACTS):
+        kept = "MLflow does not keep them: copy the folder before this training ends."
+    else:
+        kept = f"MLflow keeps them: adapter={run.info.run_id}"
+    known = ", ".join(str(facts[name]) for name in (RUN_NAME, "finished") if facts.get(name))
+    console.note(
+        f"This training of {counted(steps, 'step')} will replace the adapters of {facts['steps']} steps in {folder}"
+        f"{f' ({known})' if known else ''}. {kept}"
+    )
 
 
 def training_provenance(

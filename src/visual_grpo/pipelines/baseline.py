@@ -12,7 +12,7 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.digests import tree_digest
-from visual_grpo.common.files import heal, new_folder
+from visual_grpo.common.files import new_folder
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import components
@@ -38,7 +38,6 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
     components.check_unchanged(base_model, spec)
     now = provenance.record(spec.config, base_model, records.digest)
     present = spec.config.place("baseline")
-    heal(present)
     # The files of a model on the hub whose revision is no commit may be others now.
     known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
     why = _redraw_reason(present, now, spec.config.evaluation.redraw, bool(known))

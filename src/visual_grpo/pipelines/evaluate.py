@@ -112,6 +112,8 @@ def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:
     headline, entries = evaluation["headline"], evaluation["rewards"]
     view, task = (headline["split"], headline["sampler"]), headline["task"] or {}
     rows = [entry for entry in entries if (entry["split"], entry["sampler"]) == view]
+    if not rows:
+        return
     shown = [entry for entry in rows if "/" not in entry["name"] or entry["name"] == task.get("score")]
     console.table(
         f"{extent(headline)}, {headline['samples']} pairs, {headline['sampler']} sampler (* optimised)",

@@ -16,7 +16,7 @@ from PIL.Image import Image
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder
+from visual_grpo.common.files import new_folder, write_csv
 from visual_grpo.common.types import PromptRecord, Sample, Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.data.manifest import RecordTable
@@ -64,7 +64,8 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
     prompts = distinct_prompts(records.split("train"), settings.prompts)
     if len(prompts) < 2:
         raise UserError(
-            "reward_report needs at least two training prompts; lower data.eval_share or data.held_out_share"
+            f"reward_report needs at least two training prompts, and the data have {len(prompts)}. Add records with"
+            " other prompts"
         )
     scorer.check_records(prompts)
     model = components.build_model(spec)
@@ -78,9 +79,9 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
     scored = score_twice(scorer, [request.record for request in asked], samples)
     table, related = reward_table(scored, parameters.grpo), correlations(scored)
     folder = new_folder(parameters.place("reward_report"))
-    table.to_csv(folder / "rewards.csv", index=False)
-    related.to_csv(folder / "correlations.csv")
-    sample_rows(scored).to_csv(folder / "samples.csv", index=False)
+    write_csv(folder / "rewards.csv", table)
+    write_csv(folder / "correlations.csv", related, index=True)
+    write_csv(folder / "samples.csv", sample_rows(scored))
     _sheet(scored, scorer).save(folder / "sheet.png")
     title = f"{counted(len(samples), 'sample')} of {counted(len(prompts), 'training prompt')}"
     cells = [[_cell(row[name], form) for name, form in _COLUMNS.items()] for row in table.to_dict("records")]

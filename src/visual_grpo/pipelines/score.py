@@ -13,7 +13,7 @@ from PIL.Image import Image
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder
+from visual_grpo.common.files import new_folder, write_csv
 from visual_grpo.common.types import Sample
 from visual_grpo.common.videos import read_sample
 from visual_grpo.config import Parameters
@@ -52,7 +52,7 @@ def score_folder(parameters: Parameters) -> Path:
             )
         table = _score(records, scorer, parameters.data.fps)
         folder = new_folder(parameters.place("scores"))
-        table.to_csv(folder / TABLE, index=False)
+        write_csv(folder / TABLE, table)
         _sheet(records, table, scorer).save(folder / "sheet.png")
     console.table(
         f"{counted(len(table), 'picture')} of {parameters.score.path}",

@@ -35,6 +35,7 @@ from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.training_command import (
     TrainingCommand,
     complete_adapters,
+    show_replaced,
     show_training,
     training_provenance,
 )
@@ -89,6 +90,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
         "origin": origin,
         "run_id": tracker.run_id,
     }
+    show_replaced(config, tracker.run_id)
     every = config.evaluation.every or config.grpo.steps
     monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)
     with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):

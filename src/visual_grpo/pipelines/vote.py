@@ -27,7 +27,7 @@ from PIL.Image import Image
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder, write_atomically
+from visual_grpo.common.files import new_folder, settled, write_atomically, write_csv
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
@@ -91,8 +91,8 @@ def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     else:
         _report_head(file)
     standing = read_choices(file).standing
-    _table(standing).to_csv(folder / "choices.csv", index=False)
-    family_scores(standing).to_csv(folder / "scores.csv", index=False)
+    write_csv(folder / "choices.csv", _table(standing))
+    write_csv(folder / "scores.csv", family_scores(standing))
     return folder
 
 
@@ -129,7 +129,7 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
     voters = Counter(choice.voter for choice in judged)
     entry = asdict(result) | {"verdict": result.verdict, "voters": dict(voters)}
     (folder / "ab.json").write_text(json.dumps(entry, indent=2), encoding="utf-8")
-    _table(judged).assign(trained=chosen).to_csv(folder / "ab.csv", index=False)
+    write_csv(folder / "ab.csv", _table(judged).assign(trained=chosen))
     console.note(
         f"Blind: the trained model's picture is preferred in {result.share:.0%} of {counted(result.choices, 'choice')}"
         f" by {counted(len(voters), 'voter')} on {counted(result.prompts, 'held-out prompt')}, 95% interval"
@@ -212,7 +212,7 @@ def _asked(settings: VoteConfig, records: RecordTable, what: Mapping[str, Any]) 
     seed = settings.seed
     prompts = distinct_prompts(records.split("train"), None)
     if not prompts:
-        raise UserError("vote needs training prompts to draw; lower data.eval_share or data.held_out_share")
+        raise UserError("vote needs training prompts to draw. Add records")
     prompts.sort(key=lambda record: hashlib.sha256(f"{seed}\0{record.id}".encode()).digest())
     asked = {}
     for number in range(settings.pairs):
@@ -246,7 +246,10 @@ def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: 
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:
-        raise UserError("vote.source=ab: there are no samples of held-out prompts; raise data.held_out_share")
+        raise UserError(
+            "vote.source=ab: there are no samples of held-out prompts. Add records, or raise data.held_out_share if it"
+            " is 0"
+        )
     families = {record.id: _family(record) for record in records.split("held_out")}
     rows.sort(key=lambda row: (row["index"], _hash(settings.seed, row["id"])))
     pairs = []
@@ -271,7 +274,7 @@ def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: 
 
 def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     """Pairs pictures of one prompt: the first with the second, the third with the fourth, and so on."""
-    folder = Path(settings.source)
+    folder = settled(Path(settings.source))
     prompts: dict[str, list[str]] = {}
     try:
         for text in (folder / LISTED).read_text(encoding="utf-8").splitlines():

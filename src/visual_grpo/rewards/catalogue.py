@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from visual_grpo.common.digests import named_paths, option_files, option_texts
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.combine import ClipAndConditions, RewardSet
@@ -19,6 +16,8 @@ BUILT_IN = {
     "psnr": "visual_grpo.rewards.target:PsnrReward",
     "ssim": "visual_grpo.rewards.target:SsimReward",
     "ms_ssim": "visual_grpo.rewards.target:MsSsimReward",
+    "delta_e": "visual_grpo.rewards.target:DeltaEReward",
+    "target_layout": "visual_grpo.rewards.target:TargetLayout",
     "lpips": "visual_grpo.rewards.learned.lpips_similarity:LpipsReward",
     "source_ssim": "visual_grpo.rewards.target:SourceSsim",
     "ocr": "visual_grpo.rewards.ocr:OcrReward",
@@ -45,8 +44,6 @@ BUILT_IN = {
     "vlm_judge": "visual_grpo.rewards.remote.judge:VlmJudge",
 }
 """Import paths; a reward's libraries are imported only if it is configured."""
-_TEXTS = {".csv", ".json", ".jsonl", ".md", ".txt", ".yaml", ".yml"}
-"""Endings of files, such as a list of words, that a judge may share with the reward."""
 
 
 def build_reward(name: str, config: RewardConfig) -> FunctionReward:
@@ -95,36 +92,3 @@ def reward_commits(rewards: Mapping[str, RewardConfig]) -> dict[str, dict[str, s
     """Returns reward -> option -> commit for the rewards whose weights are on the hub."""
     commits = {name: build_reward(name, reward).commits() for name, reward in rewards.items()}
     return {name: by_option for name, by_option in commits.items() if by_option}
-
-
-def require_independent_judges(rewards: Mapping[str, RewardConfig], optimised: Collection[str], output: str) -> None:
-    """Raises UserError where a judge is an optimised reward under another name, or has its weights.
-
-    The reward itself is the same function with the same models: no option that is a text, as a name, an address or a
-    file's content, differs.
-    """
-    judges = [name for name, reward in rewards.items() if reward.judge]
-    built = [*judges, *optimised] if judges else []
-    functions = {name: _function_and_models(name, rewards[name], output) for name in built}
-    weights = {name: _weights_of(name, rewards[name], output) for name in built}
-    for judge, other in itertools.product(judges, optimised):
-        shared = weights[judge] & weights[other]
-        if shared or functions[judge] == functions[other]:
-            same = "has the weights of" if shared else "is the same function with the same models as"
-            raise UserError(
-                f"rewards.{judge} judges what rewards.{other} optimises, and {same} it, so that it can contradict"
-                " nothing. Name a judge of another family, trained on other data, or leave out judge: true"
-            )
-
-
-def _function_and_models(name: str, reward: RewardConfig, output: str) -> tuple[str | None, dict[str, Any]]:
-    texts = dict(option_texts(reward.options))
-    return reward.function or BUILT_IN.get(name), texts | option_files(reward.options, output)
-
-
-def _weights_of(name: str, reward: RewardConfig, output: str) -> set[str]:
-    """Returns digests of files that hold no text, and places of models."""
-    digests = option_files(reward.options, output)
-    found = {digests[o] for o, path in named_paths(reward.options, output) if path.suffix.lower() not in _TEXTS}
-    origins = getattr(build_reward(name, reward).function, "origins", ())
-    return found | {f"{origin.path}@{origin.revision}" for origin in origins if origin.option != "processor"}

@@ -15,6 +15,7 @@ from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import Problems, UserError, counted, nearest_hint
 from visual_grpo.common.types import (
     Fraction,
+    Needs,
     PromptRecord,
     RewardOutput,
     Sample,
@@ -146,6 +147,12 @@ class RewardSet:
         return {f"{name}/{measure[0]}": measure[1] for name, measure in named if measure is not None}
 
     @property
+    def guards(self) -> dict[str, str]:
+        """The rewards that are not optimised and whose fall says that pictures got worse, with what it says of them."""
+        named = ((n, function.guard) for n, function in self.functions.items() if not self.weights[n])
+        return {name: guard for name, guard in named if guard is not None}
+
+    @property
     def judges(self) -> dict[str, str]:
         """Each judge with what it judges: ``total`` or a reward."""
         return {name: f.judge_of for name, f in self.functions.items() if f.judge_of is not None}
@@ -182,7 +189,10 @@ class RewardSet:
         problems.raise_if_any()
 
     def check_records(self, records: Iterable[PromptRecord]) -> None:
-        """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs."""
+        """Raises UserError listing the records that a reward cannot judge, such as those without a target it needs.
+
+        A judge leaves these unscored.
+        """
         functions = list(self.functions.values())
         # Several rewards read them: an iterator would be empty for all but the first.
         records = records if isinstance(records, Sequence) else list(records)
@@ -190,14 +200,11 @@ class RewardSet:
         for function in functions:
             with problems.collect():
                 function.check_records(records)
-        missing = {
-            "target": [record.id for record in records if record.target_image is None],
-            "source": [record.id for record in records if not record.source_images],
-        }
-        for kind, ids in missing.items():
-            comparing = [function.name for function in functions if getattr(function.needs, kind)]
+        others = [function for function in functions if function.judge_of is None]
+        for kind, need in {"target": Needs(target=True), "source": Needs(source=True)}.items():
+            comparing = [function.name for function in others if getattr(function.needs, kind)]
             with problems.collect():
-                _check_images(comparing, kind, ids)
+                _check_images(comparing, kind, [record.id for record in records if need.missing(record)])
         problems.raise_if_any()
 
 

@@ -32,6 +32,8 @@ _LAPLACIAN = ((0.0, 1.0, 0.0), (1.0, -4.0, 1.0), (0.0, 1.0, 0.0))
 class EdgeDensity:
     """Share of pixels whose luma gradient (luma in 0..1, central differences) exceeds 0.1 per pixel."""
 
+    guard = "its pictures are emptier"
+
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
         return [self._density(sample) for sample in samples]
 
@@ -45,6 +47,8 @@ class Exposure:
     """Share of pixels that are neither black nor white: luma of 5 to 250 in 0..255. It falls where pictures are over-
     or under-exposed."""
 
+    guard = "more of its pictures is black or white"
+
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
         weights = torch.tensor(LUMA)[:, None, None]
         lumas = ((sample.cpu().float() * weights).sum(0) for sample in samples)
@@ -53,6 +57,8 @@ class Exposure:
 
 class ColourEntropy:
     """Shannon entropy in bits of the colour histogram with 8 levels per channel; 0 for a single colour."""
+
+    guard = "its pictures are emptier"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
         return [self._entropy(sample) for sample in samples]
@@ -98,6 +104,8 @@ class FineNoise:
     model draws. Part ``sharpness``: the variance of the Laplacian of the luma in levels squared (Pech-Pacheco et al.
     2000), which falls as pictures blur.
     """
+
+    guard = "its pictures are noisier"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
         lumas = [_luma(sample) for sample in samples]

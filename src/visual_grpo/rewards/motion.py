@@ -66,6 +66,7 @@ class Motion:
     direction, but not the same one.
     """
 
+    guard = "its videos move less"
     needs = Needs(video=True)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[VideoSample]) -> list[float]:
@@ -80,6 +81,7 @@ class Flicker:
     flicker. Frames are reduced to 64 pixels, which leaves little of fine noise.
     """
 
+    guard = "its videos flicker more"
     needs = Needs(video=True)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[VideoSample]) -> list[float]:

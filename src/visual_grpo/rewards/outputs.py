@@ -160,6 +160,21 @@ class FailureBudget:
         log.warning("reward %r failed on %s, left unscored: %s", name, ids, reason.strip().splitlines()[-1])
 
 
+def spread(output: RewardOutput, rows: Sequence[int], count: int) -> RewardOutput:
+    """Returns the output of some ``rows`` as one of ``count`` rows, in which the others are unscored."""
+
+    def among(values: Tensor) -> Tensor:
+        whole = torch.full((count,), torch.nan)
+        whole[list(rows)] = values
+        return whole
+
+    return RewardOutput(
+        values=among(output.values),
+        parts={name: among(values) for name, values in output.parts.items()},
+        ratios={name: (among(above), among(below)) for name, (above, below) in output.ratios.items()},
+    )
+
+
 def _joined(outputs: Sequence[RewardOutput]) -> RewardOutput:
     """Concatenates outputs; parts and ratios that a failed unit lacks are NaN."""
 

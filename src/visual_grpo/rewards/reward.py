@@ -21,8 +21,8 @@ from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.images import require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, Sample, VideoSample
-from visual_grpo.config.rewards import with_variables
-from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids
+from visual_grpo.config.credentials import with_variables
+from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_output, some_ids, spread
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class FunctionReward:
         self.measure: tuple[str, str] | None = getattr(function, "measure", None)
         if self.measure is not None and [*map(type, self.measure)] != [str, str]:
             raise UserError(f"reward {name!r}: its `measure` must be (part, its name in reports), got {self.measure!r}")
+        self.guard: str | None = getattr(function, "guard", None)
+        """What is wrong with the pictures where this falls without being optimised, as a clause; None = no guard."""
         self.budget = FailureBudget(max_failed_share)
         self.judge_of: str | None = None
         """The score that this gives a second opinion on: ``total`` or a reward; None = no judge."""
@@ -56,6 +58,19 @@ class FunctionReward:
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         if len(prompts) != len(samples):
             raise UserError(f"reward {self.name!r} was given {len(prompts)} prompts but {len(samples)} samples")
+        if self.judge_of is not None:
+            return self._judged(prompts, samples)
+        return self._in_budget(prompts, samples)
+
+    def _judged(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
+        """A judge decides nothing, so that it may say nothing of records that lack what it compares with."""
+        rows = [row for row, record in enumerate(prompts) if not self.needs.missing(record)]
+        if not rows:
+            return RewardOutput(values=torch.full((len(prompts),), torch.nan))
+        some = self._in_budget([prompts[row] for row in rows], [samples[row] for row in rows])
+        return spread(some, rows, len(prompts))
+
+    def _in_budget(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
         units = groups_of(prompts) if self.needs.whole_groups else [[row] for row in range(len(prompts))]
         return self.budget.score(self.name, self._score, prompts, samples, units)
 

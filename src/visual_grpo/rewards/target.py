@@ -1,4 +1,4 @@
-"""Similarity to the target image (pixel error, PSNR, SSIM, MS-SSIM) and to the image that is edited."""
+"""Similarity to the target image (pixel error, PSNR, SSIM, MS-SSIM, ΔE, layout) and to the image that is edited."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import cv2
 import torch
+import torch.nn.functional as F
 from pytorch_msssim import ms_ssim, ssim
 from torch import Tensor
 
@@ -21,6 +23,10 @@ WINDOW = 11
 _SCALES = 5
 """Scales of MS-SSIM."""
 _MOST_DECIBELS = 60.0
+_CELLS = 8
+"""Cells a side of the grid on which layouts are compared."""
+_FLAT = 1e-3
+"""Norm of the cells' differences from their mean below which an image has one colour; a level of 255 is 4e-3."""
 
 
 class PixelReward:
@@ -74,6 +80,54 @@ class MsSsimReward:
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
         return against_targets(partial(_similarity, "ms_ssim"), prompts, samples)
+
+
+class DeltaEReward:
+    """Minus the mean difference of colours between picture and target, ΔE*ab of CIELAB (CIE 1976, illuminant D65).
+
+    0 for the target itself; about -2.3 where every pixel differs by as much as is just noticed (Mahy, Van Eycken and
+    Oosterlinck 1994); -100 for black instead of white.
+    """
+
+    needs = Needs(target=True)
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return -against_targets(_delta_e, prompts, samples)
+
+
+def _delta_e(sample: Tensor, target: Tensor) -> Tensor:
+    first, second = (
+        cv2.cvtColor(image.permute(1, 2, 0).cpu().numpy(), cv2.COLOR_RGB2LAB) for image in (sample, target)
+    )
+    return torch.from_numpy(first - second).norm(dim=2).mean()
+
+
+class TargetLayout:
+    """Correlation in [-1, 1] with the target of the colours of 8 x 8 cells: are they where the target has them?
+
+    Pearson's correlation over the cells and channels. Changes of the whole image's contrast or brightness, blur and
+    noise hardly move it, so that it is neither raised by smoothness nor lowered by detail, as errors of pixels and SSIM
+    are. An image of one colour scores 0; where the target has one colour, the sample is unscored.
+    """
+
+    needs = Needs(target=True)
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
+        return against_targets(_correlation, prompts, samples)
+
+
+def _correlation(sample: Tensor, target: Tensor) -> Tensor:
+    """Scalar; NaN where the target has one colour."""
+    one, other = (_cells(image) for image in (sample, target))
+    if other.norm() < _FLAT:
+        return torch.tensor(torch.nan)
+    return (one * other).sum() / (one.norm() * other.norm()) if one.norm() >= _FLAT else one.new_zeros(())
+
+
+def _cells(image: Tensor) -> Tensor:
+    """Mean colours of the cells minus their mean: [3, height, width] -> [3, 8, 8]."""
+    cells = F.interpolate(image[None], size=(_CELLS, _CELLS), mode="area")[0]
+    return cells - cells.mean()
 
 
 class SourceSsim:

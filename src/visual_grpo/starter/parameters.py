@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,9 @@ def _with_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str
         chosen = world
     if chosen is None:
         return tree
-    tree = with_preset(tree, chosen.preset) | {"reward": LISTED}
+    # The world's records have what its judges compare with; of others, the records decide.
+    rewards = {name: entry for name, entry in chosen.preset.rewards.items() if renders or not entry.get("judge")}
+    tree = with_preset(tree, replace(chosen.preset, rewards=rewards)) | {"reward": LISTED}
     optimised = optimised_rewards(tree)
     judges = {name: entry for name, entry in chosen.installed_judges.items() if entry["judge_of"] in optimised}
     return with_preset(tree, Preset(rewards=judges), own_first=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
-from visual_grpo.common.files import fresh_folder, heal
+from visual_grpo.common.files import fresh_folder, settled
 from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Task
 
@@ -69,8 +69,7 @@ def write_once(
     After an error or an interruption the folder is as it was.
     """
     digest = digest_of(recipe)
-    heal(folder)
-    if even_if_there or stamped(folder) != digest:
+    if even_if_there or stamped(settled(folder)) != digest:
         with fresh_folder(folder) as fresh:
             write(fresh)
             (fresh / _STAMP).write_text(json.dumps({"digest": digest}), encoding="utf-8")

@@ -7,13 +7,16 @@ All signs have the same colours.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
+from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
 
@@ -54,6 +57,8 @@ SIZES = (0.55, 1.2)
 """Smallest and largest size of a font, relative to the width that a letter has."""
 _CAPITALS = 0.72
 """Height of capital letters relative to the font size, about."""
+_INKED = 0.5
+"""Share of ink from which a pixel belongs to a letter."""
 _VERSION = 2
 """To be raised when the same configuration draws other pictures."""
 _TARGETS = "target_images"
@@ -98,3 +103,24 @@ def draw_words(
 
     recipe = {"words": _VERSION, "records_per_prompt": records_per_prompt, "height": height, "width": width}
     return write_dataset(folder, recipe, (_TARGETS,), records)
+
+
+class LettersApart:
+    """Share of the gaps between neighbouring letters that are free of ink: 1 for a sign whose letters all stand apart.
+
+    Letters that become larger or bolder are easier to read, until their strokes touch.
+    """
+
+    guard = "more of its letters touch"
+
+    def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Tensor:
+        words = [len(record.metadata["text"]) for record in prompts]
+        return torch.stack([_free_gaps(sample, letters) for sample, letters in zip(samples, words, strict=True)])
+
+
+def _free_gaps(sign: Tensor, letters: int) -> Tensor:
+    paper, ink = torch.tensor([PAPER, INK], dtype=torch.float32)
+    coverage = ((sign.float() - paper[:, None, None]) / (ink - paper)[:, None, None]).mean(0)
+    edges = [round(place * sign.shape[2] / LENGTHS[-1]) for place in range(1, letters)]
+    # The two columns beside the middle of a gap: ink in both joins the letters.
+    return torch.stack([coverage[:, edge - 1 : edge + 1].amin(1).amax() < _INKED for edge in edges]).float().mean()

@@ -83,10 +83,13 @@ _SHAPES = World(
     preset=Preset(
         rewards={
             "shapes": {"function": "visual_grpo.starter.shapes.reward:ShapesReward", "weight": 1.0},
-            "palette": {"function": "visual_grpo.starter.shapes.reward:PaletteReward", "weight": 0.0},
+            "rendering": {"function": "visual_grpo.starter.shapes.reward:RenderingReward", "weight": 0.0},
+            "outline": {"function": "visual_grpo.starter.shapes.outline:OutlineGuard", "weight": 0.0},
+            # The whole picture, as a person compares it with the one that was asked for.
+            "delta_e": {"judge": True},
         },
-        # The tokens decide nearly all of `shapes`, so the decoder is also rewarded for saturated colours.
-        modules={"dit": {"palette": 1.0}},
+        # The tokens decide nearly all of `shapes`, so the decoder is also rewarded for clean colours and outlines.
+        modules={"dit": {"rendering": 1.0}},
     ),
 )
 _WORDS = World(
@@ -95,7 +98,13 @@ _WORDS = World(
     render="visual_grpo.starter.words:draw_words",
     models={"sd3": _flow_model("pretrain_signs", "visual_grpo.starter.pretrain_on_words")},
     # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
-    preset=Preset(rewards={"ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}}, **GUARDS}),
+    preset=Preset(
+        rewards={
+            "ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}},
+            "letters_apart": {"function": "visual_grpo.starter.words:LettersApart", "weight": 0.0},
+            **GUARDS,
+        }
+    ),
     judges={
         "tesseract": _reader("tesseract", TESSERACT_LAYOUT="line"),
         "easyocr": _reader("easyocr", EASYOCR_LAYOUT="line"),
@@ -121,6 +130,7 @@ _MOTION = World(
             },
             "motion": {"weight": 0.0},
             "flicker": {"weight": 0.0},
+            "delta_e": {"judge": True, "frames": "all"},
         }
     ),
 )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
+from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.sync import TRAINING_DIGEST
@@ -79,7 +80,7 @@ def find_adapters(named: str, latest: Path) -> Path:
     """
     if named == LATEST:
         return latest
-    if Path(named).is_dir() and not named.startswith(SCHEME):
+    if not named.startswith(SCHEME) and settled(Path(named)).is_dir():
         return Path(named)
     return _adapters_in_mlflow(named, mlflow_api.tracking_uri())
 

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import require_no_links
 from visual_grpo.config import PromotionConfig
 from visual_grpo.config.adapter_folder import adapter_digest, check_weights, modules_of, read_facts, weights_digest
 from visual_grpo.config.pipelines import CHAMPION
@@ -28,13 +30,19 @@ from visual_grpo.tracking.adapter_lookup import (
 )
 from visual_grpo.tracking.model_card import model_card
 
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import RegisteredModel
+
 REPLACES, ROLLED_BACK = "promotion.over", "promotion.rolled_back"
 """Tags of a promoted version: the version that it replaced, or `NOTHING`; the date of its rollback."""
 NOTHING = "none"
 RETRAINED = "retrained.for"
 """Tag of a run that a retraining made: the registered model."""
 GATE = "gate."
-"""Prefix of a registered model's tags for the gate's decisions: ``gate.DIGEST.SETTINGS`` -> date."""
+"""Prefix of a registered model's tags for the gate's decisions: ``gate.DIGEST.SETTINGS`` -> date, or `UNDATED`."""
+UNDATED = "when the clock was wrong"
+_TOLERANCE = timedelta(hours=1)
+"""By which clocks of several machines may differ."""
 FROM_FACTS = {
     "dataset.digest": "data",
     "base.model": "model",
@@ -68,8 +76,8 @@ class Registry:
     def register(self, adapters: Path, result: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> Registered:
         """Makes the adapters of a training a version; the same weights again give the version that they have.
 
-        Raises UserError if the adapters or their base model are damaged or gone. Of the version, ``result`` is the
-        evaluation in words, and ``tags`` are further tags.
+        Raises UserError if the adapters or their base model are damaged or gone, or the adapters have links. Of the
+        version, ``result`` is the evaluation in words, and ``tags`` are further tags.
         """
         from mlflow.entities import LoggedModelOutput
 
@@ -136,26 +144,49 @@ class Registry:
 
     def keep_report(self, run_id: str | None, folder: Path) -> None:
         """Adds the gate's page and numbers to the artifacts of the candidate's run, if it has one."""
+        require_no_links(folder)
         if (run := training_run({"mlflow_run_id": run_id})) is not None:
             with mlflow_api.mlflow_client() as client:
                 for file in folder.glob("evaluation.*"):
                     client.log_artifact(run.info.run_id, str(file), "promotion")
 
     def note_gate(self, digest: str, settings: str) -> None:
-        """Notes that the gate has decided on the adapter with ``digest``; the same gate again keeps the first date."""
-        if (key := _gate(digest, settings)) not in self._gates():
-            self._make()
-            with mlflow_api.mlflow_client() as client:
-                client.set_registered_model_tag(self.name, f"{GATE}{key}", _now())
+        """Notes that the gate has decided on the adapter with ``digest``; the same gate again keeps the first date.
+
+        By a clock that is wrong (`ahead_of_clock`), the gate gets no date. It gets that of the next gate whose clock is
+        right, which is the latest that it can have.
+        """
+        gates, key = self._gates(), _gate(digest, settings)
+        if key in gates:
+            return
+        self._make()
+        is_wrong = self.ahead_of_clock() is not None
+        undated = [] if is_wrong else [earlier for earlier, date in gates.items() if date is None]
+        with mlflow_api.mlflow_client() as client:
+            for each in (*undated, key):
+                client.set_registered_model_tag(self.name, f"{GATE}{each}", UNDATED if is_wrong else _now())
 
     def is_judged(self, digest: str, settings: str = "") -> bool:
         """Returns True if the gate has decided on this adapter; with these settings, where they are given."""
         return any(key.startswith(_gate(digest, settings)) for key in self._gates())
 
     def gates_in_last_year(self, *, excluding: tuple[str, str]) -> int:
-        """Counts the gates of the last 365 days, without one that is asked again (its digest and settings)."""
+        """Counts the gates that may be of the last 365 days, those of a date to come or of none among them.
+
+        One that is asked again is left out (its digest and settings).
+        """
         since = datetime.now(UTC) - timedelta(days=365)
-        return sum(date >= since for key, date in self._gates().items() if key != _gate(*excluding))
+        gates = {key: date for key, date in self._gates().items() if key != _gate(*excluding)}
+        return sum(date is None or date >= since for date in gates.values())
+
+    def ahead_of_clock(self) -> datetime | None:
+        """Returns the latest date that MLflow has of this model if the clock is behind it: one of the two is wrong."""
+        model = self._find()
+        if model is None:
+            return None
+        dates = [datetime.fromtimestamp((model.last_updated_timestamp or 0) / 1000, UTC)]
+        latest = max([*dates, *(date for date in self._gates().values() if date is not None)])
+        return latest if latest > datetime.now(UTC) + _TOLERANCE else None
 
     def delete_old_versions(self, keep: int) -> list[int]:
         """Deletes all but the newest ``keep`` versions, those with an alias, and the one that the champion replaced."""
@@ -197,15 +228,20 @@ class Registry:
     def _make(self) -> None:
         about = f"LoRA adapters of Visual GRPO, a version for each training; {CHAMPION} is the alias of the one in use."
         with mlflow_api.mlflow_client() as client:
-            if mlflow_api.get(client.get_registered_model, self.name) is None:
+            if self._find() is None:
                 client.create_registered_model(self.name, description=about)
 
-    def _gates(self) -> dict[str, datetime]:
-        """Returns key -> date of the decision."""
+    def _find(self) -> RegisteredModel | None:
         with mlflow_api.mlflow_client() as client:
-            model = mlflow_api.get(client.get_registered_model, self.name)
-        tags = {} if model is None else model.tags
-        return {tag[len(GATE) :]: datetime.fromisoformat(tags[tag]) for tag in tags if tag.startswith(GATE)}
+            return mlflow_api.get(client.get_registered_model, self.name)
+
+    def _gates(self) -> dict[str, datetime | None]:
+        """Returns key -> date of the decision; None if it is not known."""
+        model = self._find()
+        dates = {} if model is None else {tag: date for tag, date in model.tags.items() if tag.startswith(GATE)}
+        return {
+            tag[len(GATE) :]: None if date == UNDATED else datetime.fromisoformat(date) for tag, date in dates.items()
+        }
 
 
 def _delete_folder(location: str) -> None:

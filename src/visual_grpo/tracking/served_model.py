@@ -33,7 +33,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from visual_grpo.common.digests import may_be_hub_id
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import find_link, require_no_links
 from visual_grpo.common.images import (
     fit,
     read_image,
@@ -61,13 +62,25 @@ if TYPE_CHECKING:
 FOLDER, BASE, ADAPTERS = "visual_grpo", "base", "adapters"
 SAMPLER = {"temperature": "double", "top_p": "double", "top_k": "long", "steps": "long", "guidance_scale": "double"}
 """Settings of `sampling.eval` that a request may give, with their MLflow types."""
+LIMITS = {
+    "max_samples": 256,  # Rows times samples.
+    "max_characters": 20_000,  # Of a prompt, as in prepared data.
+    "max_steps": 200,  # Denoising steps, unless the training's own are more.
+    "max_images": 16,  # Source images of a row.
+    "max_pixels": 178_956_970,  # Of all source images together.
+}
+"""What one request may ask for at most; ``model_config`` changes it where a version is loaded."""
 _EXAMPLE = "a small red circle on the left"
 _SEEDED_AS = "prompt"
 """The id that seeds are made of, as for ``generate.prompt``: both draw the same image at the same seed."""
 
 
 def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str], base_copy_mb: float) -> None:
-    """Writes the model, with the metadata ``about``, into an empty ``folder``; raises as `_check_base` does."""
+    """Writes the model, with the metadata ``about``, into an empty ``folder``; raises as `_check_base` does.
+
+    Raises UserError also if the adapters' folder has links.
+    """
+    require_no_links(adapters)
     facts = read_facts(adapters)
     config, model = Parameters.model_validate(facts["parameters"]), facts["model"]
     _check_base(adapters, model)
@@ -77,7 +90,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
         shutil.copytree(adapters, inside / ADAPTERS, ignore=shutil.ignore_patterns(BEST, LAST))
         (inside / ADAPTERS / CARD).write_text(card, encoding="utf-8")
         size = sum(file.stat().st_size for file in base.rglob("*") if file.is_file())
-        if base.is_dir() and size <= base_copy_mb * 1e6:
+        if base.is_dir() and size <= base_copy_mb * 1e6 and find_link(base) is None:
             shutil.copytree(base, inside / BASE, ignore=shutil.ignore_patterns(".*"))
         mlflow.pyfunc.save_model(
             folder,
@@ -87,7 +100,7 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
             input_example=[_EXAMPLE] if config.data.task == "t2i" else [{"prompt": _EXAMPLE}],
             # MLflow would load the model to find them, which takes ten times as long.
             pip_requirements=_requirements(config.model.base_weights),
-            model_config={"device": "auto", "base": str(base.resolve()) if base.is_dir() else model},
+            model_config={"device": "auto", "base": str(base.resolve()) if base.is_dir() else model, **LIMITS},
             metadata=dict(about),
         )
     (folder / CARD).write_text(card, encoding="utf-8")
@@ -139,14 +152,16 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
     tree = read_facts(folder / ADAPTERS)["parameters"]
     placed = {**tree["model"], "path": model, "device": model_config["device"]}
     spec = resolve(Parameters.model_validate({**tree, "model": placed}))
-    return ServedModel(spec.config, components.build_model(spec, folder / ADAPTERS))
+    return ServedModel(spec.config, components.build_model(spec, folder / ADAPTERS), model_config)
 
 
 class ServedModel:
     """A base model with the adapters of one training."""
 
-    def __init__(self, config: Parameters, model: Model) -> None:
+    def __init__(self, config: Parameters, model: Model, limits: Mapping[str, Any] = LIMITS) -> None:
+        """``limits``: some of `LIMITS`, perhaps among other entries."""
         self._config, self._model = config, model
+        self._limits = {name: limits.get(name, most) for name, most in LIMITS.items()}
         self._segments = config.data.task == "segmentation"
         painter = negative_points(config.rewards) if self._segments else None
         self._negative_points: Any = painter and painter.function
@@ -163,12 +178,20 @@ class ServedModel:
         seed, samples = given.pop("seed", 0), given.pop("samples", 1)
         if samples < 1 or seed < 0:
             raise UserError(f"expected samples of at least 1 and a seed of at least 0, got {samples} and {seed}")
+        self._check(
+            "max_samples", len(table) * samples, f"{counted(len(table), 'row')} of {counted(samples, 'sample')}"
+        )
         changes = {name: value for name, value in given.items() if value is not None}
-        sampler = SamplerConfig.model_validate({**self._config.sampling.eval.model_dump(), **changes})
+        own = self._config.sampling.eval
+        sampler = SamplerConfig.model_validate({**own.model_dump(), **changes})
+        if sampler.steps != own.steps:
+            self._check("max_steps", sampler.steps or 0, f"{sampler.steps} steps")
         given_prompts = table["prompt"] if "prompt" in table else table.iloc[:, 0]
         if given_prompts.isna().any():
             raise UserError(f"row {int(given_prompts.isna().argmax())} has no prompt")
         prompts = [str(prompt) for prompt in given_prompts]
+        for row, prompt in enumerate(prompts):
+            self._check("max_characters", len(prompt), f"row {row}: a prompt of {len(prompt):,} characters")
         images = self._images(table)
         with TemporaryDirectory() as folder, self._one_at_a_time:
             records = [
@@ -184,6 +207,14 @@ class ServedModel:
                 rows.append({"prompt": one.record.prompt, "seed": one.seed, **shown})
         return pd.DataFrame(rows)
 
+    def _check(self, limit: str, asked: int, what: str) -> None:
+        """Raises UserError for more than a request may ask for."""
+        if asked > (most := self._limits[limit]):
+            raise UserError(
+                f"{what}: more than {limit}={most} of a request. Ask for less at a time, or raise"
+                f" model_config[{limit!r}] where the version is loaded"
+            )
+
     def _images(self, table: pd.DataFrame) -> list[list[Image.Image]]:
         """The source images of each row: several, one, or none."""
         task, most = self._config.data.task, self._config.data.max_pixels
@@ -195,7 +226,16 @@ class ServedModel:
             ]
         if task in ("i2i", "segmentation") and not all(given):
             raise UserError(f"row {given.index([])} has no image, and this model was trained for {task}")
-        return [[read(source, row, most) for source in sources] for row, sources in enumerate(given)]
+        images: list[list[Image.Image]] = []
+        pixels = 0
+        for row, sources in enumerate(given):
+            self._check("max_images", len(sources), f"row {row}: {len(sources)} images")
+            images.append([])
+            for source in sources:
+                images[-1].append(read(source, row, most))
+                pixels += images[-1][-1].width * images[-1][-1].height
+                self._check("max_pixels", pixels, f"row {row}: {pixels:,} pixels in all images so far")
+        return images
 
     def _prepared(self, images: Sequence[Image.Image], folder: str, row: int) -> tuple[Path, ...]:
         """Writes the images as data preparation does: stretched for a segmentation, else the first one cropped."""

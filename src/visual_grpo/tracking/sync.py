@@ -17,7 +17,7 @@ from PIL import Image
 
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import hold, release
+from visual_grpo.common.files import hold, release, require_no_links
 from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
@@ -101,6 +101,7 @@ def _run_of(client: MlflowClient, facts: Mapping[str, Any], file: Path) -> Run |
 
 def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[str, Any]) -> None:
     adapters, run_id = place(output, "adapters"), run.info.run_id
+    require_no_links(adapters)
     config = Parameters.model_validate(facts["parameters"])
     mlflow_api.log_metrics(client, run_id, _curves(adapters, list(config.rewards)), {})
     for file in sorted(adapters.glob("*.png")):
@@ -135,7 +136,9 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
     file, run_id = place(output, "evaluation"), run.info.run_id
     at, evaluation = _modified(file), json.loads(file.read_text(encoding="utf-8"))
     headline, scores = evaluation["headline"], evaluation["rewards"]
-    client.log_artifacts(run_id, str(place(output, "evaluation_report")), "evaluation")
+    report = place(output, "evaluation_report")
+    require_no_links(report)
+    client.log_artifacts(run_id, str(report), "evaluation")
     if scores:
         columns = list(dict.fromkeys(name for row in scores for name in row))  # Only some have a measure or a judge.
         table = {"columns": columns, "data": [[row.get(name) for name in columns] for row in scores]}

@@ -10,6 +10,7 @@ import torch
 
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import settled
 from visual_grpo.config import Dtype, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -60,7 +61,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     where a family that is not built in draws other latents than its pipeline.
     """
     config, model = spec.config, spec.model
-    if config.model_is_pretrained and not Path(model).is_dir():
+    if config.model_is_pretrained and not settled(Path(model)).is_dir():
         raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     torch.set_num_threads(config.model.threads)
     settings = spec.settings

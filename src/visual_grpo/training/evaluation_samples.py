@@ -8,7 +8,14 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.samples import SPLITS, Asked, generate_and_score, generate_batches, plan_images
+from visual_grpo.evaluation.samples import (
+    SPLITS,
+    Asked,
+    generate_and_score,
+    generate_batches,
+    plan_images,
+    write_no_scores,
+)
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.models.model import DistributedModel
 from visual_grpo.models.run_spec import RunSpec
@@ -33,6 +40,10 @@ def generate_samples(
     for split in splits.values():
         scorer.check_records(split)
     asked = plan_images(splits, spec.config.evaluation, spec.samplers, spec.controls if adapters is None else {})
+    if not any(requests for _, requests in asked.values()):
+        console.note("There is nothing to draw: no prompt is held out or in eval.")
+        write_no_scores(scorer, folder, depends_on)
+        return
     with (
         launch.running_ranks(spec, generate_on_rank, adapters=adapters, asked=asked),
         console.progress(title, sum(len(requests) for _, requests in asked.values())) as bar,

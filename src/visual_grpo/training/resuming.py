@@ -9,7 +9,7 @@ from typing import Any
 
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.common.files import write_atomically
+from visual_grpo.common.files import settled, write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.grpo import checkpoint
@@ -70,9 +70,9 @@ def find_run(resume: str, folder: Path) -> Origin | None:
 
 def _named(resume: str, folder: Path) -> Path:
     """The folder that ``resume`` names: a checkpoint, or one with checkpoints in it."""
-    named = Path(resume).expanduser()
     if resume == Resume.AUTO:
         return folder
+    named = settled(Path(resume).expanduser())
     if _is_one(named) or checkpoint.checkpoints(named):
         return named
     what = "contains no checkpoint" if named.is_dir() else "is not a folder"
@@ -99,12 +99,14 @@ def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, An
 def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
     configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
-    chosen_by_records = configuration["reward"] == presets.AUTO
+    by_records = ["reward"] if configuration["reward"] == presets.AUTO else []
+    if presets.TARGET_JUDGE not in (configured.get("rewards") or {}):
+        by_records.append(f"rewards.{presets.TARGET_JUDGE}.")
     return {
         name: value
         for name, value in flatten(run.parameters).items()
         if now.get(name) == value != configuration.get(name)
-        and not (chosen_by_records and name.startswith("reward"))
+        and not name.startswith(tuple(by_records))
         and name != "output"
     }
 
@@ -159,6 +161,12 @@ def mark_finished(folder: Path) -> None:
         write_atomically(folder / FINISHED, newest.name)
 
 
+def is_finished(newest: Path) -> bool:
+    """Whether the training of ``newest``, the newest checkpoint in its folder, has left its adapters."""
+    file = newest.with_name(FINISHED)
+    return file.is_file() and file.read_text(encoding="utf-8") == newest.name
+
+
 def why_another(folder: Path, now: provenance.Provenance) -> str | None:
     """Says why the newest intact checkpoint in ``folder`` is not of the training ``now``; None if it is. Only reads."""
     try:
@@ -167,8 +175,7 @@ def why_another(folder: Path, now: provenance.Provenance) -> str | None:
         return f"{folder} has no intact checkpoint"
     if newest is None:
         return f"{folder} has no checkpoint"
-    finished = folder / FINISHED
-    if finished.is_file() and finished.read_text(encoding="utf-8") == newest.name:
+    if is_finished(newest):
         return f"the training of the checkpoints in {folder} is finished"
     run = Origin(newest, checkpoint.load_metadata(newest))
     before = {"parameters": run.parameters, **run.provenance}

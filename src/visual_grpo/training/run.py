@@ -7,9 +7,11 @@ import json
 import math
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +20,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import StopRequest, stop_request
 from visual_grpo.common.types import PromptRecord, Sample, Scores, StepMetrics
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
@@ -33,13 +35,11 @@ from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.ema import AdapterAverage
 from visual_grpo.training.resuming import Origin
-from visual_grpo.training.run_checkpoints import Progress, RunCheckpoints
+from visual_grpo.training.run_checkpoints import PICTURES, Progress, RunCheckpoints
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
 MEASURED_PROMPTS = 2000
 """Prompts whose tokens are counted, a second's work."""
-PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
-"""Sample grids, columns of the report's film, and what alarms judged: beside the checkpoints, for a resumed run."""
 STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
 
 
@@ -113,14 +113,12 @@ class TrainingRun:
     def run(self, callbacks: Callbacks) -> Progress:
         """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
         if not len(self.train_prompts):
-            raise UserError(
-                "The dataset has no training records; lower data.held_out_share, data.sealed_share or data.eval_share."
-            )
+            raise UserError("The dataset has no training records. Add records, and prepare them again.")
         if not self.checkpoints.resume(callbacks.note):
             for warning in self._warnings():
                 callbacks.note(f"Warning: {warning}")
             self._check_signal(callbacks)
-            self.checkpoints.begin()
+            self.checkpoints.begin(callbacks.note)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
             self._train(callbacks, stop)
         self.stopped_by = stop.by
@@ -193,7 +191,8 @@ class TrainingRun:
         return "best"
 
     def _warnings(self) -> Iterator[str]:
-        """Yields what is likely to be a mistake: two guidance scales, a long warm-up, prompts that the model cuts."""
+        """Yields what is likely to be a mistake: two guidance scales, a long warm-up, more prompts a step than there
+        are, prompts that the model cuts."""
         rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
         # What `matching` learns without guidance is kept with it (docs/results.md, Words).
         free = self.config.policy.flow.likelihood == "matching" and rollout == 1
@@ -211,6 +210,7 @@ class TrainingRun:
                     f"grpo.warmup_steps is {grpo.warmup_steps} optimiser updates, but {module} has only"
                     f" {updates}: its learning rate ends at {updates / grpo.warmup_steps:.0%} of grpo.learning_rate."
                 )
+        yield from self._repeated_prompts()
         if (count := self.model.text_tokens) is None:
             return
         prompts = dict.fromkeys(
@@ -225,6 +225,18 @@ class TrainingRun:
                 " tokens than the model reads; to it, prompts that differ only in the rest are one. Of"
                 f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them, or raise"
                 " model.options.max_sequence_length where the family has it."
+            )
+
+    def _repeated_prompts(self) -> Iterator[str]:
+        """Yields a sentence where a step takes more prompts than there are of a kind (`PromptOrder`)."""
+        asked = max(self.config.grpo_of(module).prompts_per_step for module in self.spec.modules)
+        kinds = Counter(len(record.source_images) for record in self.train_prompts)
+        images, fewest = min(kinds.items(), key=itemgetter(1))
+        if asked > fewest:
+            of_kind = f" with {counted(images, 'source image')}" if len(kinds) > 1 else ""
+            yield (
+                f"grpo.prompts_per_step is {asked}, more than the {counted(fewest, 'training prompt')}{of_kind}: a step"
+                " repeats prompts, each time with a new group of samples."
             )
 
     def _check_signal(self, callbacks: Callbacks) -> None:

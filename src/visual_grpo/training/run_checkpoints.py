@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from visual_grpo.common.files import linked, replace_folder
+from visual_grpo.common.files import heal, linked, replace_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import Resume
 from visual_grpo.grpo import checkpoint
@@ -19,6 +21,9 @@ from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
 from visual_grpo.training.ema import AdapterAverage
+
+PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
+"""Sample grids, columns of the report's film, and what alarms judged: beside the checkpoints, for a resumed run."""
 
 
 @dataclass(kw_only=True)
@@ -72,8 +77,9 @@ class RunCheckpoints:
         origin = self.origin
         if origin is None:
             if self.config.resume == Resume.AUTO:
-                previous = self.folder.with_name(f"{self.folder.name}.previous")
-                earlier = f" (those of an earlier run go on with resume={previous})" if previous.is_dir() else ""
+                aside = sorted(self.folder.parent.glob(f"{glob.escape(self.folder.name)}.previous*"))
+                named = " or ".join(f"resume={folder}" for folder in aside if checkpoint.checkpoints(folder))
+                earlier = f" (an earlier training goes on with {named})" if named else ""
                 note(f"No checkpoint in {self.folder}: starting at step 1{earlier}")
             return False
         self._load(origin, ranks.broadcast(lambda: checkpoint.load_checkpoint(origin.checkpoint)[0]))
@@ -81,10 +87,10 @@ class RunCheckpoints:
         self._take_over(origin.checkpoint, note)
         return True
 
-    def begin(self) -> None:
-        """Makes room for a run that starts at step 1; an earlier run's checkpoints go to ``<folder>.previous``."""
+    def begin(self, note: Callable[[str], None]) -> None:
+        """Makes room for a run that starts at step 1."""
         if ranks.rank() == 0:
-            _set_aside(self.folder)
+            _make_room(self.folder, note)
         self._saved_step = self.trainer.step
 
     def due(self) -> bool:
@@ -143,15 +149,34 @@ class RunCheckpoints:
         here = origin.parent.resolve() == self.folder.resolve()
         checkpoint.skip_newer(origin, note, rename=here)
         if not here:
-            _set_aside(self.folder, keep=origin)
+            _make_room(self.folder, note, keep=origin)
             self.save()
 
 
-def _set_aside(folder: Path, keep: Path | None = None) -> None:
-    """Keeps earlier checkpoints in ``<folder>.previous`` until the next time; in ``.replaced`` if ``keep`` is there."""
-    if not folder.exists():
+def _make_room(folder: Path, note: Callable[[str], None], keep: Path | None = None) -> None:
+    """Moves the checkpoints of an earlier training to ``<folder>.previous``, or ``.previous-2`` and so on.
+
+    Only a finished training's are replaced there, and not those with ``keep``. Without any, a training was killed
+    before its first checkpoint, and its pictures go.
+    """
+    if not checkpoint.holds_any(folder):
+        for pattern in (*PICTURES, resuming.FINISHED):
+            for file in folder.glob(pattern):
+                file.unlink()
         return
-    previous = folder.with_name(f"{folder.name}.previous")
-    if keep is not None and previous.resolve() in keep.resolve().parents:
-        previous = folder.with_name(f"{folder.name}.replaced")
-    replace_folder(folder, previous)
+    names = itertools.chain(["previous"], (f"previous-{number}" for number in itertools.count(2)))
+    aside = next(path for name in names if _is_free(path := folder.with_name(f"{folder.name}.{name}"), keep))
+    newest = next(iter(checkpoint.checkpoints(folder)), None)
+    is_finished = newest is None or resuming.is_finished(newest)
+    replace_folder(folder, aside)
+    if newest is not None and not is_finished:
+        note(f"The checkpoints of an unfinished training, to {newest.name}, are kept: it goes on with resume={aside}")
+
+
+def _is_free(aside: Path, keep: Path | None) -> bool:
+    """Whether ``aside`` may be replaced: there is nothing, or what a finished training has left, without ``keep``."""
+    heal(aside)
+    if keep is not None and aside.resolve() in keep.resolve().parents:
+        return False
+    newest = next(iter(checkpoint.checkpoints(aside)), None)
+    return not aside.exists() if newest is None else resuming.is_finished(newest)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.training.few_steps import parameters
-from visual_grpo.common.errors import UserError
-from visual_grpo.common.processes import OWN_TORCHRUN
+from visual_grpo.common.errors import LostRankError, UserError
+from visual_grpo.common.processes import STORE
 from visual_grpo.config.policy import DistributedConfig
 from visual_grpo.grpo.distributed import launch, ranks, torchrun
 from visual_grpo.operations.command import Command
@@ -53,7 +57,7 @@ def test_the_line_that_goes_on_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "7")
     shown = str(Command(None, ("--pipeline=train",), {"seed": 3}))
     assert shown == "torchrun OPTIONS -m kedro run --pipeline=train --params=seed=3"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", OWN_TORCHRUN)
+    monkeypatch.setenv(STORE, "a file")
     assert str(Command(None, ("--pipeline=train",), {})).endswith("kedro run --pipeline=train")
     monkeypatch.setattr("sys.argv", ["kedro/__main__.py", "run", "--pipeline=train"])
     assert lineage.command().endswith("/kedro run --pipeline=train")
@@ -76,3 +80,21 @@ def test_hosts_with_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.
         UserError, match=rf"^other and .* differ in packages, code or .* of {tmp_path}. Expected the same"
     ):
         launch._require_same_hosts([tmp_path])
+
+
+@pytest.mark.parametrize("others_secret", ["", "a guess", "the secret"])
+def test_who_does_not_know_the_secret_is_no_rank(others_secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have connected before the real rank, and says something else or nothing."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(launch, "_PATIENCE", timedelta(seconds=0.5))
+    store = dist.HashStore()  # type: ignore[attr-defined]
+
+    def join(rank: int) -> Any:
+        return dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=20))
+
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(join, range(2)))
+        other = pool.submit(launch.recognise, groups[1], others_secret) if others_secret else None
+        with nullcontext() if others_secret == "the secret" else pytest.raises(LostRankError):
+            launch.recognise(groups[0], "the secret")
+        assert other is None or (other.exception() is None) is (others_secret == "the secret")

@@ -63,6 +63,13 @@ def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -
         torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
 
 
+def test_on_one_machine_nothing_listens_beyond_the_loopback(tmp_path: Path) -> None:
+    found = run(tmp_path, 2, toys.listening)
+    assert len(found) == 3
+    loopback = ("0100007F:", "00000000000000000000000001000000:")  # 127.0.0.1 and ::1.
+    assert all(address.startswith(loopback) for addresses in found.values() for address in addresses), found
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -79,6 +86,15 @@ def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> N
         assert re.search(r"Process 2 of this command \(pid \d+\) ended with exit code 1\.\n", str(raised.value))
     else:
         assert str(raised.value).count("Process 2 of 2 failed") == 1
+
+
+def test_a_silent_process_is_told_of_and_given_up(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as raised:
+        run(tmp_path, 2, toys.say_nothing, seconds=8)
+    told = re.findall(r"Other processes of this command have not answered for \d s", str(raised.value))
+    assert told
+    assert "is gone, or does not answer: " in str(raised.value)
+    assert "Timed out waiting 4000ms" in str(raised.value)
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])

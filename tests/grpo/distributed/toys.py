@@ -9,10 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.grpo.test_trainer import config
@@ -21,7 +23,7 @@ from tests.training.few_steps import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.distributed import launch, ranks, sharding
+from visual_grpo.grpo.distributed import launch, ranks, sharding, silence
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.signal_check import probe_gradient
@@ -160,6 +162,25 @@ def fail(spec: object, how: str) -> None:
     if how == "alone" and ranks.rank() == 1:
         raise UserError("only here")
     ranks.all_gather(compute if how != "alone" else lambda: None)
+
+
+def listening(spec: object) -> dict[int, list[str]]:
+    """The addresses, as the kernel writes them, at which the ranks and the process that started them listen."""
+    found = ranks.all_gather(lambda: {pid: _listening(pid) for pid in (os.getpid(), os.getppid())})
+    return {pid: addresses for own in found for pid, addresses in own.items()}
+
+
+def _listening(pid: int) -> list[str]:
+    open_files = {str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir() if file.is_symlink()}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return [words[1] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in open_files]
+
+
+def say_nothing(spec: object, seconds: float) -> None:
+    """Rank 1 is silent for longer than the others wait."""
+    silence.FIRST = 1.0
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=4), dist.group.WORLD)
+    ranks.all_gather(lambda: time.sleep(seconds * ranks.rank()))
 
 
 def wait(spec: object, victim: int, notes: str) -> None:

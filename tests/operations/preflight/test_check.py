@@ -13,8 +13,9 @@ from tests.data.folders import FOLDERS, photo
 from tests.data.making import jsonl
 from tests.evaluation.defaults import parameters
 from visual_grpo.common.errors import CombinedError, Remedy, UserError
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import Parameters
+from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check, check_before_run
@@ -59,9 +60,9 @@ def refusal(*args: Any, **changes: Any) -> str:
 @pytest.mark.parametrize(
     ("kind", "task", "reward", "used"),
     [
-        ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS}),
-        ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS}),
-        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS}),
+        ("captions", "t2i", "target", {"ssim": 1.0, **GUARDS, TARGET_JUDGE: 0.0}),
+        ("image_folder", "t2i", "target", {"ssim": 1.0, **GUARDS, TARGET_JUDGE: 0.0}),
+        ("edits", "i2i", "edit", {"ssim": 1.0, "source_ssim": 0.0, **GUARDS, TARGET_JUDGE: 0.0}),
     ],
 )
 def test_the_rewards_follow_from_the_records(tmp_path, kind, task, reward, used):
@@ -104,6 +105,87 @@ def test_a_run_of_prepared_records_looks_at_them():
     )
     with pytest.raises(UserError, match=lacking):
         settle(Path("gone"), TRAIN, lambda: [PLAIN])
+
+
+MINE: dict[str, Any] = {"mine": {"function": "tests.evaluation.painter:brightness"}}
+SECOND = {"function": "tests.operations.preflight.test_check:other", "options": {"model": "x"}, "judge": True}
+ADDED = f"Judge {TARGET_JUDGE}, added because records have target images: a second opinion"
+SOME = f"Judge {TARGET_JUDGE} scores only samples of the 2 of 3 records that have a target image."
+
+
+@pytest.mark.parametrize(
+    ("records", "changes", "judges", "notes"),
+    [
+        ([TARGET], {}, [TARGET_JUDGE], [ADDED]),
+        ([TARGET], {"rewards": MINE}, [TARGET_JUDGE], [ADDED]),
+        ([QUOTED_TARGET, QUOTED, QUOTED_TARGET], {}, [TARGET_JUDGE], [ADDED, SOME]),
+        ([PLAIN], {"rewards": MINE}, [], []),
+        ([TARGET], {"rewards": {TARGET_JUDGE: None}}, [], []),
+        ([TARGET], {"rewards": {**MINE, TARGET_JUDGE: None}}, [], []),
+        ([TARGET], {"rewards": {TARGET_JUDGE: {}}}, [], []),  # Optimised.
+        ([TARGET], {"rewards": {**MINE, TARGET_JUDGE: {"weight": 0}}}, [], []),  # A guard.
+        ([TARGET], {"rewards": {**MINE, "second": SECOND}}, ["second"], []),
+        ([TARGET], {"reward": "listed", "rewards": MINE}, [], []),
+        (
+            [TARGET, PLAIN, TARGET],
+            {"reward": "listed", "rewards": {**MINE, TARGET_JUDGE: {"judge": True}}},
+            [TARGET_JUDGE],
+            [SOME],
+        ),
+    ],
+)
+def test_a_similarity_to_the_targets_judges_where_no_judge_is_named(records, changes, judges, notes):
+    given = parameters(data={"path": "gone"}, **changes)
+    config, _, told = check_before_run(given, TRAIN, set(SCORED), lambda: records)
+    assert [name for name, reward in config.rewards.items() if reward.judge] == judges
+    assert [note.startswith(line) for note, line in zip(told, notes, strict=True)] == [True] * len(notes)
+    again, _, told = check_before_run(parameters(**config.public()), TRAIN, set(SCORED), lambda: records)
+    assert (again.rewards, [line for line in told if line.startswith(ADDED)]) == (config.rewards, [])
+
+
+def test_videos_are_judged_frame_by_frame():
+    video = {"frames": 5, "path": "gone"}
+    given = parameters(reward=None, data=video, rewards={"motion_consistency": {}}).with_target_judge()
+    assert given.rewards[TARGET_JUDGE].frames == "all"
+
+
+class LikeTheSource:
+    needs = Needs(source=True)
+
+    def __call__(self, prompts, images):
+        return [0.0 for _ in images]
+
+
+SOURCE_JUDGE = {"function": "tests.operations.preflight.test_check:LikeTheSource", "judge": True}
+
+
+@pytest.mark.parametrize(
+    ("judge", "records", "refused"),
+    [
+        (
+            {"ssim": {"judge": True}},
+            [PLAIN, QUOTED],
+            "the judge ssim compares with a target image, and none of 2 records has",
+        ),
+        ({"ssim": {"judge": True}}, [PLAIN, TARGET], None),
+        (
+            {"near": SOURCE_JUDGE},
+            [PLAIN, TARGET],
+            "near compares with a source image, and none of 2 records has one: add it",
+        ),
+        ({"near": SOURCE_JUDGE}, [PLAIN, EDIT], None),
+    ],
+)
+def test_a_judge_is_refused_only_where_no_record_has_what_it_compares_with(judge, records, refused):
+    with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
+        settle(Path("gone"), TRAIN, lambda: records, rewards={**MINE, **judge})
+
+
+def test_where_only_the_first_records_were_read_it_is_said(monkeypatch):
+    monkeypatch.setattr("visual_grpo.operations.preflight.data._KEPT", 2)
+    given = parameters(data={"path": "gone"}, reward="listed", rewards={**MINE, TARGET_JUDGE: {"judge": True}})
+    [told] = check_before_run(given, TRAIN, set(SCORED), lambda: [TARGET, PLAIN, PLAIN])[2]
+    assert told.endswith("scores only samples of the 1 of the first 2 records that have a target image.")
 
 
 @pytest.mark.parametrize("output", ["generated", "comparison"])
@@ -235,7 +317,7 @@ def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, change
 def test_a_copy_of_the_drawn_shapes_may_use_them(tmp_path):
     drawn = {"color": "red", "shape": "circle", "position": "left", "size": "small"}
     jsonl(tmp_path / "records.jsonl", [{"prompt": f"p {n}", "metadata": drawn} for n in range(20)])
-    assert list(settle(tmp_path, reward="shapes").rewards) == ["shapes", "palette"]
+    assert list(settle(tmp_path, reward="shapes").rewards) == ["shapes", "rendering", "outline"]
 
 
 def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
@@ -254,18 +336,40 @@ def test_strict_refuses_the_first_bad_record(tmp_path):
     assert "line 21" in refusal(tmp_path, data={"strict": True})
 
 
-def test_too_few_records_are_told_with_those_that_were_rejected(tmp_path):
-    (tmp_path / "prompts.txt").write_text("\n".join(f'"{n}"' for n in range(3)))
-    nothing = {"eval_share": 0.0, "held_out_share": 0.0}
-    message = refusal(tmp_path, data=nothing)
-    assert "3 usable records in the splits: 3 train, 0 eval, 0 held_out. Training and evaluation need one" in message
-    assert "0 train, 0 eval, 0 held_out, 3 sealed." in refusal(tmp_path, data={**nothing, "sealed_share": 0.999})
-    assert settle(tmp_path, data={"eval_share": 0.0, "held_out_share": 0.5}).reward == "text"
-    (tmp_path / "prompts.txt").unlink()
-    jsonl(tmp_path / "records.jsonl", [{"prompt": '"alone"'}, *({"prompt": ""} for _ in range(6))])
-    message = refusal(tmp_path)
-    assert "6 records rejected:\n  records.jsonl, line 2" in message
-    assert message.count("\n  records.jsonl, line") == 5
+@pytest.mark.parametrize("layout", ["prompts.txt", "table.csv"])
+@pytest.mark.parametrize(
+    ("count", "shares", "said"),
+    [
+        (
+            1,
+            {},
+            "Note: 1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out (it takes 8)",
+        ),
+        (2, {}, "Note: 2 records: 2 train, 0 eval, 0 held out. 2 independent prompts are too few"),
+        (8, {}, ""),
+        (
+            9,
+            {"held_out_share": 0, "eval_share": 0},
+            "9 train, 0 eval, 0 held out. data.held_out_share is 0, so nothing can",
+        ),
+    ],
+)
+def test_where_nothing_is_held_out_a_sentence_says_so_before_any_work(tmp_path, layout, count, shares, said):
+    heading = ["prompt"] * (layout == "table.csv")
+    (tmp_path / layout).write_text("\n".join([*heading, *(f"sign {n}" for n in range(count))]))
+    given = parameters(data={"path": str(tmp_path), **shares}, rewards={"colour_entropy": {"weight": 1}})
+    shown = " ".join(check_before_run(given, WHOLE, set(SCORED), never)[2])
+    assert said in shown
+    assert ("held out" in shown) == bool(said)
+
+
+def test_no_record_left_to_train_on_is_told_with_those_that_were_rejected(tmp_path):
+    rows = [{"prompt": '"alone"', "split": split} for split in ("test", "train")]
+    jsonl(tmp_path / "list.jsonl", [*rows, *({"prompt": ""} for _ in range(6))])
+    message = refusal(tmp_path, data={"held_out_split": "test"})
+    assert "none is left to train on: all are in data.held_out_split (test), or share a prompt" in message
+    assert "6 records rejected:\n  list.jsonl, line 3" in message
+    assert message.count("\n  list.jsonl, line") == 5
     assert "and 1 more" in message
 
 

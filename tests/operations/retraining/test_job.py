@@ -53,11 +53,14 @@ class Trained:
         files = {"dvc.yaml": STAGES, "train.sh": TRAIN, "raw.txt": "a", "settings.yml": "1"}
         for name, text in {**files, "params.yaml": "train_params: ''"}.items():
             (folder / name).write_text(text)
-        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split} for r in records("train", 3)]
-        write_manifest(folder / "data/05_model_input/records.parquet", rows)
+        self.prepare("train", "held_out")
         subprocess.run([*DVC, "init", "--no-scm", "--quiet"], cwd=folder, check=True)
         subprocess.run([*DVC, "repro", "--quiet"], cwd=folder, check=True)
         self.judged()
+
+    def prepare(self, *splits: str) -> None:
+        rows = [{"id": r.id, "prompt": r.prompt, "split": r.split} for split in splits for r in records(split, 3)]
+        write_manifest(self.folder / "data/05_model_input/records.parquet", rows)
 
     def use_mlflow(self) -> None:
         mlflow.set_tracking_uri(f"sqlite:///{self.folder / 'mlflow.db'}")
@@ -148,6 +151,16 @@ def test_refused_data_are_refused_until_they_are_mended(project: Trained) -> Non
             project.retrain(retrain=few)
     raw.write_text("a")
     assert (project.retrain()["reason"], project.trainings) == (None, 1)
+
+
+def test_data_of_which_nothing_is_held_out_are_refused(project: Trained) -> None:
+    (project.folder / "raw.txt").write_text("b")
+    project.prepare("train")
+    with pytest.raises(
+        DataRefusedError, match=r"nothing was trained(?s:.)*Nothing is held out, so no gate could judge"
+    ):
+        project.retrain()
+    assert project.trainings == 1
 
 
 def test_imported_data_are_updated(project: Trained, tmp_path: Path) -> None:

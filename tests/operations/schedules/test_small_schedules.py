@@ -83,6 +83,19 @@ def test_systemd_accepts_the_units(project: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("name", ['a "b"', "a\\b", "a $HOME", "a\nExecStart=b", "a ", "a\\"])
+def test_a_folder_that_a_unit_cannot_name_is_refused(name: str, project: Path, tmp_path: Path) -> None:
+    folder = project.rename(project.with_name(name))
+    shutil.copy(SCHEDULES.parent / "Makefile", folder)
+    shutil.copytree(SCHEDULES / "systemd", folder / "schedules/systemd")
+    words, env = ["make", "--old-file=setup", "schedule-systemd"], os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "Rename the folder" in done.stderr
+    assert "Wrote" not in done.stdout
+    assert not (tmp_path / "systemd").exists()
+
+
 def test_airflow_runs_the_pipelines_one_after_another_in_one_mlflow_run(monkeypatch: pytest.MonkeyPatch) -> None:
     chained: list[Any] = []
 

@@ -24,8 +24,15 @@ WORKERS = ROOT / "workers"
 
 
 @contextmanager
-def _process(script: Path, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True, **options)
+def served(script: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """The process of a server."""
+    process = subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        env=_environment(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         yield process
@@ -55,7 +62,7 @@ class Running:
 
 @contextmanager
 def running(plan: str = "ok", *, port: int = 0) -> Iterator[Running]:
-    with _process(HERE / "server.py", str(port), plan, stderr=subprocess.DEVNULL) as process:
+    with served(HERE / "server.py", str(port), plan) as process:
         assert process.stdout is not None
         yield Running(process, int(process.stdout.readline()))
 
@@ -63,7 +70,7 @@ def running(plan: str = "ok", *, port: int = 0) -> Iterator[Running]:
 @contextmanager
 def started(script: Path, **environment: str) -> Iterator[str]:
     """The address of a worker that has loaded its weights."""
-    with _process(script, "--port=0", env=_environment(environment), stderr=subprocess.DEVNULL) as process:
+    with served(script, "--port=0", **environment) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[1].rstrip(",")
         assert process.stdout.readline().endswith(": ready\n")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,20 @@ from tests.rewards.remote.processes import WORKERS
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord
+from visual_grpo.rewards.remote import local_worker
 from visual_grpo.rewards.remote.http_reward import HttpReward
-from visual_grpo.rewards.remote.local_worker import python_of
+from visual_grpo.rewards.remote.local_worker import KEY, python_of, started_worker
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.starter.words import WORDS, draw, prompt_of
 
 READER = """
-import os, sys
+import os, time
 from serve import Texts, serve
 
 def load():
     if os.environ.get("FAILS"):
         raise FileNotFoundError("no weights")
+    time.sleep(float(os.environ.get("LOADS_FOR", 0)))
     print("loaded 3 of 3 files", flush=True)
     def score(request):
         if "die" in request.prompts:
@@ -49,7 +51,7 @@ WORDY = [PromptRecord(id=name, prompt=name) for name in ('a "CAB"', 'a "CAT"', "
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project with an installed worker that reads white images as "cab", and others as its process id."""
     for name in ("reader", "bare"):
         folder = tmp_path / "workers" / name
@@ -61,7 +63,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for running in local_worker._running.values():
+        local_worker._end(running.process, running.errors)
+    local_worker._running.clear()
 
 
 def grey(*values: int) -> list[Tensor]:
@@ -124,10 +129,38 @@ def test_a_worker_that_cannot_start(project: Path, options: dict[str, Any], told
     assert caught.value.remedy == (None if remedy is None else Remedy(make=f"install-worker NAME={remedy}"))
 
 
+def test_only_the_process_that_started_it_is_answered(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address is no secret on this machine, nor are its arguments."""
+    monkeypatch.setenv(KEY, "of a worker elsewhere")
+    reward = HttpReward(worker="workers/reader")
+    reward.check_machine()
+    for key in (None, "of a worker elsewhere", ""):
+        with pytest.raises(UserError, match="answered 401"):
+            HttpReward(reward.url, api_key=key)(WORDY[:1], grey(255))
+    assert reward(WORDY[:1], grey(255)).values.tolist() == [1]
+    running = started_worker("workers/reader", {})
+    assert len(running.key) >= 32
+    assert running.key not in Path(f"/proc/{running.process.pid}/cmdline").read_text()
+    with pytest.raises(UserError, match="has its own key"):
+        HttpReward(worker="workers/reader", api_key="mine")
+
+
+def test_a_worker_that_is_not_ready_is_told_and_given_up(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(local_worker, "SILENCE", 1.0)
+    monkeypatch.setattr(local_worker, "PATIENCE", 3.0)
+    with pytest.raises(UserError, match=r"workers/reader was not ready within 3 s and was ended") as caught:
+        HttpReward(worker="workers/reader", environment={"LOADS_FOR": "60"}).check_machine()
+    assert caught.value.remedy == Remedy(make="worker NAME=reader")
+    told = [record.getMessage() for record in caplog.records if "is not ready after" in record.getMessage()]
+    assert told == [f"The worker workers/reader is not ready after {s} s; it is given up after 3 s" for s in (1, 2, 3)]
+
+
 def test_it_ends_with_the_process_that_started_it_however_that_ends(project: Path) -> None:
     code = (
-        "import time; from visual_grpo.rewards.remote import local_worker as w; w.started_worker('workers/reader', {});"
-        "print([*w._running.values()][0][0].process.pid, flush=True); time.sleep(60)"
+        "import time; from visual_grpo.rewards.remote.local_worker import started_worker;"
+        "print(started_worker('workers/reader', {}).process.pid, flush=True); time.sleep(60)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as parent:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -159,6 +161,20 @@ def test_the_button_finishes_and_the_server_leaves_no_thread(votes: Ballot) -> N
     assert threading.active_count() <= before
     with pytest.raises(ConnectionError):
         browser.send("GET", "")
+
+
+def test_a_client_that_stalls_does_not_keep_the_page(votes: Ballot, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as client, served(votes, "ann") as url:
+        browser = Browser(url)
+        client.connect(("127.0.0.1", browser.port))
+        client.sendall(f"POST {browser.base}choice HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n{{".encode())
+        browser.get("state")
+        gives_up = threading.Timer(10, client.shutdown, [socket.SHUT_RDWR])
+        gives_up.start()
+        ended = time.monotonic()
+    gives_up.cancel()
+    assert time.monotonic() - ended < 8
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_full_disk_is_told(votes: Ballot, browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import signal
 import socket
@@ -21,14 +22,18 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig as end_with_parent  # 
 from visual_grpo.common.device import in_thread, resolve_device, share_cores
 from visual_grpo.common.digests import content_digest, tree_digest
 from visual_grpo.common.errors import LostRankError, UserError
-from visual_grpo.common.processes import TERMINATING
+from visual_grpo.common.processes import STORE, TERMINATING
 from visual_grpo.config import Parameters
-from visual_grpo.grpo.distributed import ranks, sharding
+from visual_grpo.grpo.distributed import ranks, sharding, silence
 
 _GRACE = 10.0
 """Seconds in which rank 0 reports an error that other ranks have too, before torchrun ends all."""
 _KEEPALIVE = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 12_000}
 """A connection to another host is lost after 12 silent seconds; gloo itself would wait for `ranks.TIMEOUT`."""
+
+_PATIENCE = timedelta(minutes=1)
+"""For a process that has joined to prove which it is."""
+_A_YEAR = timedelta(days=365)
 
 _jobs: Any = None
 """The process group on which the other ranks wait for their next job."""
@@ -39,7 +44,7 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
     end_with_parent(signal.SIGKILL)
     one_host = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
     if one_host:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     in_thread(_join, "joining").result()  # Signals reach the main thread.
     if not one_host:
         _notice_lost_hosts()
@@ -47,6 +52,7 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
         if ranks.rank():
             _follow_rank_0()
         else:
+            in_thread(lambda: silence.tell(ranks.TIMEOUT), "silence")
             command()
             _announce(None)
     except BaseException:  # torchrun ends the others, and may start all again.
@@ -83,8 +89,47 @@ def running_ranks(spec: Any, job: Callable[..., None], **arguments: Any) -> Iter
 def _join() -> None:
     global _jobs
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=ranks.TIMEOUT)
-    _jobs = dist.new_group(backend="gloo", timeout=timedelta(days=365))
+    if STORE not in os.environ:
+        dist.init_process_group(backend, timeout=ranks.TIMEOUT)
+        _jobs = dist.new_group(backend="gloo", timeout=_A_YEAR)
+        return
+    number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.environ[STORE], count)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=ranks.TIMEOUT)
+    _jobs = dist.new_group(backend="gloo", timeout=_A_YEAR)
+    for group in (dist.group.WORLD, _jobs):
+        recognise(group, os.environ["TORCHELASTIC_RUN_ID"])
+
+
+def recognise(group: Any, secret: str) -> None:
+    """Checks that each connection of ``group`` leads to a process that knows ``secret``.
+
+    Gloo takes whoever connects first to the port of a rank, and what the ranks send each other is unpickled.
+
+    Args:
+        group: a process group of gloo, all of whose ranks call this.
+
+    Raises:
+        LostRankError: one does not know the secret, or is silent for `_PATIENCE`.
+    """
+
+    def proof(sender: int, receiver: int) -> bytes:
+        return hmac.digest(secret.encode(), f"{sender} {receiver}".encode(), "sha256")
+
+    own = group.rank()
+    others = [rank for rank in range(group.size()) if rank != own]
+    received = {rank: torch.zeros(32, dtype=torch.uint8) for rank in others}
+    sent = {rank: torch.frombuffer(bytearray(proof(own, rank)), dtype=torch.uint8) for rank in others}
+    work = [group.recv([received[rank]], rank, 0) for rank in others]
+    work += [group.send([sent[rank]], rank, 0) for rank in others]
+    try:
+        for each in work:
+            each.wait(_PATIENCE)
+    except RuntimeError as error:
+        raise LostRankError(f"The processes of this command do not reach each other: {error}") from error
+    strangers = [r for r, given in received.items() if not hmac.compare_digest(given.numpy().tobytes(), proof(r, own))]
+    if strangers:
+        raise LostRankError(f"What answers as process {strangers[0] + 1} of this command is another program.")
 
 
 def _announce(job: Any) -> Any:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from visual_grpo.common.device import in_thread
 from visual_grpo.common.errors import LostRankError
-from visual_grpo.grpo.distributed import sharding
+from visual_grpo.grpo.distributed import sharding, silence
 
 R = TypeVar("R")
 TIMEOUT = timedelta(minutes=30)
@@ -88,7 +88,8 @@ def _sendable(error: Exception) -> Exception:
 def collective(call: Callable[[], object]) -> None:
     """Runs ``call`` in a thread, so that signals reach the main one while it waits; raises LostRankError."""
     try:
-        in_thread(call, "collective").result()
+        with silence.waiting():
+            in_thread(call, "collective").result()
     except RuntimeError as error:
-        told = f"Another process of this command is gone: {str(error).splitlines()[0]}"
+        told = f"Another process of this command is gone, or does not answer: {str(error).splitlines()[0]}"
         raise LostRankError(f"{told}. How it ended is in its own output.") from error

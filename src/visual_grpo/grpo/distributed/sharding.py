@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from visual_grpo.common.errors import LostRankError
+from visual_grpo.grpo.distributed import silence
 
 _NO_LAYER = 1 << 30
 """Wanted by a rank that has finished its part."""
@@ -78,7 +79,8 @@ def _gather(wanted: int) -> int:
     """Gathers the first layer that any rank wants, and returns its number."""
     try:
         asked = torch.tensor([wanted])
-        dist.all_reduce(asked, op=dist.ReduceOp.MIN)
+        with silence.waiting():
+            dist.all_reduce(asked, op=dist.ReduceOp.MIN)
         number = int(asked)
         if number == _NO_LAYER:
             return number

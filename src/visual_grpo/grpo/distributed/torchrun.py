@@ -1,20 +1,64 @@
-"""Runs ``kedro run`` again under torchrun, as several ranks on this machine."""
+"""Runs ``kedro run`` again under torchrun's agent, as several ranks on this machine.
+
+Torchrun's own stores listen on every address, and its agent unpickles what it finds there. Here the agent's store is in
+memory, and the ranks' is a file in a folder that only this user can enter.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import signal
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from visual_grpo.common.errors import LostRankError, UserError
-from visual_grpo.common.processes import OWN_TORCHRUN, TERMINATING
+from visual_grpo.common.processes import STORE, TERMINATING
+
+_ALONE = "one machine"
+
+
+class _AloneHandler(RendezvousHandler):
+    """The rendezvous of the only agent, which waits for nobody."""
+
+    def __init__(self, parameters: RendezvousParameters) -> None:
+        self._run_id = parameters.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        nowhere = RendezvousStoreInfo("", 0)  # The ranks find each other by `STORE`.
+        return RendezvousInfo(HashStore(), rank=0, world_size=1, bootstrap_store_info=nowhere)
+
+    def get_backend(self) -> str:
+        return _ALONE
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None: ...
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        return True
 
 
 def rerun(processes: int) -> NoReturn:
@@ -32,17 +76,18 @@ def rerun(processes: int) -> NoReturn:
         )
     signals = [one.name for one in (signal.SIGINT, *TERMINATING) if signal.getsignal(one) != signal.SIG_IGN]  # nohup.
     logging.disable()  # Torchrun's own account of an end is long.
-    with TemporaryDirectory() as logs:
+    rendezvous_handler_registry.register(_ALONE, _AloneHandler)
+    with TemporaryDirectory() as folder:  # Of mode 0700.
+        os.environ[STORE] = f"{folder}/ranks"
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=processes,
-            run_id=OWN_TORCHRUN,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            run_id=secrets.token_hex(),  # By which the ranks recognise each other.
+            rdzv_backend=_ALONE,
             local_addr="127.0.0.1",
             max_restarts=0,
-            logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, processes), Std.ALL)),
+            logs_specs=DefaultLogsSpecs(folder, redirects=dict.fromkeys(range(1, processes), Std.ALL)),
             signals_to_handle=",".join(signals),
             shutdown_timeout=10**7,  # Seconds. Rank 0 finishes its step.
         )
@@ -51,7 +96,7 @@ def rerun(processes: int) -> NoReturn:
         except SignalException as stop:
             sys.exit(128 + stop.sigval)
         except ChildFailedError as failed:
-            _report(failed, Path(logs))
+            _report(failed, Path(folder))
     sys.exit()
 
 

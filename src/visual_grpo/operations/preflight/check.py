@@ -10,17 +10,18 @@ import torch
 
 from visual_grpo.common.device import require_bitsandbytes, require_fast, resolve_device
 from visual_grpo.common.digests import may_be_hub_id
-from visual_grpo.common.errors import Problems, UserError, counted
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.errors import Problems, UserError, counted, sentence
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
-from visual_grpo.config.presets import AUTO, optimised_rewards
+from visual_grpo.config.presets import AUTO, LISTED, TARGET_JUDGE, optimised_rewards
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.flow.references import taken
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
-from visual_grpo.rewards.catalogue import build_reward, require_independent_judges
+from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
+from visual_grpo.rewards.judges import require_independent_judges
 from visual_grpo.training import components
 
 
@@ -113,10 +114,11 @@ def check_before_run(
     outputs: set[str],
     tags: set[str],
     prepared: Callable[[], Iterable[PromptRecord]],
-) -> tuple[Parameters, RunSpec | None]:
-    """Returns the parameters with the rewards that ``reward: auto`` stands for, resolved if a node needs the model.
+) -> tuple[Parameters, RunSpec | None, list[str]]:
+    """Returns the parameters with the rewards that the records decide, resolved if a node needs the model, and what to
+    tell about judges.
 
-    Writes nothing.
+    Writes no file.
 
     Args:
         outputs: datasets that the run makes.
@@ -126,16 +128,18 @@ def check_before_run(
     Raises:
         UserError: what does not fit, all of it in one message.
     """
-    problems, findings, spec, scores = Problems(), None, None, "rewards" in tags
+    problems, findings, spec, scores, given = Problems(), None, None, "rewards" in tags, config
     with problems.collect():
         if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter draws is known.
             prepares = "records" in outputs
-            findings = _look(config.data, config.model, None if prepares else prepared, every=config.reward == AUTO)
+            findings = _look(config.data, config.model, None if prepares else prepared, every=config.reward != LISTED)
     if findings is not None:
         problems.errors += findings.problems
         if scores and config.reward == AUTO and findings.records:
             with problems.collect():
                 config = config.with_reward(findings.require_preset(config.data.path))
+        if scores and config.reward != AUTO and findings.having(Needs(target=True)):
+            config = config.with_target_judge()
     if "training" in tags:
         with problems.collect():
             spec = check(config, scores=scores)
@@ -149,7 +153,10 @@ def check_before_run(
         with problems.collect():
             _check_records(config.rewards, findings)
     problems.raise_if_any()
-    return config, spec
+    notes = _judge_notes(given, config, findings) if findings is not None and scores else []
+    if findings is not None and findings.note is not None:
+        notes.append(f"Note: {sentence(findings.note)}")
+    return config, spec, notes
 
 
 def _look(
@@ -175,10 +182,42 @@ def _check_sources(family: Family, findings: Findings) -> None:
 
 
 def _check_records(rewards: Mapping[str, RewardConfig], findings: Findings) -> None:
-    """Raises UserError for records that lack what a reward compares with."""
+    """Raises UserError for records that lack what a reward compares with; of a judge, where all of them do."""
     made = {}
     for name, reward in rewards.items():
         with suppress(UserError):  # `check` has told it.
             made[name] = (build_reward(name, reward), 1.0)
-    if made and findings.sample:
+    if not made or not findings.sample:
+        return
+    problems = Problems()
+    with problems.collect():
         RewardSet(made).check_records(findings.sample)
+    for name, (function, _) in made.items():
+        if function.judge_of is not None and not findings.having(function.needs):
+            text = f"the judge {name} compares with {_images(function.needs)}, and none of {findings.all_records()} has"
+            text += f" one: add it to some of them, or leave the judge out (rewards.{name}=null)"
+            problems.errors.append(UserError(text))
+    problems.raise_if_any()
+
+
+def _judge_notes(given: Parameters, config: Parameters, findings: Findings) -> list[str]:
+    """Tells which judge was added to the ``given`` parameters, and which say nothing of some records."""
+    notes = []
+    for name, reward in config.rewards.items():
+        needs = build_reward(name, reward).needs if reward.judge else Needs()
+        having, is_new = findings.having(needs), name == TARGET_JUDGE and name not in given.rewards
+        if is_new:
+            notes.append(
+                f"Judge {name}, added because records have target images: a second opinion on the reward, at the"
+                f" baseline and the evaluations. The model is not trained on it. To leave it out: rewards.{name}=null"
+            )
+        if having < findings.records:
+            notes.append(
+                f"Judge {name} scores only samples of the {having} of {findings.all_records()} that have"
+                f" {_images(needs)}."
+            )
+    return notes
+
+
+def _images(needs: Needs) -> str:
+    return " and ".join(f"a {kind} image" for kind in ("target", "source") if getattr(needs, kind))

@@ -10,16 +10,16 @@ from itertools import islice
 from pathlib import Path
 
 from visual_grpo.common.errors import Remedy, UserError, counted
-from visual_grpo.common.types import PromptRecord
+from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
 from visual_grpo.data.images import image_digest
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
-from visual_grpo.data.report import also_rejected, no_records_left
+from visual_grpo.data.report import also_rejected, few_held_out, no_records_left, none_to_train_on
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
-from visual_grpo.data.splits import HELD_OUT, OPEN, SPLITS, assign_split, is_split, split_group
+from visual_grpo.data.splits import HELD_OUT, Groups, assign_splits, is_split, split_group
 from visual_grpo.operations.command import Command
 from visual_grpo.rewards.ocr import asked_text
 
@@ -58,8 +58,8 @@ OF_A_RECORD: tuple[Task, ...] = ("t2i", "i2i", "segmentation")
 _KEPT = 10_000
 """Records that rewards look at before the run; the nodes look at all."""
 MOST = 200
-"""Records from which the default shares leave no split empty: 0.9 to the power of 200 is 1e-9. Also the most records
-that are read of a layout whose images are decoded as they are read."""
+"""Records up to which the splits are looked at, which reads all images to edit. Also the most records that are read of
+a layout whose images are decoded as they are read."""
 
 
 @dataclass
@@ -76,12 +76,19 @@ class Findings:
     """Ids of records without a target image."""
     no_text: list[str] = field(default_factory=list)
     """Ids of records that ask for no text in the image."""
+    images: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """Number of records with (or without) a target and with (or without) a source image."""
+    are_first: bool = False
+    """Only the first records were read."""
     sample: list[PromptRecord] = field(default_factory=list)
+    note: str | None = None
+    """What to say before any work."""
     problems: list[UserError] = field(default_factory=list)
 
     def add(self, record: PromptRecord) -> None:
         self.records += 1
         self.edits += bool(record.source_images)
+        self.images[record.target_image is not None, bool(record.source_images)] += 1
         self.sources.setdefault(len(record.source_images), record.id)
         if record.target_image is None:
             self.no_target.append(record.id)
@@ -89,6 +96,16 @@ class Findings:
             self.no_text.append(record.id)
         if len(self.sample) < _KEPT:
             self.sample.append(record)
+
+    def having(self, needs: Needs) -> int:
+        """Returns how many records have the images that a reward compares with."""
+        return sum(
+            n for (target, source), n in self.images.items() if target >= needs.target and source >= needs.source
+        )
+
+    def all_records(self) -> str:
+        """Returns ``34 records``, or ``the first 200 records``."""
+        return f"{'the first ' * self.are_first}{counted(self.records, 'record')}"
 
     def preset(self) -> PresetName | None:
         """Returns the preset that can judge every record; None if none can."""
@@ -127,10 +144,11 @@ def _first(ids: Sequence[str]) -> str:
 
 
 def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -> Findings:
-    """Looks at prepared records: every one, where a reward has to be chosen, or the first."""
+    """Looks at prepared records: every one, where they decide the rewards, or the first."""
     findings = Findings(task)
     for record in records if every else islice(records, _KEPT):
         findings.add(record)
+    findings.are_first = not every and findings.records == _KEPT
     return findings
 
 
@@ -153,13 +171,20 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task]) -> Findings:
         else:
             rejected += [item] * (len(rejected) < MOST)
             rejections += 1
+    findings.are_first = source.layout in EMBEDDING and findings.records + rejections == MOST
     if data.strict and rejected:
         findings.problems.append(UserError(f"{rejected[0]} (data.strict stops at the first rejected record)"))
     if not first:
         problem = _of_another_task(source, data, tasks) or UserError(no_records_left(rejected, rejections))
         findings.problems.append(problem)
-    elif len(first) <= MOST and source.layout not in EMBEDDING and (empty := _split_feasibility(first, data)):
-        findings.problems.append(UserError(empty + also_rejected(rejected, rejections)))
+    elif findings.records + rejections < MOST:  # All have been read.
+        counts, groups = _count_splits(first, data)
+        if not counts["train"]:
+            findings.problems.append(
+                UserError(none_to_train_on(len(first), data) + also_rejected(rejected, rejections))
+            )
+        elif not counts[HELD_OUT]:
+            findings.note = few_held_out(counts, 0, groups, data)
     return findings
 
 
@@ -224,18 +249,15 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
     return None
 
 
-def _split_feasibility(records: Sequence[Record], data: DataConfig) -> str:
-    """Says how few records the splits have; "" if there are some to train on and some to evaluate on."""
-    counts = Counter(
-        HELD_OUT
-        if is_split(record.split, data.held_out_split)
-        else assign_split(split_group(record, [*map(image_digest, record.source_images)], data.task), record.id, data)
-        for record in records
-    )
-    if counts["train"] and counts["eval"] + counts["held_out"]:
-        return ""
-    each = ", ".join(f"{counts[name]} {name}" for name in (SPLITS if data.sealed_share > 0 else OPEN))
-    return (
-        f"{counted(len(records), 'usable record')} in the splits: {each}. Training and evaluation need one each: add"
-        " records with other prompts, or change data.eval_share and data.held_out_share."
-    )
+def _count_splits(records: Sequence[Record], data: DataConfig) -> tuple[Counter[str], int]:
+    """Returns the number of records in each split and that of groups, before pictures of the same content join any."""
+    groups, keys, counts = Groups(holds_out=bool(data.held_out_split)), list[tuple[str, str]](), Counter[str]()
+    for record in records:
+        digests, is_held_out = [*map(image_digest, record.source_images)], is_split(record.split, data.held_out_split)
+        key, ungrouped = (split_group(one, digests, data.task) for one in (record, replace(record, group=None)))
+        groups.add(key, (ungrouped, *digests), held_out=is_held_out)
+        counts[HELD_OUT] += is_held_out
+        keys += [] if is_held_out else [(key, record.id)]
+    held_out = groups.held_out()
+    free = [(key, name) for found, name in keys if (key := groups.of(found)) not in held_out]
+    return counts + Counter(assign_splits(free, data)), len({key for key, _ in free})

@@ -27,6 +27,7 @@ from visual_grpo.config.adapter_folder import FACTS, read_facts, weights_digest
 from visual_grpo.data import drift
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
+from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.operations.candidates import gate_settings
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
@@ -170,10 +171,13 @@ class Retraining:
         self._call(*_DVC, "repro", str(self.project.stages))
 
     def _check_data(self, champion: Registered | None) -> None:
-        """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed."""
+        """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed, and if none of
+        them is held out."""
         records = RecordsDataset(filepath=str(self.config.place("records"))).load()
         before = None if champion is None else read_profile(champion.adapters())
         problems = drift.check(before, profile_of(records), self.config.retrain.data)
+        if not len(records.split(HELD_OUT)):
+            problems.append("Nothing is held out, so no gate could judge what is trained (data.held_out_share).")
         if problems:
             listed = "\n  ".join(["the data were refused, and nothing was trained:", *problems])
             raise DataRefusedError(f"{listed}\nMend data or limit")

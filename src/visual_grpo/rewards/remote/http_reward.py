@@ -206,6 +206,10 @@ class HttpReward(ServerReward):
         check_whole_number("http: batch_size", self.batch_size, 1)
         if self.worker is not None and self.url != ServerReward.url:
             raise UserError(f"http: url is {shown(self.url)} and worker is {self.worker!r}; expected one of them")
+        if self.worker is not None and self.api_key is not None:
+            raise UserError(
+                "http: api_key is that of a server at url; a worker that this process starts has its own key"
+            )
         if self.worker is None and self.environment is not None:
             raise UserError("http: environment is that of a worker that this process starts: name it with worker")
         self._protocol = PROTOCOLS[self.protocol]
@@ -254,7 +258,8 @@ class HttpReward(ServerReward):
 
     def _start(self) -> None:
         if self.worker is not None:
-            self.url = started_worker(self.worker, self.environment or {})
+            running = started_worker(self.worker, self.environment or {})
+            self.url, self._headers["Authorization"] = running.url, f"Bearer {running.key}"
 
     def _read(self, answer: Any, batch: Batch) -> list[Scored | RequestError]:
         url = shown(self.url + self._protocol.path)

@@ -26,6 +26,8 @@ from visual_grpo.rewards.votes.choices import Ballot, RefusedError
 HOST = "127.0.0.1"
 Said = Annotated[str, Body(embed=True)]
 """A text of the request's JSON object."""
+_GRACE = 2
+"""Seconds for answers that are on their way when the page ends; a client that has stalled is not waited for."""
 _PAGE = Path(__file__).parent / "page"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
@@ -42,9 +44,18 @@ def served(ballot: Ballot, voter: str, port: int = 0) -> Iterator[str]:
     except OSError as error:
         raise UserError(f"vote.port {port} cannot be used: {error.strerror}. Choose another, or 0 for any") from error
     token = secrets.token_urlsafe(24)
-    # Nothing is logged: the terminal is for people, and the path is secret.
     app = create_app(ballot, voter, token)
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", ws="none", server_header=False)
+    config = uvicorn.Config(
+        app,
+        # Nothing is logged: the terminal is for people, and the path is secret.
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="vote")
     thread.start()

@@ -17,18 +17,25 @@ from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
 from visual_grpo.starter.shapes.draw import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
 
 _GRID = 64
-"""Number of cells along the shorter side of the grid on which images are judged."""
+"""Least number of cells along the shorter side of the grid on which images are judged, if they have as many pixels."""
 _OBJECT = 0.3
 """RGB distance (0..1 per channel) from the background above which a cell belongs to the object."""
-_MIN_CELLS = 25
-_CLEAR_CELLS = 200
-"""Number of object cells at which emptiness is 0; smaller than the smallest shape."""
+_MIN_AREA = 0.006
+"""Area of what is no object, as a share of the square of the shorter side."""
+_CLEAR_AREA = 0.05
+"""The same, at which emptiness is 0; smaller than the smallest shape."""
 _COLOR_REACH = 0.6
 """RGB distance at which the closeness of a colour is 0."""
 _COLOR_MATCH = 0.25
 """Maximum RGB distance at which a cell counts as having the requested colour, if no other named colour is nearer."""
-_MIN_COLOR_SHARE = 0.7
-_MIN_IOU = 0.7
+_MIN_COLOR_SHARE = 0.9
+_IOU_REACH = 0.3
+"""1 minus the intersection over union with the template at which the closeness of a shape is 0."""
+_MIN_IOU = 0.85
+_CLEAR_MARGIN = 0.15
+"""What the intersection over union with the asked template exceeds that with any other by, for a true circle."""
+_MIN_MARGIN = 0.07
+"""The same for a shape that a person calls right: a square with rounded corners lies below it, and is neither."""
 _MAX_OFFSET = 0.1
 """Maximum distance of a correct centre from the requested one, as a share of the shorter side."""
 REGIONS = ("whole", "left", "right", "top", "bottom")
@@ -68,15 +75,22 @@ class Objects:
     size: tuple[int, int]
     """(height, width) of the images in pixels."""
 
+    @property
+    def area(self) -> Tensor:
+        """[B]: the objects' area, as a share of the square of the shorter side."""
+        return self.mask.sum((1, 2)) / min(self.mask.shape[1:]) ** 2
+
 
 def find_objects(images: Tensor) -> Objects:
     """Finds the objects in images, uint8 [B, 3, H, W]."""
     height, width = images.shape[-2:]
     short = min(height, width)
-    cells = (round(_GRID * height / short), round(_GRID * width / short))
+    # Whole pixels in a cell: elsewhere windows overlap, and shapes grow by a cell on some sides.
+    pixels = max(1, short // _GRID)
+    cells = (height // pixels, width // pixels)
     rgb = F.interpolate(images.float() / 255, size=cells, mode="area").permute(0, 2, 3, 1)
     mask = (rgb - torch.tensor(BACKGROUND) / 255).square().sum(-1) > _OBJECT**2
-    y, x = ((torch.arange(count) + 0.5) / _GRID for count in cells)
+    y, x = ((torch.arange(count) + 0.5) / min(cells) for count in cells)
     return Objects(rgb=rgb, mask=mask, x=x, y=y, size=(height, width))
 
 
@@ -95,16 +109,15 @@ def judge(objects: Objects, asked: Tensor) -> Judged:
     best = iou.argmax(1)
     judged = [
         _color(objects, color),
-        _shape(iou, best, shape),
+        _shape(iou, shape),
         _position(_pick(center, best), position, objects.size),
         _size(_pick(radius, best), size),
     ]
-    cells = objects.mask.sum((1, 2))
     present = has_object(objects)
     return Judged(
         closeness=torch.stack([close for close, _ in judged], 1) * present[:, None],
         right=torch.stack([ok for _, ok in judged], 1) & present[:, None],
-        emptiness=(1 - cells / _CLEAR_CELLS).clamp(min=0),
+        emptiness=(1 - objects.area / _CLEAR_AREA).clamp(min=0),
         empty=~present,
     )
 
@@ -123,7 +136,7 @@ def color_distances(objects: Objects) -> Tensor:
 
 def has_object(objects: Objects) -> Tensor:
     """[B] bool."""
-    return objects.mask.sum((1, 2)) > _MIN_CELLS
+    return objects.area > _MIN_AREA
 
 
 def _inside(objects: Objects) -> Tensor:
@@ -147,10 +160,9 @@ def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
     Returns the intersection over union [B, 3], the templates' centres [B, 3, 2] and radii [B, 3].
     """
     mask = objects.mask.float()
-    count = mask.sum((1, 2)).clamp(min=1)
+    count, area = mask.sum((1, 2)).clamp(min=1), objects.area
     centroid_x = (mask.sum(1) * objects.x).sum(1) / count
     centroid_y = (mask.sum(2) * objects.y).sum(1) / count
-    area = count / _GRID**2
     radius = torch.stack([(area / math.pi).sqrt(), area.sqrt() / 2, (area / 2).sqrt()], 1)
     above = centroid_y - radius[:, 2] / 3  # A triangle's centroid is below its centre.
     center_y = torch.stack([centroid_y, centroid_y, above], 1)
@@ -167,10 +179,17 @@ def _fit_templates(objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
     return shared / either, center, radius
 
 
-def _shape(iou: Tensor, best: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-    iou_of_asked = _pick(iou, asked)
-    matches = best == asked
-    return 0.5 * (iou_of_asked / 0.9).clamp(max=1) + 0.5 * matches, matches & (iou_of_asked > _MIN_IOU)
+def well_formed(iou: Tensor) -> Tensor:
+    """Closeness 0..1 of outlines to a template, from intersections over union; only a perfect one has 1."""
+    return (1 - (1 - iou) / _IOU_REACH).clamp(min=0)
+
+
+def _shape(iou: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of how well formed the asked shape is and how clearly it is no other; whether a person calls it right."""
+    of_asked = _pick(iou, asked)
+    margin = of_asked - iou.scatter(1, asked[:, None], 0).amax(1)
+    clear = (margin / _CLEAR_MARGIN).clamp(0, 1)
+    return (well_formed(of_asked) + clear) / 2, (of_asked > _MIN_IOU) & (margin > _MIN_MARGIN)
 
 
 def _position(center: Tensor, asked: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -328,20 +347,25 @@ def _batchable_rows(samples: Sequence[Tensor], asked: Sequence[_Asked]) -> list[
     return list(rows.values())
 
 
-class PaletteReward(_DrawnReward):
-    """Mean closeness, 0..1, of the object's colour to the nearest named colour; without an object 0, or 1 if asked for.
+class RenderingReward(_DrawnReward):
+    """How cleanly an object is rendered, 0..1, whichever it is: the mean closeness of its colour to the nearest named
+    one, times the square of how well formed the nearest shape is. Without an object it is 0, or 1 if nothing was asked
+    for.
+
+    The square weighs outlines as much as colours: they have less room above the base model's.
 
     It differs between decodes of the same tokens, where ``shapes`` mostly judges what the tokens determine.
     """
 
-    name = "palette"
+    name = "rendering"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> RewardOutput:
-        return RewardOutput(values=torch.stack(list(map(_nearest_closeness, prompts, samples))))
+        return RewardOutput(values=torch.stack(list(map(_cleanness, prompts, samples))))
 
 
-def _nearest_closeness(record: PromptRecord, image: Tensor) -> Tensor:
+def _cleanness(record: PromptRecord, image: Tensor) -> Tensor:
     objects = find_objects(image[None])
-    values = nearness(objects, color_distances(objects).amin(-1))
+    iou, _, _ = _fit_templates(objects)
+    values = nearness(objects, color_distances(objects).amin(-1)) * well_formed(iou.amax(1)).square()
     is_to_be_blank = record.metadata.get("edit") == "remove" and record.metadata.get("other") is None
     return torch.where(has_object(objects), values, float(is_to_be_blank))[0]

@@ -1,0 +1,132 @@
+"""Zips, which are unpacked into a cache, and webdataset's tars, which are read in place; both within limits.
+
+A few bytes of an archive may unpack to any number of them, on the disk or in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
+
+from visual_grpo.common.digests import file_digest
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.files import fresh_folder
+from visual_grpo.config import DataConfig
+from visual_grpo.data.record import EmbeddedImage, Limits, Rejected, is_system_file
+
+_MB = 1_000_000
+_ALWAYS = 100 * _MB
+"""Bytes that every zip may unpack to: a short list of prompts may well be a thousand times as long as its zip."""
+_MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
+"""Name of a record, and what its member is: ``00000/17`` and ``edited.png`` of ``00000/17.edited.png``."""
+_TEXT, _NUMBER, _JSON = {"txt", "text", "transcript"}, {"cls", "cls2", "index", "inx", "id"}, {"json", "jsn"}
+"""Last endings of members, in lower case, that are not bytes."""
+
+
+def unzipped(path: Path, data: DataConfig) -> Path:
+    """Unpacks a zip, once for each content; returns the folder, or the only folder in it.
+
+    Raises UserError if it is damaged or unpacks to more than ``data`` and the disk allow; nothing of it is left then.
+    """
+    folder = _cache() / file_digest(path)
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with ZipFile(path) as archive:
+                _check(path, archive.infolist(), data, shutil.disk_usage(folder.parent).free)
+                with fresh_folder(folder) as draft:
+                    for entry in archive.infolist():  # Windows' archives may have its separators.
+                        entry.filename = entry.filename.replace("\\", "/")
+                        archive.extract(entry, draft)  # Never more of a file than its header says.
+        except (BadZipFile, NotImplementedError, RuntimeError, OSError) as error:
+            raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
+    found = [path for path in folder.iterdir() if not is_system_file(path.name)]
+    return found[0] if len(found) == 1 and found[0].is_dir() else folder
+
+
+def _check(path: Path, entries: list[ZipInfo], data: DataConfig, free: int) -> None:
+    """Raises UserError for a zip that unpacks to too many files or bytes; ``free`` are those of the disk."""
+    packed, size = path.stat().st_size, sum(entry.file_size for entry in entries)
+    if len(entries) > data.max_zip_files:
+        problem = f"{counted(len(entries), 'file')}, more than data.max_zip_files={data.max_zip_files}"
+    elif size > max(_ALWAYS, packed * data.max_zip_ratio):
+        times, most = size / packed, data.max_zip_ratio
+        problem = f"{size / _MB:,.0f} MB, {times:,.0f} times its own size, more than data.max_zip_ratio={most:g}"
+    elif size > free:
+        problem = f"{size / _MB:,.0f} MB, and {_cache()} has {free / _MB:,.0f} MB left (HF_HOME names another disk)"
+    elif any(entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) for entry in entries):
+        problem = "files that are not compressed by deflate, which take any amount of memory"
+    else:
+        return
+    raise UserError(f"{path} would unpack to {problem}. If you trust it, unpack it yourself and give the folder.")
+
+
+def tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, dict[str, Any] | Rejected]]:
+    """Yields (number from 1, row) of webdataset's tar: neighbours with the same name are a row of their endings.
+
+    Members are text, numbers, JSON, or files as `EmbeddedImage`; together those of a row have the size of one file at
+    most. Raises tarfile.TarError for a damaged tar, and for a compressed one.
+    """
+    with _opened(file) as archive:
+        for number, (name, members) in enumerate(groupby(_members(archive), key=lambda member: member[0]), 1):
+            row: dict[str, Any] = {"__key__": name}
+            size = 0
+            try:
+                for _, ending, member in members:
+                    size += member.size  # Of a sparse one: with its holes.
+                    limits.check_size(size, f"{name}.*")
+                    if ending in row:
+                        raise Rejected("ambiguous_key", f"there are two {name}.{ending}", "Remove one of them")
+                    content = archive.extractfile(member)
+                    assert content is not None
+                    row[ending] = _value(content.read(), ending, f"{file.name}, row {number}, column {ending}")
+                yield number, row
+            except Rejected as rejected:
+                yield number, rejected
+
+
+def _opened(file: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(file, "r:")
+    except tarfile.ReadError as error:
+        raise tarfile.ReadError(f"not an uncompressed tar: {error}") from error
+
+
+def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    while (member := archive.next()) is not None:
+        archive.members.clear()  # type: ignore[attr-defined]  # They would fill the memory.
+        found = _MEMBER.fullmatch(member.name)
+        if member.isreg() and found and not PurePosixPath(member.name).name.startswith("__"):
+            yield found[1], found[2], member
+
+
+def _value(content: bytes, ending: str, name: str) -> Any:
+    kind = ending.rpartition(".")[2].lower()
+    if kind in _TEXT:
+        return content.decode("utf-8", "surrogateescape")
+    try:
+        if kind in _NUMBER:
+            return int(content)
+        if kind in _JSON:
+            return json.loads(content, parse_constant=lambda _: None)  # NaN is no JSON.
+    except (ValueError, RecursionError) as error:
+        raise Rejected("not_json", f"{name} is not valid ({error})", "Write a number or JSON") from error
+    return EmbeddedImage(name, content)
+
+
+def _cache() -> Path:
+    """The folder of what was unpacked, beside what `datasets` unpacks."""
+    from datasets import config
+
+    return Path(config.EXTRACTED_DATASETS_PATH) / "visual_grpo"
+
+
+if __name__ == "__main__":  # For `make clean`.
+    shutil.rmtree(_cache(), ignore_errors=True)
