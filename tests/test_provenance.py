@@ -25,6 +25,7 @@ from visual_grpo.provenance import (
     parameters_of_training,
     require_pair,
     source_digest,
+    without_scoring,
 )
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
 
@@ -141,6 +142,17 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
     assert judged["sampling"]["eval"] == {**own["sampling"]["eval"], "steps": 3}
     removed = parameters(data={"path": "mine"}, reward="target", rewards={"edge_density": None}).public()
     assert list(validate(parameters_of_training(present, removed, {})).rewards) == ["ssim", "colour_entropy"]
+
+
+def test_a_command_that_scores_nothing_takes_over_no_reward_but_what_paints_answers() -> None:
+    painting = {"function": "visual_grpo.rewards.negative_points:NegativePointsReward", "options": {"think": True}}
+    judge = {"function": "a:b", "judge": True, "judge_of": "mine"}
+    rewards = {"mine": {"function": "a:b"}, "judge": judge, "points": painting, "negative_points": {"weight": 0.0}}
+    kept = validate(without_scoring(tree(rewards=rewards, modules={"ar": {"rewards": {"mine": 2.0}}}))).rewards
+    assert {name for name, reward in kept.items() if reward.function != painting["function"]} == {
+        *("negative_points", "edge_density", "colour_entropy")
+    }
+    assert kept["points"].options == {"think": True}
 
 
 def test_every_file_is_a_source_but_those_that_only_call_show_and_log(

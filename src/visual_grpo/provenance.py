@@ -93,7 +93,7 @@ CHANGED_BY_RESUME = (*UNREAD["train"], "evaluation.every", "grpo.non_finite", "a
 """Parameters that a resumed training may change, beside ``grpo.steps`` where its schedule allows it."""
 PLACES = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
 """Parameters that name a place, whose content has a digest."""
-OF_THE_COMMAND = ("evaluation", "tracking", "resume", "output", "adapter", "trust", *BESIDE_FLOW)
+OF_THE_COMMAND = ("evaluation", "tracking", "resume", "output", "adapter", "trust", "starter", *BESIDE_FLOW)
 """Sections that judging an adapter takes from the present command, not from its training; so `_MACHINE`."""
 _MACHINE = {
     "model": ("device", "threads", "attention", "compile"),

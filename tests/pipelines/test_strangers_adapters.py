@@ -132,17 +132,21 @@ def place(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch)
         server.shutdown()
 
 
-KINDS = ("command", "secrets", "family", "world", "segmenter", "features")
+KINDS = ("command", "secrets", "family", "segmenter", "features")
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "kind"), [*((p, kind) for p in NAMED if p != "vote" for kind in KINDS), ("vote", "family")]
+    ("pipeline", "kind"),
+    [
+        *((pipeline, kind) for pipeline in ("evaluate", "generate", "compare", "promote") for kind in KINDS),
+        *(("baseline", "command"), ("vote", "family"), ("evaluate", "world"), ("generate", "world")),
+    ],
 )
 def test_nothing_of_an_edited_record_is_run_opened_or_sent(place: Place, pipeline: str, kind: str) -> None:
     place.edit(place.attack(kind))
     given = NAMED[pipeline].format(place.theirs)
-    if pipeline == "generate" and kind in ("command", "secrets", "features"):
-        place.run(pipeline, given)  # It takes over no rewards, so there is nothing to refuse.
+    if kind == "world" or (pipeline == "generate" and kind in ("command", "secrets", "features")):
+        place.run(pipeline, given)  # It takes over no world, and generate no rewards: there is nothing to refuse.
     else:
         with pytest.raises(UserError, match=REFUSED):
             place.run(pipeline, given)

@@ -85,7 +85,9 @@ def repeat(adapters: Path, settings: ReproduceConfig, project: Path, start: Path
 
 def require_own(folder: Path, facts: Mapping[str, Any], project: Path, parameters: Parameters) -> None:
     """Raises UserError with whose code would run, unless the training is this project's own or ``trust`` names it."""
-    require_adapters(folder, facts.get("parameters", {}), parameters, list(_code(folder, facts, project)))
+    replaced = ("output", "resume", "adapter", "tracking")  # See `parameters_to_repeat`.
+    taken = {name: part for name, part in facts.get("parameters", {}).items() if name not in replaced}
+    require_adapters(folder, taken, parameters, list(_code(folder, facts, project)))
 
 
 def _code(folder: Path, facts: Mapping[str, Any], project: Path) -> Iterator[str]:
