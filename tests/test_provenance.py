@@ -246,3 +246,12 @@ def test_the_code_of_a_function_that_an_option_names_decides(tmp_path: Path, mon
     assert differences(before, now) == {name: (before[name], now[name])}
     [note] = code_notes(before, now)
     assert note == "The code of reward negative_points: segmenter.function has changed since the training."
+
+
+def test_a_comparison_runs_no_code_that_a_record_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "evil.py").write_text("import pathlib\npathlib.Path('ran').touch()\ndef score(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    record = {"parameters": {"rewards": {"z": {"function": "evil:score", "options": {"timeout": 1}}}}}
+    assert provenance.differences(record, {"parameters": {}})
+    assert not Path("ran").exists()

@@ -243,7 +243,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("missing", ["report.json", "kedro run --env=base --pipeline=make"]),
         ("env", ["no environment 'sd3_smal'", "Did you mean 'sd3_small'? There are: base, "]),
         ("device", ["model.device is 'cuda:99'"]),
-        ("secret", ["name that: api_key: $NAME"]),
+        (
+            "secret",
+            ["rewards.rendering.options.api_key looks like a secret", "a reward may name that: $NAME"],
+        ),
         ("plain", ["No reward fits the 20 records in plain", "--pipelines=own --params=data.path=plain,reward=text"]),
     ],
 )

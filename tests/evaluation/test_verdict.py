@@ -102,8 +102,8 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
     hacked = summarise([entry(), guard()])
     assert hacked["verdict"] == "not shown"
     assert (
-        "it is not shown that the trained model is better: its pictures are emptier, edge_density fell from 0.400 to"
-        " 0.100; mean total 1.400 against 1.000" in hacked["sentence"]
+        "it is not shown that the trained model is better: its pictures are emptier (edge_density fell from 0.400 to"
+        " 0.100); mean total 1.400 against 1.000" in hacked["sentence"]
     )
     assert lines(hacked)[1] == (
         "Not optimised, and lower: edge_density: 0.400 of the base model, 0.100 of the trained model, -0.300 [-0.400,"
@@ -129,7 +129,7 @@ def test_a_small_or_unsure_fall_is_told_at_most(beside: Entry, said: bool) -> No
     found = summarise([entry(), beside, STEADY])
     assert found["verdict"] == "better"
     assert (len(lines(found)) == 2) == said
-    fell = f" But its pictures are emptier, {beside['name']} fell from {beside['baseline']:.3f} to"
+    fell = f" But its pictures are emptier ({beside['name']} fell from {beside['baseline']:.3f} to"
     assert found["sentence"].startswith(summarise([entry()])["sentence"] + fell * said)
     assert (fell in found["sentence"]) == said
 
@@ -258,7 +258,7 @@ def test_judges_stand_in_the_lines_and_in_the_numbers() -> None:
     lost = summarise([entry(), entry("ocr", **UNSURE), of_ocr])
     assert lost["judges"][0]["outcome"] == "not shown", "what it judges has no gain"
     both = summarise([entry(), guard(), judge(**LOSS)])
-    assert "edge_density fell from 0.400 to 0.100; mean total" in both["sentence"], "doubts are told as well"
+    assert "edge_density fell from 0.400 to 0.100); mean total" in both["sentence"], "doubts are told as well"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,31 @@ def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
             UserError, match=r"module 'dit' has no adapter yet: call adapters\.attach or adapters\.load"
         ):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"),
+            "no adapter_model",
+        ),
+        (lambda folder: rewritten(folder / "adapter_config.json", "LORA", "XLORA"), "'XLORA'; expected LORA"),
+    ],
+    ids=["a pickle", "adapters of adapters"],
+)
+def test_peft_reads_nothing_but_a_lora_in_safetensors(
+    pipeline_folder: Path, tmp_path: Path, change: Callable[[Path], object], said: str
+) -> None:
+    adapters = both(pipeline_folder)
+    adapters.save(tmp_path)
+    change(tmp_path / "ar")
+    with pytest.raises(UserError, match=said):
+        load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters.load(tmp_path, ["ar"])
+
+
+def rewritten(file: Path, old: str, new: str) -> None:
+    file.write_text(file.read_text().replace(f'"{old}"', f'"{new}"'))
 
 
 def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path: Path) -> None:

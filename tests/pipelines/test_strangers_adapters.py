@@ -210,11 +210,11 @@ def test_whose_code_a_reproduction_would_run_is_told_first(
     digest = adapter_digest(place.theirs)
     assert f"trust={digest[:32]}" in said
     assert place.is_safe
-    require_own(place.theirs, facts, project, parameters(trust=digest[:12]))
+    require_own(place.theirs, facts, project, parameters(trust=digest[:32]))
     assert "file: 2 0 src/kedro/__main__.py" in capsys.readouterr().out
     patch.write_text(patch.read_text() + "\n")
-    with pytest.raises(UserError, match=rf"^trust is {digest[:12]}, but the digest of .*theirs is "):
-        require_own(place.theirs, facts, project, parameters(trust=digest[:12]))
+    with pytest.raises(UserError, match=rf"^trust is {digest[:32]}, but the digest of .*theirs is "):
+        require_own(place.theirs, facts, project, parameters(trust=digest[:32]))
     own(DIGEST, adapter_digest(place.theirs))
     require_own(place.theirs, facts, project, parameters())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +22,17 @@ from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest, reaching
 from visual_grpo.hooks.cli import parsed
+from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.tracking.adapter_lookup import DIGEST
 from visual_grpo.tracking.registry import Registry
 from visual_grpo.tracking.sync import sync
-from visual_grpo.tracking.trust import PARAMETERS, require_adapters, require_checkpoint, require_version
+from visual_grpo.tracking.trust import (
+    ASKING_A_SERVER,
+    PARAMETERS,
+    require_adapters,
+    require_checkpoint,
+    require_version,
+)
 
 TEXTS = ("evil:code", "$HF_TOKEN", "https://evil.example", "/etc/passwd", "OWNER/NAME", "a word")
 STATED = {
@@ -84,7 +92,7 @@ def test_every_parameter_that_takes_a_text_is_refused_but_those_that_only_take_w
     present, own, stated, refused = parameters(), reaching(DEFAULT), set(), set()
     for name, put in places(Parameters):
         for tree in [tree for text in TEXTS for tree in accepted(put, text)]:
-            reached = {key for key, value in reaching(tree).items() if own.get(key) != value}
+            reached = {".".join(key) for key, value in reaching(tree).items() if own.get(key) != value}
             if not reached:
                 stated.add(name)
                 continue
@@ -141,7 +149,7 @@ EVIL = merged(DEFAULT, {"rewards": {"z": {"function": "a:b"}}})
 
 def test_trust_is_for_one_folder_as_it_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     digest = adapter_digest(folder)
-    for given in (digest, digest[:12], ["0" * 12, digest[:20]]):
+    for given in (digest, digest[:32], ["0" * 32, digest[:40]]):
         require_adapters(folder, EVIL, parameters(trust=given))
         assert "code: rewards.z.function = 'a:b'" in capsys.readouterr().out, "told all the same"
     (folder / "training.json").write_text((folder / "training.json").read_text() + " ")
@@ -153,9 +161,9 @@ def test_trust_is_for_one_folder_as_it_is(folder: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("given", ["true", "latest", "abc", "ABCDEFABCDEF", '["0123456789ab", 3]'])
 def test_trust_is_never_a_bare_yes(given: str) -> None:
-    with pytest.raises(ValidationError, match="expected 12 to 64 hex digits, the digest of one folder"):
+    with pytest.raises(ValidationError, match="expected 32 to 64 hex digits, the digest of one folder"):
         parameters(**parsed(f"trust={given}"))
-    assert parameters(**parsed("trust=123456789012")).trust == ["123456789012"]
+    assert parameters(**parsed("trust=" + "1" * 32)).trust == ["1" * 32]
 
 
 def test_the_adapters_of_a_run_and_of_a_version_are_known_as_they_were_left(project: Project, folder: Path) -> None:
@@ -219,3 +227,44 @@ def test_where_mlflow_is_away_the_refusal_says_so(folder: Path, tmp_path: Path) 
 def test_a_record_of_another_version_is_told(folder: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=rf"record in .*theirs is of another version of this project(?s:.*){said}"):
         require_version(folder, parameters().public() | changes)
+
+
+def test_a_key_with_a_dot_is_no_other_parameter(folder: Path) -> None:
+    """In a record, one that is as the user has it must not stand for one that is not."""
+    mine = {"negative_points": {"options": {"segmenter": {"function": "mine:segment"}}}}
+    theirs = {
+        "negative_points": {"options": {"segmenter": {"function": "evil:segment"}}},
+        "negative_points.options.segmenter": {"function": "mine:segment", "weight": 0.0},
+    }
+    present = parameters(rewards=mine)
+    with pytest.raises(UserError, match="evil:segment"):
+        require_adapters(folder, present.public() | {"rewards": theirs}, present)
+    honest, edited = ({"rewards": rewards} for rewards in (mine, theirs))
+    assert parameters_digest(honest) != parameters_digest(edited)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ({"vlm_judge": {}}, "address: rewards.vlm_judge, which asks a server"),
+        ({"http": {"options": {"worker": "workers/tesseract", "environment": {"N": 1}}}}, "environment.N = 1"),
+    ],
+)
+def test_what_a_built_in_reward_reaches_without_a_text_is_asked_too(folder: Path, rewards: Any, said: str) -> None:
+    present = parameters()
+    with pytest.raises(UserError, match=re.escape(said)):
+        require_adapters(folder, merged(present.public(), {"rewards": rewards}), present)
+
+
+def test_rewards_that_ask_a_server_are_those_of_the_catalogue() -> None:
+    remote = {name for name, path in BUILT_IN.items() if path.startswith("visual_grpo.rewards.remote.")}
+    assert set(ASKING_A_SERVER) == remote
+
+
+def test_a_folder_with_a_link_is_not_trusted(folder: Path) -> None:
+    tree = merged(parameters().public(), {"rewards": {"mine": {"function": "evil:score"}}})
+    trusting = parameters(trust=adapter_digest(folder))
+    require_adapters(folder, tree, trusting)
+    (folder / "more").symlink_to(folder / "training.json")
+    with pytest.raises(UserError, match="link"):
+        require_adapters(folder, tree, trusting)

@@ -216,7 +216,7 @@ def test_a_training_that_left_no_checkpoint_takes_the_place_of_none(tmp_path: Pa
     mark_finished(previous)
     run_of(tmp_path, resume="auto").checkpoints.resume(notes.append)
     assert "earlier training" not in notes[1]
-    (previous / "finished").unlink()
+    (previous / resuming.FINISHED).unlink()
     run = run_of(tmp_path, resume=str(previous))
     execute(run, tmp_path / "out")
     assert rows(run) == rows(whole)

@@ -123,8 +123,8 @@ class Parameters(Strict):
     def _are_digests(cls, value: Any) -> list[str]:
         given = [] if value is None else value if isinstance(value, list | tuple) else [value]
         for digest in given:
-            if not re.fullmatch("[0-9a-f]{12,64}", str(digest)):
-                raise ValueError(f"expected 12 to 64 hex digits, the digest of one folder, got {digest!r}")
+            if not re.fullmatch("[0-9a-f]{32,64}", str(digest)):
+                raise ValueError(f"expected 32 to 64 hex digits, the digest of one folder, got {digest!r}")
         return [str(digest) for digest in given]  # Digits alone are a number on the command line.
 
     @model_validator(mode="after")

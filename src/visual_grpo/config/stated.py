@@ -21,29 +21,31 @@ from visual_grpo.config.schema import Parameters
 
 _Types = list[tuple[Any, tuple[Any, ...]]]
 """What a value may be: types, each with the marks beside it."""
+Path = tuple[str, ...]
+"""Keys that lead to a parameter. A dotted name would be that of two parameters where a key has a dot."""
 
 
-def reaching(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted name -> value, as JSON, of each parameter in the tree that reaches something; a list is one value."""
-    return dict(_found([(Parameters, ())], tree, ""))
+def reaching(tree: Mapping[str, Any]) -> dict[Path, Any]:
+    """Path -> value, as JSON, of each parameter in the tree that reaches something; a list is one value."""
+    return dict(_found([(Parameters, ())], tree, ()))
 
 
 def parameters_digest(tree: Mapping[str, Any]) -> str:
     """sha256 of `reaching`, 64 hex digits; without ``resume``, which each command of one training has for itself."""
-    values = {name: value for name, value in reaching(tree).items() if name != "resume"}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    values = sorted((path, json.dumps(value, sort_keys=True)) for path, value in reaching(tree).items())
+    return hashlib.sha256(json.dumps([each for each in values if each[0] != ("resume",)]).encode()).hexdigest()
 
 
-def _found(types: _Types, value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _found(types: _Types, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _found(_below(types, key), part, f"{name}.{key}" if name else str(key))
+            yield from _found(_below(types, key), part, (*path, str(key)))
     elif isinstance(value, list | tuple):
         items = [each for annotation, _ in types for part in get_args(annotation) for each in _members(part)]
-        if any(next(_found(items, item, name), None) for item in value):
-            yield name, value
-    elif not _is_stated(types, value):
-        yield name, value
+        if any(next(_found(items, item, path), None) for item in value):
+            yield path, value
+    elif "environment" in path or not _is_stated(types, value):  # There a number becomes a variable.
+        yield path, value
 
 
 def _is_stated(types: _Types, value: Any) -> bool:

@@ -107,6 +107,8 @@ def _opened(file: Path) -> tarfile.TarFile:
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     while (member := archive.next()) is not None:
         archive.members.clear()  # type: ignore[attr-defined]  # They would fill the memory.
+        if member.size < 0:  # It would be read again and again.
+            raise tarfile.ReadError(f"{member.name} has a negative size")
         found = _MEMBER.fullmatch(member.name)
         if member.isreg() and found and not PurePosixPath(member.name).name.startswith("__"):
             yield found[1], found[2], member

@@ -126,7 +126,11 @@ class PeftAdapter(Adapter):
 
     @classmethod
     def load(cls, base: Any, folder: Path) -> Self:
-        with _loading(folder, "adapter_config.json"):
+        # Without this file, peft would read a pickle, or look for the folder's name on the hub.
+        with _loading(folder, "adapter_config.json"), _loading(folder, cls.file):
+            kind = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("peft_type")
+            if kind != "LORA":  # Other kinds name further adapters, which may be on the hub.
+                raise ValueError(f"its peft_type is {kind!r}; expected LORA")
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
     def save(self, folder: Path | str) -> None:

@@ -9,7 +9,7 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
-from visual_grpo.common.files import from_here, new_folder
+from visual_grpo.common.files import from_here, new_folder, require_no_links
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import modules_of, read_facts
 from visual_grpo.config.presets import place
@@ -57,6 +57,7 @@ def create_pipeline() -> Pipeline:
 def choose_adapters(named: str, adapters: Path) -> Path:
     """Returns the adapters to judge: ``adapters``, or those that the parameter ``adapter`` names."""
     folder = find_adapters(named, adapters)
+    require_no_links(folder)  # The report shows pictures of it.
     report.read_history(folder)  # The report needs it, hours from now.
     return folder
 

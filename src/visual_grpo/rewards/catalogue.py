@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from visual_grpo.common.errors import UserError, nearest_hint
@@ -73,7 +74,13 @@ def is_negative_points(name: str, function: str | None) -> bool:
 
 
 def transport_of(name: str, function: str | None) -> frozenset[str]:
-    """Returns the options that cannot affect a score, such as a timeout; none if the reward cannot be loaded."""
+    """Returns the options that cannot affect a score, such as a timeout; none if the reward cannot be loaded.
+
+    Of a function that is not built in, only what is imported already is asked: its name may come from the record of a
+    stranger, whose code a comparison must not run.
+    """
+    if function is not None and function.partition(":")[0] not in sys.modules:
+        return frozenset()
     try:
         return frozenset(getattr(load_function(function or BUILT_IN.get(name, "")), "transport", ()))
     except UserError:

@@ -107,7 +107,8 @@ class TargetLayout:
 
     Pearson's correlation over the cells and channels, each channel less its mean. Changes of the whole image's
     contrast, brightness or tint, blur and noise hardly move it, so that it is neither raised by smoothness nor lowered
-    by detail, as errors of pixels and SSIM are. An image of one colour scores 0; where the target has one colour, the sample is unscored.
+    by detail, as errors of pixels and SSIM are. An image of one colour scores 0; where the target has one colour, the
+    sample is unscored.
     """
 
     needs = Needs(target=True)

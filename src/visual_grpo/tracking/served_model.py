@@ -90,7 +90,9 @@ def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str]
         shutil.copytree(adapters, inside / ADAPTERS, ignore=shutil.ignore_patterns(BEST, LAST))
         (inside / ADAPTERS / CARD).write_text(card, encoding="utf-8")
         size = sum(file.stat().st_size for file in base.rglob("*") if file.is_file())
-        if base.is_dir() and size <= base_copy_mb * 1e6 and find_link(base) is None:
+        # Without the digest of its files, the record could name any folder of this machine.
+        known = facts.get("model_content") is not None
+        if base.is_dir() and known and size <= base_copy_mb * 1e6 and find_link(base) is None:
             shutil.copytree(base, inside / BASE, ignore=shutil.ignore_patterns(".*"))
         mlflow.pyfunc.save_model(
             folder,

@@ -15,8 +15,10 @@ from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import require_no_links
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.presets import with_rewards
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.config.stated import parameters_digest, reaching
 from visual_grpo.tracking import mlflow_api
@@ -30,6 +32,8 @@ _KINDS = {
     "code": re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*"),
 }
 _LONGEST, _SHOWN = 300, 32
+ASKING_A_SERVER = ("http", "vlm_judge")
+"""Built-in rewards that send prompts and samples to a server, by default one of this machine."""
 
 
 def require_version(folder: Path, parameters: Mapping[str, Any]) -> None:
@@ -60,7 +64,10 @@ def require_checkpoint(
 
 def _asked(adopted: Mapping[str, Any], present: Parameters) -> list[str]:
     own = reaching(present.model_dump(mode="json"))
-    return [_line(name, value) for name, value in reaching(adopted).items() if own.get(name) != value]
+    asked = [_line(".".join(path), value) for path, value in reaching(adopted).items() if own.get(path) != value]
+    rewards = with_rewards(adopted)["rewards"]  # With those that a preset adds.
+    servers = [name for name in ASKING_A_SERVER if name in rewards and name not in present.rewards]
+    return asked + [f"address: rewards.{name}, which asks a server" for name in servers]
 
 
 def _line(name: str, value: object) -> str:
@@ -86,6 +93,7 @@ def _is_there(module: str) -> bool:
 def _require(folder: Path, digest: str, known_by: tuple[str, str], asked: Sequence[str], trust: Sequence[str]) -> None:
     listed = "".join(f"\n  {line}" for line in asked)
     if any(digest.startswith(trusted) for trusted in trust):
+        require_no_links(folder)  # The digest does not cover what they lead to.
         console.note(f"Taken from {folder}, which trust names:{listed}")
         return
     doubt = "which is not known as this project's own"
