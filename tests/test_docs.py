@@ -275,7 +275,7 @@ def test_it_is_for_the_first_ten_minutes() -> None:
     assert README.count(".venv/bin/") <= 5
     headings = re.findall(r"^## (.*)$", README, re.M)
     assert headings[:7] == [
-        *("Demo", "Beside other projects", "What it does", "Your data", "Your reward", "Your model", "Your GPU")
+        *("Demo", "Compared with other projects", "What it does", "Your data", "Your reward", "Your model", "Your GPU")
     ]
 
 

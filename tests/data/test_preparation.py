@@ -122,12 +122,14 @@ def test_nothing_left_to_train_on_is_an_error(tmp_path):
         (
             1,
             0.25,
-            "1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out (it takes 8)",
+            "1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out"
+            " (at least 8 are needed)",
         ),
         (
             6,
             0.25,
-            "6 records: 6 train, 0 eval, 0 held out. 6 independent prompts are too few to hold any out (it takes 8)",
+            "6 records: 6 train, 0 eval, 0 held out. 6 independent prompts are too few to hold any out"
+            " (at least 8 are needed)",
         ),
         (12, 0.25, "12 records: 9 train, 1 eval, 2 held out. Fewer than 10 independent prompts are held out"),
         (200, 0.02, "200 records: 170 train, 27 eval, 3 held out. Fewer than 10 independent prompts are held out"),

@@ -35,7 +35,7 @@ def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
     assert (found["split"], found["sampler"], found["difference"]) == ("held_out", "eval", 0.4)
     assert (found["verdict"], found["confidence"], found["task"], found["control"]) == ("better", 0.95, None, None)
     assert found["sentence"] == (
-        "On 34 held-out prompts (204 pairs) the trained model is better: mean total 1.400 against 1.000 of the"
+        "On 34 held-out prompts (204 pairs) the trained model is better: mean total 1.400 against 1.000 for the"
         " base model, +0.400 [+0.300, +0.500] (95% interval)."
     )
     assert lines(summarise([entry(), STEADY], notes=["Judged otherwise."])) == [found["sentence"], "Judged otherwise."]
@@ -59,13 +59,13 @@ def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
         (
             {"trained": -1e-9, "difference": -1e-8, "ci_low": -4e-7, "ci_high": 0.2},
             "not shown",
-            "mean total 0.000 against 1.000 of the base model, +0.000 [+0.000, +0.200]",
+            "mean total 0.000 against 1.000 for the base model, +0.000 [+0.000, +0.200]",
         ),
-        ({"ci_low": -0.0003}, "not shown", "1.4000 against 1.0000 of the base model, +0.4000 [-0.0003, +0.5000]"),
+        ({"ci_low": -0.0003}, "not shown", "1.4000 against 1.0000 for the base model, +0.4000 [-0.0003, +0.5000]"),
         (
             {"baseline": 0.00293, "trained": 0.00008, "difference": -0.00285, "ci_low": -0.1},
             "not shown",
-            "0.00008 against 0.00293 of the base model, -0.00285 [-0.10000, +0.50000]",
+            "0.00008 against 0.00293 for the base model, -0.00285 [-0.10000, +0.50000]",
         ),
         ({"ci_low": -2e-6}, "not shown", "+0.400000 [-0.000002, +0.500000]"),
     ],
@@ -106,8 +106,8 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
         " 0.100); mean total 1.400 against 1.000" in hacked["sentence"]
     )
     assert lines(hacked)[1] == (
-        "Not optimised, and lower: edge_density: 0.400 of the base model, 0.100 of the trained model, -0.300 [-0.400,"
-        " -0.200]. Look at the pictures."
+        "Not optimised, and lower: edge_density: 0.400 for the base model, 0.100 for the trained model, -0.300"
+        " [-0.400, -0.200]. Look at the pictures."
     )
     assert summarise([entry(), guard(ci_high=-0.001)])["verdict"] == "not shown", "a wide interval is no excuse"
     assert summarise([entry(**LOSS), guard()])["verdict"] == "worse", "a guard does not turn a loss"
@@ -170,7 +170,7 @@ def test_the_task_has_its_own_measure() -> None:
     )
     found = summarise([entry(), measured, STEADY])
     assert (found["task"]["score"], found["task"]["verdict"]) == ("ocr/accuracy", "not shown")
-    said = "read without a mistake: 0.300 of the base model, 0.900 of the trained model, +0.600 [-0.100, +0.500]."
+    said = "read without a mistake: 0.300 for the base model, 0.900 for the trained model, +0.600 [-0.100, +0.500]."
     assert lines(found)[1] == said
     numbers = {"baseline": 0.3, "trained": 0.9, "difference": 0.6, "ci_low": -0.1, "ci_high": 0.5}
     assert result(found)["task"] == numbers
@@ -214,7 +214,7 @@ UNSURE: Entry = {"difference": -0.1, "ci_low": -0.3, "ci_high": 0.1}
             OVER,
             "contradicted",
             "contradicted",
-            "the gain of the trained model is contradicted: the judge second: 1.000 of the base model, 1.400 of the"
+            "the gain of the trained model is contradicted: the judge second: 1.000 for the base model, 1.400 for the"
             " trained model, -0.400 [-0.500, -0.300]; mean total 1.400 against 1.000",
         ),
         (LOSS, LOSS, OVER, "worse", "contradicted", "the trained model is worse: mean total"),
@@ -249,10 +249,10 @@ def test_judges_stand_in_the_lines_and_in_the_numbers() -> None:
     found = summarise([entry(), entry("ocr"), of_ocr, judge("second", **LOSS)], [other, best])
     assert found["verdict"] == "contradicted"
     assert lines(found)[1:3] == [
-        "Judge of ocr tesseract: 1.000 of the base model, 1.400 of the trained model, +0.400 [+0.300, +0.500] (97.5%"
-        " interval); against guidance_scale=3 +0.100 [+0.050, +0.150]. The gain carries over.",
-        "Judge second: 1.000 of the base model, 1.400 of the trained model, -0.400 [-0.500, -0.300]. It contradicts a"
-        " gain.",
+        "Judge of ocr tesseract: 1.000 for the base model, 1.400 for the trained model, +0.400 [+0.300, +0.500]"
+        " (97.5% interval); against guidance_scale=3 +0.100 [+0.050, +0.150]. The gain carries over.",
+        "Judge second: 1.000 for the base model, 1.400 for the trained model, -0.400 [-0.500, -0.300]. It"
+        " contradicts a gain.",
     ]
     assert result(found)["judge/second"]["difference"] == -0.4
     lost = summarise([entry(), entry("ocr", **UNSURE), of_ocr])

@@ -50,14 +50,14 @@ def test_a_slip_is_named(given: str, named: str) -> None:
     [
         (
             {"parameters.yml": "seed: 3  # é".encode("latin-1")},
-            r"conf/local/parameters.yml is no UTF-8: .*0xe9.* Save it",
+            r"conf/local/parameters.yml is not valid UTF-8: .*0xe9.* Save it",
         ),
         (
             {"parameters.yml": b"seed: 3", "parameters_mine.yml": b"seed: 4"},
             r"Duplicate keys found in .*parameters\w*.yml and .*parameters\w*.yml: seed",
         ),
         ({"parameters.yml": b"[1, 2]"}, r"The parameters in .*conf cannot be read"),
-        ({"catalog.yml": b"# \xe9"}, r"conf/local/catalog.yml is no UTF-8: .*0xe9.* Save it"),
+        ({"catalog.yml": b"# \xe9"}, r"conf/local/catalog.yml is not valid UTF-8: .*0xe9.* Save it"),
     ],
 )
 def test_files_of_conf_that_cannot_be_read_are_named(tmp_path: Path, files: dict[str, bytes], said: str) -> None:

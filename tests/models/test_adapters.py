@@ -146,7 +146,7 @@ def test_each_module_has_parameters_of_its_own(pipeline_folder: Path) -> None:
             r"'embeddings' names model\.visual\.embeddings \(\w+\) of GlmImageFor\w+; expected a list of ends",
         ),
         ("to_q", r"'to_q' names no layer .* or a regular expression of whole names\."),
-        ("(", "'\\(' is no regular expression: missing \\)"),
+        ("(", "'\\(' is not a valid regular expression: missing \\)"),
         ([], "'' names no layer"),
     ],
 )

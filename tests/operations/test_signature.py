@@ -86,7 +86,7 @@ TAMPERINGS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "SHA256SUMS").unlink(), "There is no SHA256SUMS"),
     (lambda folder: (folder / "SHA256SUMS.sig").unlink(), "openssl: "),
     (resigned, "openssl: "),
-    (shutil.rmtree, "is no folder"),
+    (shutil.rmtree, "is not a folder"),
 ]
 
 

@@ -257,7 +257,7 @@ def test_nothing_in_common_is_refused(trainings: Trainings, seen: list[str] | No
 def test_data_of_which_nothing_is_held_out_are_no_ground_for_a_comparison(trainings: Trainings) -> None:
     write_manifest(trainings.folder / "train.parquet", [{"id": "a", "prompt": "a", "split": "train"}])
     trainings.records = RecordTable(trainings.folder / "train.parquet")
-    with pytest.raises(UserError, match="none of these data is held-out, so there is nothing to judge by"):
+    with pytest.raises(UserError, match="none of these records is held out, so there is nothing to judge by"):
         trainings.compare(first="none", second=trainings.add("second", 0.3))
 
 

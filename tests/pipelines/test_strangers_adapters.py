@@ -40,7 +40,7 @@ from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.trust import PARAMETERS
 from visual_grpo.training import components
 
-REFUSED = "(?s)This command would take from .*Nothing was run, opened or sent"
+REFUSED = "(?s)This command would take the following from .*Nothing was run, opened or sent"
 NAMED = {
     "evaluate": "adapter={}",
     "baseline": "adapter={}",

@@ -57,7 +57,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("vlm_judge", {"rubric": "Is it {promt} ?"}, r"a rubric may contain \{prompt\} and \{text\}, got \{promt\}"),
     ("vlm_judge", {"rubric": "Is it {prompt ?"}, "braces do not match"),
     ("vlm_judge", {"score_range": [5, 1]}, r"score_range must be \[lowest, highest\], got \[5, 1\]"),
-    ("vlm_judge", {"pattern": "Score ("}, "pattern is no regular expression"),
+    ("vlm_judge", {"pattern": "Score ("}, "pattern is not a valid regular expression"),
     ("vlm_judge", {"pattern": r"\d+"}, "pattern must have one group"),
 ]
 

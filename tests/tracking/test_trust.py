@@ -99,7 +99,9 @@ def test_every_parameter_that_takes_a_text_is_refused_but_those_that_only_take_w
             assert all(key == name or key.startswith(f"{name}.") for key in reached)
             if name not in refused:
                 refused.add(name)
-                with pytest.raises(UserError, match=rf"(?s)This command would take from .*: {name}\b.*trust=\w{{32}}"):
+                with pytest.raises(
+                    UserError, match=rf"(?s)This command would take the following from .*: {name}\b.*trust=\w{{32}}"
+                ):
                     require_adapters(folder, tree, present)
     assert stated == STATED
     assert {"rewards.x.function", "rewards.x.options", "model.path", "model.options", "starter.world"} <= refused
@@ -216,7 +218,9 @@ def test_the_checkpoints_of_a_run_are_known_by_what_they_reach(project: Project,
 
 def test_where_mlflow_is_away_the_refusal_says_so(folder: Path, tmp_path: Path) -> None:
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'no such folder/mlflow.db'}")
-    with pytest.raises(UserError, match=r"not known whether it is this project's own, since MLflow .* does not answer"):
+    with pytest.raises(
+        UserError, match=r"could not tell whether it belongs to this project: MLflow .* does not answer"
+    ):
         require_adapters(folder, EVIL, parameters())
     require_adapters(folder, EVIL, parameters(trust=adapter_digest(folder)))
 

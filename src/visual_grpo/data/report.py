@@ -113,7 +113,8 @@ class Report:
         if config.sealed_share > 0 and not self._records[SEALED]:
             self.warnings.append(f"the split sealed is empty: {counted(accepted, 'record')} in all")
         if self.joined:
-            shared = f"{counted(self.joined, _unit(config))} with a picture of another one"
+            unit, shares = _unit(config), "shares" if self.joined == 1 else "share"
+            shared = f"{counted(self.joined, unit)} {shares} a picture with another {unit}"
             self.warnings.append(f"{shared}: they are held out together or not at all")
         for (kind, text), (count, place) in self._notes.items():
             self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
@@ -133,7 +134,7 @@ def few_held_out(records: Mapping[str, int], held_out: int, groups: int, config:
         if share > 0 and _ADVISED * groups >= FEW_PROMPTS:
             advice += ", or raise data.held_out_share"
     elif share > 0:
-        needed = f" (it takes {fewest(share)})" * (groups < fewest(share))
+        needed = f" (at least {fewest(share)} are needed)" * (groups < fewest(share))
         found = f"{counted(groups, f'independent {unit}')} {'is' if groups == 1 else 'are'}"
         why = f"{found} too few to hold any out{needed}, so nothing can judge a gain"
     elif config.held_out_split:

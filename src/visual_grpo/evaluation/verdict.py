@@ -59,11 +59,12 @@ def summarise(
 
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
     ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``; or ``contradicted`` if it lies
-    above 0 and a judge's below; or `NOT_JUDGED` if no prompt was held out. ``fallen`` are the guards that fell,
-    ``judges`` those of `_judge`. ``names`` are of the two sides, for the sentence, and ``notes`` sentences to be read
-    with it. The control is that with the highest mean of the base model; chosen on the same samples, it is
-    optimistically biased. ``guard_to_add`` is the line of the parameters that adds a guard of ``samples`` (images,
-    videos or answers), where no guard and no judge scored any. It, ``task`` and ``control`` are None if there is none.
+    above 0 and a judge's below, on `FEW_PROMPTS` independent prompts or more; or `NOT_JUDGED` if no prompt was held
+    out. ``fallen`` are the guards that fell, ``judges`` those of `_judge`. ``names`` are of the two sides, for the
+    sentence, and ``notes`` sentences to be read with it. The control is that with the highest mean of the base model;
+    chosen on the same samples, it is optimistically biased. ``guard_to_add`` is the line of the parameters that adds a
+    guard of ``samples`` (images, videos or answers), where no guard and no judge scored any. It, ``task`` and
+    ``control`` are None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}
@@ -239,7 +240,7 @@ def _best_control(controls: Sequence[Entry], score: str = "total") -> dict[str, 
 
 def _means(block: Mapping[str, Any], names: Sequence[str]) -> str:
     digits = decimals(block)
-    means = f"{block['baseline']:z.{digits}f} of {names[0]}, {block['trained']:z.{digits}f} of {names[1]}"
+    means = f"{block['baseline']:z.{digits}f} for {names[0]}, {block['trained']:z.{digits}f} for {names[1]}"
     return f"{block['name']}: {means}, {change(block)}"
 
 
@@ -253,7 +254,7 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
     if control and control["difference"] is not None:
         over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
     said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
-    follows = said.get(judge["outcome"], "That a gain carries over is not shown")
+    follows = said.get(judge["outcome"], "It is not shown that the gain carries over")
     return f"Judge {of}{_means(judge, names)}{level}{over}{_judged_on(judge)}. {follows}."
 
 
@@ -286,7 +287,7 @@ def _sentence(headline: Mapping[str, Any]) -> str:
     digits = decimals(headline)
     interval = "no interval" if headline["ci_low"] is None else f"{headline['confidence']:.0%} interval"
     means = (
-        f"mean {headline['name']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} of"
+        f"mean {headline['name']} {headline['trained']:z.{digits}f} against {headline['baseline']:z.{digits}f} for"
         f" {base}, {change(headline)} ({interval})"
     )
     if headline["verdict"] == NOT_JUDGED:

@@ -76,17 +76,17 @@ class ParameterHooks:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
         if parameters.reward != present.reward:
             weights = ", ".join(
-                f"{name} ({'judge' if reward.judge else f'weight {reward.weight:g}'})"
+                f"{name}: {'judge' if reward.judge else f'weight {reward.weight:g}'}"
                 for name, reward in parameters.rewards.items()
             )
-            console.note(f"Reward, chosen by what the records have: {parameters.reward}, that is {weights}")
+            console.note(f"Reward preset, chosen from the records: {parameters.reward} ({weights})")
         for note in notes:
             console.note(note)
         if "adapters" in makes:
             check_packages(parameters.tracking)
         if self._taken:
             shown = ", ".join(f"{name}={value}" for name, value in self._taken.items())
-            console.note(f"Parameters of the resumed run, which are others in the configuration: {shown}")
+            console.note(f"Parameters kept from the resumed run that differ from the configuration: {shown}")
 
 
 def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
         return dict(loader[what])
     except UnicodeDecodeError as error:  # It has the file's content, not its name.
         files = (file for file in Path(loader.conf_source).rglob(f"{what}*") if file.read_bytes() == error.object)
-        raise UserError(f"{next(files, loader.conf_source)} is no UTF-8: {error}. Save it as UTF-8.") from error
+        raise UserError(f"{next(files, loader.conf_source)} is not valid UTF-8: {error}. Save it as UTF-8.") from error
     except (ValueError, AttributeError) as error:
         raise UserError(f"The {what} in {loader.conf_source} cannot be read: {error}") from error
 

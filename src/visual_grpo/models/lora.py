@@ -228,7 +228,9 @@ def _check_targets(base: nn.Module, targets: str | list[str]) -> None:
                 name: layer for name, layer in base.named_modules() if name and check_target_module_exists(config, name)
             }
         except re.error as error:
-            raise UserError(f"policy.lora.target_modules: {target!r} is no regular expression: {error}") from error
+            raise UserError(
+                f"policy.lora.target_modules: {target!r} is not a valid regular expression: {error}"
+            ) from error
         other = next((name for name in found if name not in linear), None)
         if other is None and found:
             continue

@@ -78,8 +78,8 @@ def unseen(
     shown = split.replace("_", "-")
     if not rows:
         raise UserError(
-            f"{task}: none of these data is {shown}, so there is nothing to judge by. Add records, or raise"
-            f" data.{split}_share if it is 0."
+            f"{task}: none of these records is {split.replace('_', ' ')}, so there is nothing to judge by. Add records,"
+            f" or raise data.{split}_share if it is 0."
         )
     if not new:
         raise UserError(

@@ -164,7 +164,7 @@ def _data(facts: Mapping[str, Any], project: Path) -> Line:
     digest, manifest = str(facts["data"]), project / file
     if manifest.is_file() and RecordTable(manifest).digest == digest:
         return Line("data", digest, OK, f"as {file} has it")
-    why = "the prepared records are others now" if manifest.is_file() else f"{manifest} does not exist"
+    why = "the prepared records have changed" if manifest.is_file() else f"{manifest} does not exist"
     return Line("data", digest, UNKNOWN, why)
 
 

@@ -93,8 +93,8 @@ def check_number_of_gates(limit: int, registry: Registry, excluding: tuple[str, 
     if (latest := registry.ahead_of_clock()) is not None:
         console.note(
             f"Warning: the clock is behind {latest:%Y-%m-%d %H:%M} UTC, the latest date of {registry.name} in MLflow."
-            " Gates that are judged by it count until a year after it is right. Set the clock, or correct the tag"
-            " gate... of the registered model if that date is wrong."
+            " Gates decided with this clock count until one year after it has been corrected. Set the clock, or"
+            " correct the tag gate... of the registered model if that date is wrong."
         )
     asked = registry.gates_in_last_year(excluding=excluding)
     if asked >= limit:

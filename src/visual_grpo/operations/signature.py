@@ -46,7 +46,7 @@ def verify(folder: Path, key: Path) -> None:
     lines = _LINE.findall(sums)
     signed = {os.fsdecode(name): digest.decode() for digest, name in lines}
     if len(signed) != len(lines) or _LINE.sub(b"", sums):
-        raise SignatureError(f"{SUMS} is no list of sha256sum, or lists a file twice.")
+        raise SignatureError(f"{SUMS} is not a list of sha256sum, or lists a file twice.")
     differences = {
         "changed": [name for name in signed.keys() & found.keys() if signed[name] != found[name]],
         "added": list(found.keys() - signed.keys()),
@@ -62,7 +62,7 @@ def _digests(folder: Path) -> dict[str, str]:
     Raises SignatureError for a link, which leads to bytes that nobody signed, and for a pipe, socket or device.
     """
     if not folder.is_dir():
-        raise SignatureError(f"{_shown([str(folder)])} is no folder.")
+        raise SignatureError(f"{_shown([str(folder)])} is not a folder.")
     entries = [entry for entry in folder.rglob("*") if not stat.S_ISDIR(entry.lstat().st_mode)]
     special = [str(entry.relative_to(folder)) for entry in entries if not stat.S_ISREG(entry.lstat().st_mode)]
     if special:

@@ -212,7 +212,7 @@ def _asked(settings: VoteConfig, records: RecordTable, what: Mapping[str, Any]) 
     seed = settings.seed
     prompts = distinct_prompts(records.split("train"), None)
     if not prompts:
-        raise UserError("vote needs training prompts to draw. Add records")
+        raise UserError("vote needs training prompts to generate from. Add records")
     prompts.sort(key=lambda record: hashlib.sha256(f"{seed}\0{record.id}".encode()).digest())
     asked = {}
     for number in range(settings.pairs):

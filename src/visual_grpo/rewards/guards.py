@@ -47,7 +47,7 @@ class Exposure:
     """Share of pixels that are neither black nor white: luma of 5 to 250 in 0..255. It falls where pictures are over-
     or under-exposed."""
 
-    guard = "more of its pictures is black or white"
+    guard = "larger areas of its pictures are black or white"
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> list[float]:
         weights = torch.tensor(LUMA)[:, None, None]

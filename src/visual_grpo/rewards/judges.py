@@ -131,8 +131,8 @@ def require_independent_judges(rewards: Mapping[str, RewardConfig], optimised: C
         if shared or functions[judge] == functions[other]:
             same = "has the weights of" if shared else "is the same function with the same models as"
             raise UserError(
-                f"rewards.{judge} judges what rewards.{other} optimises, and {same} it, so that it can contradict"
-                " nothing. Name a judge of another family, trained on other data, or leave out judge: true"
+                f"rewards.{judge} judges what rewards.{other} optimises, and {same} it, so it cannot contradict"
+                " it. Name a judge of another family, trained on other data, or leave out judge: true"
             )
 
 

@@ -21,7 +21,9 @@ def checked_output(name: str, returned: Any, prompts: Sequence[PromptRecord]) ->
         ratios = {ratio: _ratio(f"{name}/{ratio}", pair, prompts) for ratio, pair in returned.ratios.items()}
         values = _scores(name, returned.values, prompts)
         if scored := [row for row in returned.failed if row not in range(len(prompts)) or not values[row].isnan()]:
-            raise UserError(f"reward {name!r} says that it failed on row {scored[0]}, which is scored or not there")
+            raise UserError(
+                f"reward {name!r} says that it failed on row {scored[0]}, which has a score or does not exist"
+            )
         return RewardOutput(values=values, parts=parts, ratios=ratios, failed=dict(returned.failed))
     return RewardOutput(values=_scores(name, returned, prompts))
 

@@ -101,12 +101,13 @@ def _require(folder: Path, digest: str, known_by: tuple[str, str], asked: Sequen
         if _is_own(*known_by):
             return
     except UserError as error:
-        doubt = f"of which it is not known whether it is this project's own, since {error}"
+        doubt = f"and MLflow could not tell whether it belongs to this project: {error}"
     other = f"trust is {', '.join(trust)}, but the digest of {folder} is {digest}. " if trust else ""
     raise UserError(
-        f"{other}This command would take from {folder}, {doubt}:{listed}\n"
-        "Nothing was run, opened or sent. If you know its maker and want all of this, allow it for this folder, as it"
-        f" is now: trust={digest[:_SHOWN]}. Otherwise give parameters of your own (--params), or leave it alone."
+        f"{other}This command would take the following from {folder}, {doubt}:{listed}\n"
+        "Nothing was run, opened or sent. If you trust whoever made this folder and accept the whole list, allow it for"
+        f" this folder, as it is now: trust={digest[:_SHOWN]}. Otherwise give parameters of your own (--params), or do"
+        " not use this folder."
     )
 
 

@@ -343,7 +343,8 @@ def test_strict_refuses_the_first_bad_record(tmp_path):
         (
             1,
             {},
-            "Note: 1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out (it takes 8)",
+            "Note: 1 record: 1 train, 0 eval, 0 held out. 1 independent prompt is too few to hold any out"
+            " (at least 8 are needed)",
         ),
         (2, {}, "Note: 2 records: 2 train, 0 eval, 0 held out. 2 independent prompts are too few"),
         (8, {}, ""),

@@ -129,7 +129,9 @@ def recognise(group: Any, secret: str) -> None:
         raise LostRankError(f"The processes of this command do not reach each other: {error}") from error
     strangers = [r for r, given in received.items() if not hmac.compare_digest(given.numpy().tobytes(), proof(r, own))]
     if strangers:
-        raise LostRankError(f"What answers as process {strangers[0] + 1} of this command is another program.")
+        raise LostRankError(
+            f"What answers as process {strangers[0] + 1} of this command is not one of its own processes."
+        )
 
 
 def _announce(job: Any) -> Any:

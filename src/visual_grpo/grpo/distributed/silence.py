@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import NoReturn
 
 FIRST = 60.0
-"""Seconds of a wait after which the user is told; he is told again after twice as many, and so on."""
+"""Seconds of a wait after which the user is told; the user is told again after twice as many, and so on."""
 _began: float | None = None
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def tell(limit: timedelta) -> NoReturn:
             due = FIRST
         elif waited >= due:
             log.warning(
-                "Other processes of this command have not answered for %.0f s. They compute, hang or are stopped; the"
-                " command gives up after %.0f s.",
+                "Other processes of this command have not answered for %.0f s. They may be computing, stopped or"
+                " hung; the command gives up after %.0f s.",
                 waited,
                 limit.total_seconds(),
             )

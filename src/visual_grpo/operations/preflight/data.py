@@ -44,7 +44,7 @@ Similarity to target images, after adding a target_image to every record:
 Text in images, after quoting it in the prompts (a sign that says "OPEN"):
 {text}
 {judged}
-Only to try the training, many colours, which needs nothing of the records:
+To try the training without any requirement on the records, reward many colours:
 {colours}"""
 
 _JUDGED = """

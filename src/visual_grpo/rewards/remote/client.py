@@ -42,7 +42,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before the first retry, which double with each retry, and the most seconds."""
 _CHECK_SECONDS = 5.0
 SILENCE = 15.0
-"""Seconds without an answer after which the user is told; he is told again after twice as many, and so on."""
+"""Seconds without an answer after which the user is told; the user is told again after twice as many, and so on."""
 _SHOWN = 200
 """Characters of an answer that are shown in an error."""
 _CHUNK, _MOST_BYTES = 65_536, 8_000_000

@@ -193,7 +193,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise UserError(f"vlm_judge: pattern is no regular expression: {error}") from error
+        raise UserError(f"vlm_judge: pattern is not a valid regular expression: {error}") from error
     if compiled.groups != 1:
         raise UserError(f"vlm_judge: pattern must have one group, which holds the score, got {compiled.groups}")
     return compiled

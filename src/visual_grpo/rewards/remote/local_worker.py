@@ -36,7 +36,7 @@ _NOT_INHERITED = {
     "MASTER_ADDR",
     "MASTER_PORT",
 }
-"""Variables of another worker's key, and of a training in several processes, of which a worker is none."""
+"""Variables of another worker's key, and of a training in several processes, which a worker is not part of."""
 log = logging.getLogger(__name__)
 
 _Start = tuple[Path, tuple[tuple[str, str], ...]]
@@ -121,8 +121,8 @@ def _start(worker: str, environment: Mapping[str, str]) -> LocalWorker:
             log.warning("The worker %s is not ready after %g s; it is given up after %g s", worker, waited, PATIENCE)
         silence = min(waited, PATIENCE - waited)
     raise UserError(
-        f"the worker {worker} was not ready within {PATIENCE:g} s and was ended, with {_end(process, errors)}\nA first"
-        " start downloads weights, which a start by hand waits for.",
+        f"the worker {worker} was not ready within {PATIENCE:g} s and was ended, with {_end(process, errors)}\nThe"
+        " first start downloads the weights. Start the worker by hand once to wait for them.",
         remedy=Remedy(make=f"worker NAME={script.parent.name}"),
     )
 
