@@ -38,10 +38,7 @@ _DIRECTIONS = 90
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clones", type=Path, nargs="+", help="folders that seeds.py made")
-    parser.add_argument("--choice", default="all", help="the choice of modules, as for seeds.py")
-    arguments = parser.parse_args()
+    arguments = _arguments()
     print(f"| seed | measure | pairs | base | trained | difference [95%] | {' | '.join(_HEADLINE)} |")
     print("|---" * (6 + len(_HEADLINE)) + "|")
     for clone in arguments.clones:
@@ -57,8 +54,8 @@ def main() -> None:
 _HEADLINE: dict[str, Callable[[dict], str]] = {
     "verdict": lambda headline: headline["verdict"],
     "over the control [95%]": lambda headline: _change(headline["control"]) if headline["control"] else "",
-    "all right: base": lambda headline: f"{headline['task']['baseline']:.2f}",
-    "trained": lambda headline: f"{headline['task']['trained']:.2f}",
+    "all right: base": lambda headline: f"{headline['task']['baseline']:.2f}" if headline["task"] else "",
+    "trained": lambda headline: f"{headline['task']['trained']:.2f}" if headline["task"] else "",
 }
 
 
@@ -128,6 +125,13 @@ def _cells(found: PairedDifference) -> list[str]:
 
 def _change(entry: dict) -> str:
     return f"{entry['difference']:+.3f} [{entry['ci_low']:+.3f}, {entry['ci_high']:+.3f}]"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clones", type=Path, nargs="+", help="folders that seeds.py made")
+    parser.add_argument("--choice", default="all", help="the choice of modules, as for seeds.py")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
