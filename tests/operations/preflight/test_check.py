@@ -421,7 +421,7 @@ def reading(function: str, least: float | None = None, **options: Any) -> dict[s
         (
             reading(BRIGHT, words="a.bin"),
             reading(OTHER, model="same.bin"),
-            "and has the weights of it, so that it can con",
+            "and has the weights of it, so it cannot contradict",
         ),
         (reading(BRIGHT, words="a.bin"), reading(BRIGHT, words="b.bin"), None),
         (reading(BRIGHT, words="words.txt"), reading(OTHER, model="words.txt"), None),  # No weights.
