@@ -248,3 +248,14 @@ def test_what_a_tar_holds_is_no_more_than_a_file_may_have(tmp_path, kind):
             prepare(tmp_path, max_file_mb=1)
     else:
         assert rejected(tmp_path, max_file_mb=1) == [(2, "file_too_large")]
+
+
+def test_a_tar_whose_member_has_a_negative_size_ends(tmp_path):
+    """Python's reader comes back to such a member for ever."""
+    (tmp_path / "data").mkdir()
+    first, second = tarfile.TarInfo("1.txt"), tarfile.TarInfo("2.txt")
+    second.size = -tarfile.BLOCKSIZE
+    headers = b"".join(member.tobuf(tarfile.GNU_FORMAT) for member in (first, second))
+    (tmp_path / "data/a.tar").write_bytes(headers + bytes(tarfile.RECORDSIZE))
+    with pytest.raises(UserError, match=r"a\.tar cannot be read .*2\.txt has a negative size"):
+        prepare(tmp_path)

@@ -11,7 +11,7 @@ from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.evaluation import verdict
 from visual_grpo.evaluation.verdict import lines, summarise
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.pipelines.evaluate import show
+from visual_grpo.pipelines.evaluate import choose_adapters, show
 from visual_grpo.tracking.sync import result_metrics
 
 CONTROLS = ("guidance_scale=1", "guidance_scale=3", "temperature=0.5")
@@ -55,6 +55,12 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     assert result["total"]["difference"] == found["difference"] == pytest.approx(GAIN, abs=0.01)
     assert result["control"]["baseline"] == found["control"]["baseline"]
     assert (result["unscored"], result["prompts"], result["images"]) == ({"baseline": 0, "trained": 0}, 3, 6)
+
+
+def test_adapters_with_a_link_are_refused_before_the_report_shows_it(tmp_path: Path) -> None:
+    (tmp_path / "film-000001.png").symlink_to(tmp_path / "private.png")
+    with pytest.raises(UserError, match=r"film-000001\.png"):
+        choose_adapters(str(tmp_path), tmp_path)
 
 
 def test_a_training_with_another_seed_pairs_with_the_same_baseline(painted: Project) -> None:

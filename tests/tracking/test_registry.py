@@ -114,6 +114,9 @@ def test_a_version_says_what_it_takes_gives_and_needs_and_has_a_base_that_is_sma
     large = files_of(Registry(NAME, base_copy_mb=0.001).register(other))
     assert not (large / "data/visual_grpo/base").exists()
     assert f"base: {base}" in (large / "MLmodel").read_text()
+    # A record that knows nothing of its base could name any folder of this machine.
+    unknown = adapters(tmp_path / "unknown", base, weights="unknown", model_content=None)
+    assert not (files_of(REGISTRY.register(unknown)) / "data/visual_grpo/base").exists()
 
 
 def test_the_same_weights_have_one_version_whatever_the_folder_is_called(
