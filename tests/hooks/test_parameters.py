@@ -80,7 +80,7 @@ def test_grpo_parameters_of_the_command_line_replace_those_of_single_modules() -
 def test_a_resumed_run_has_its_parameters_and_the_folder_that_is_given(given: str, output: str, tmp_path: Path) -> None:
     metadata = {"parameters": hooks_of("seed=5,output=before")._parameters.public()}
     written = save_checkpoint(tmp_path, 1, {"a": torch.zeros(1)}, metadata)
-    trusted = file_digest(written / SUMS)[:12]
+    trusted = file_digest(written / SUMS)[:32]
     resumed = hooks_of(f'resume={written}{given},trust="{trusted}"')._parameters
     assert (resumed.seed, resumed.output) == (5, output)
     assert resumed.tracking.checkpoints == f"{output}/06_models/checkpoints"

@@ -156,7 +156,7 @@ def test_nothing_of_an_edited_record_is_run_opened_or_sent(place: Place, pipelin
 def test_the_other_adapters_of_a_comparison_are_refused_before_any_is_drawn(place: Place) -> None:
     own = shutil.copytree(place.theirs, place.folder / "own")
     place.edit(place.attack("family"))
-    with pytest.raises(UserError, match=r"take from .*theirs,(?s:.*)code: model\.family = 'evil:FAMILY'"):
+    with pytest.raises(UserError, match=r"take the following from .*theirs,(?s:.*)code: model\.family = 'evil:FAMILY'"):
         place.run("compare", f"compare.first={place.theirs},compare.second={own}")
     assert place.is_safe
     assert not list(Path("data").rglob("scores.parquet"))

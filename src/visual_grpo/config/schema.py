@@ -81,7 +81,7 @@ class Parameters(Strict):
     trust: list[str] = Field(
         [],
         description="digest, or digests, of folders of others whose records may name code, addresses, files and"
-        " variables: at least 12 hex digits, as the refusal tells it; null = none",
+        " variables: at least 32 hex digits, as the refusal tells it; null = none",
     )
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()
