@@ -15,7 +15,7 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import records
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import OutOfTimeError, ProgramError
-from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import write_manifest
 from visual_grpo.operations.candidates import gate_settings
 from visual_grpo.operations.retraining.job import Code, DataRefusedError, Retraining
@@ -67,7 +67,7 @@ class Trained:
 
     def judged(self, **changes: Any) -> None:
         config = parameters(**changes)
-        digest = adapter_digest(config.place("adapters"))
+        digest = weights_digest(config.place("adapters"))
         Registry.of(config.promotion, config.output).note_gate(
             digest, gate_settings(config.promotion, config.evaluation)
         )
