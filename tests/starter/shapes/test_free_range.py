@@ -43,7 +43,7 @@ evaluation: {controls: []}
 
 
 @pytest.mark.slow
-def test_outlines_that_the_reward_does_not_see_are_missed_by_the_guard(tmp_path: Path) -> None:
+def test_the_guard_falls_with_outlines_that_the_reward_does_not_see(tmp_path: Path) -> None:
     project = project_copy(tmp_path)
     (project / "capped.py").write_text(REWARDS, encoding="utf-8")
     (project / "conf/local/parameters.yml").write_text(CONF, encoding="utf-8")
@@ -51,4 +51,4 @@ def test_outlines_that_the_reward_does_not_see_are_missed_by_the_guard(tmp_path:
     headline = json.loads((project / "data/08_reporting/evaluation/evaluation.json").read_text())["headline"]
     assert headline["verdict"] == "better"
     assert [guard["name"] for guard in headline["fallen"]] == ["outline"]
-    assert "But its shapes are less well formed, outline fell from" in headline["sentence"]
+    assert "But its shapes are less well formed (outline fell from" in headline["sentence"]
