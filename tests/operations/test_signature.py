@@ -36,7 +36,7 @@ def openssl(place: Path, *words: str) -> None:
 
 
 def make(target: str, folder: Path, key: Path) -> subprocess.CompletedProcess[str]:
-    words = ["make", target, f"FOLDER={folder}", f"KEY={key}"]
+    words = ["make", "--no-print-directory", target, f"FOLDER={folder}", f"KEY={key}"]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
