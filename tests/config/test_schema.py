@@ -217,6 +217,11 @@ def test_what_looks_like_a_secret_is_refused_and_not_shown(
     [
         ("tracking.tensorboard", "s3://me:swordfish@bucket/logs", "tracking.tensorboard looks like a secret"),
         ("generate", {"prompt": f"hf_{SWORDFISH}"}, "generate.prompt looks like a secret"),
+        (
+            "model.options",
+            {"keys": {f"hf_{SWORDFISH}": 1}},
+            "options.keys, in the name of an entry, looks like a",
+        ),
         ("rewards.judge", {"api_key": "swordfish"}, "rewards.judge.api_key: there is no such parameter"),
     ],
 )

@@ -34,8 +34,8 @@ from visual_grpo.hooks.parameters import ParameterHooks, _with_adapters
 from visual_grpo.operations.reproduction.repeat import require_own
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.reproduce import reproduce_training
-from visual_grpo.tracking.adapter_lookup import DIGEST
 from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.trust import PARAMETERS
 from visual_grpo.training import components

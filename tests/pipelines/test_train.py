@@ -31,8 +31,8 @@ from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.tracking.adapter_lookup import DIGEST
 from visual_grpo.tracking.model_card import model_card
+from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
 
 

@@ -7,11 +7,14 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
+import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
@@ -142,6 +145,27 @@ def test_a_named_adapter_draws_with_the_model_and_the_modules_of_its_training(
     adapters = painted.folder / "adapters"
     vote(painted, monkeypatch, trust=[adapter_digest(adapters)], pairs=2, adapter=str(adapters))
     assert [(spec.model, spec.modules) for spec in specs] == [("its model", ("ar",))]
+
+
+def test_the_browsers_arguments_do_not_tell_the_secret_address(
+    painted: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painted.prepare(train=1)
+    opened: list[tuple[Path, str, int]] = []
+
+    def note(address: str) -> None:
+        door = Path(urlsplit(address).path)
+        opened.append((door, door.read_text(encoding="utf-8"), door.stat().st_mode & 0o777))
+
+    monkeypatch.setattr(webbrowser, "open", note)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("DISPLAY", ":0")
+    _, said = vote(painted, monkeypatch, pairs=1, open_browser=True)
+    [(door, content, mode)] = opened
+    [address] = [line for line in said if line.startswith("http://")]
+    assert address in content
+    assert mode == 0o600
+    assert not door.exists()
 
 
 def test_an_interrupted_vote_goes_on(painted: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
-from visual_grpo.config.adapter_folder import FACTS, read_facts
+from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.operations.training_command import show_replaced
 from visual_grpo.tracking import sync
@@ -52,7 +52,8 @@ class Results:
         report.mkdir(parents=True, exist_ok=True)
         (report / "evaluation.html").write_text("page")
         tree = {"headline": summarise([entry]), "training": read_facts(self.adapters), "rewards": [entry]}
-        report.with_suffix(".json").write_text(json.dumps(tree | {"modules": ["ar", "dit"]}))
+        tree |= {"modules": ["ar", "dit"], "adapter_digest": adapter_digest(self.adapters)}
+        report.with_suffix(".json").write_text(json.dumps(tree))
 
     def sync(self) -> list[str]:
         said, whole = sync.sync([self.output])
@@ -191,6 +192,23 @@ def test_a_training_that_went_on_replaces_its_adapters_and_takes_its_verdict_bac
     complete(found, 7)
     assert {found["tags"][name] for name in ("result", "evaluate.status", sync.EVALUATION_DIGEST)} == {""}
     assert found["tags"]["verdict"] == "not evaluated"
+
+
+def test_a_record_that_names_a_run_with_other_adapters_does_not_change_its_verdict(project: Project) -> None:
+    results = Results(project, "0" * 32)
+    results.evaluate()
+    results.sync()
+    [run] = project.runs()
+    project.client.set_tag(run.info.run_id, sync.DIGEST, adapter_digest(results.adapters))
+    before = results.in_mlflow()
+    own = results.adapters.rename(project.folder / "own")
+    theirs = Results(project, "0" * 32)
+    (theirs.adapters / "changes.diff").write_text("their changes")
+    theirs.evaluate()
+    shutil.rmtree(theirs.adapters)
+    own.rename(theirs.adapters)
+    assert "lacks nothing" in theirs.sync()[0]
+    assert theirs.in_mlflow() == before
 
 
 @pytest.mark.parametrize("place", ["06_models/adapters/ar/more.txt", "08_reporting/evaluation/more.html"])

@@ -23,9 +23,8 @@ from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest, reaching
 from visual_grpo.hooks.cli import parsed
 from visual_grpo.rewards.catalogue import BUILT_IN
-from visual_grpo.tracking.adapter_lookup import DIGEST
 from visual_grpo.tracking.registry import Registry
-from visual_grpo.tracking.sync import sync
+from visual_grpo.tracking.sync import DIGEST, sync
 from visual_grpo.tracking.trust import (
     ASKING_A_SERVER,
     PARAMETERS,

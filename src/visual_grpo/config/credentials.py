@@ -53,6 +53,9 @@ def find_secrets(value: object, name: str = "", *, key: str = "", is_header: boo
     """
     if isinstance(value, Mapping):
         for part, item in value.items():
+            if _looks_secret("", str(part)):
+                yield f"{name}, in the name of an entry,"
+                continue
             header = key.lower() in _HEADERS and str(part).lower() not in _PUBLIC_HEADERS
             yield from find_secrets(item, f"{name}.{part}" if name else str(part), key=str(part), is_header=header)
     elif isinstance(value, list | tuple):
@@ -60,8 +63,7 @@ def find_secrets(value: object, name: str = "", *, key: str = "", is_header: boo
         for number, item in enumerate(value):
             yield from find_secrets(item, f"{name}.{number}", key=key, is_header=is_header)
     elif isinstance(value, str):
-        is_variable = not value or _VARIABLE.fullmatch(value)
-        if not is_variable and (is_header or _names_secret(key, value) or _KNOWN.search(value) or _in_address(value)):
+        if (is_header and value and not _VARIABLE.fullmatch(value)) or _looks_secret(key, value):
             yield name
     elif type(value) in (int, float) and not _PASSWORDS.isdisjoint(_words(key)):
         yield name
@@ -82,6 +84,13 @@ def with_variables(value: Any, reward: str) -> Any:
             f" export {match[2]}=..."
         )
     return match[1] + os.environ[match[2]]
+
+
+def _looks_secret(key: str, text: str) -> bool:
+    """Returns whether ``text``, under ``key``, is a secret and not the name of its variable."""
+    if not text or _VARIABLE.fullmatch(text):
+        return False
+    return _names_secret(key, text) or _KNOWN.search(text) is not None or _in_address(text)
 
 
 def _words(name: str) -> list[str]:

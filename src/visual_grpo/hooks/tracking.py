@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,18 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from visual_grpo.common import console
-from visual_grpo.common.errors import counted, user_error
+from visual_grpo.common.errors import UserError, counted, user_error
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.adapter_folder import read_facts
+from visual_grpo.config.adapter_folder import adapter_digest, read_facts
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
 from visual_grpo.hooks.folders import tags_of
 from visual_grpo.operations.command import render
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.adapter_lookup import find_adapters
+from visual_grpo.tracking.adapter_lookup import find_adapters, training_run
 from visual_grpo.tracking.mlflow_api import NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
-from visual_grpo.tracking.sync import TAGGED, training_params
+from visual_grpo.tracking.sync import TAGGED, made_others, training_params
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.trust import PARAMETERS
 
@@ -71,7 +72,7 @@ class TrackingHooks:
             origin = resuming.resumed_run(config)
             earlier = None if origin is None else origin.mlflow_run_id
         elif judges_only:
-            earlier = read_facts(find_adapters(config.adapter, config.place("adapters"))).get("mlflow_run_id")
+            earlier = _run_of(find_adapters(config.adapter, config.place("adapters")))
         named = os.environ.get("MLFLOW_RUN_ID")
         name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
@@ -105,6 +106,17 @@ class TrackingHooks:
         message = f"{type(error).__name__}: {error}" if known is None else render(known)
         tracker.tags({"evaluate.error" if tracker.evaluates else "error": message})
         tracker.end("FAILED")
+
+
+def _run_of(adapters: Path) -> str | None:
+    """Returns the run of the training that made the adapters, in which their evaluation goes on."""
+    facts = read_facts(adapters)
+    with suppress(UserError):  # MLflow is away: the run is found, or made, when the evaluation is logged.
+        run = training_run(facts)
+        if run is not None and made_others(run, adapter_digest(adapters)):
+            log.warning("MLflow run %s made other adapters than %s: a new run begins", run.info.run_id, adapters)
+            return None
+    return facts.get("mlflow_run_id")
 
 
 def run_name(

@@ -11,7 +11,7 @@ from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.files import from_here, new_folder, require_no_links
 from visual_grpo.config import EvaluationConfig
-from visual_grpo.config.adapter_folder import modules_of, read_facts
+from visual_grpo.config.adapter_folder import adapter_digest, modules_of, read_facts
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
@@ -96,6 +96,7 @@ def compare_with_baseline(
         seed=settings.seed,
         # A result should not depend on where it was made.
         adapter=", ".join(str(from_here(adapters / module)) for module in modules),
+        adapter_digest=adapter_digest(adapters),
         modules=modules,
     )
     return evaluation, result(evaluation["headline"])

@@ -41,7 +41,8 @@ from visual_grpo.operations.training_command import (
 )
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.adapter_lookup import DIGEST, adapters_or_base
+from visual_grpo.tracking.adapter_lookup import adapters_or_base
+from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker, open_logs
 from visual_grpo.training import components, resuming
 from visual_grpo.training.run import Callbacks, TrainingRun

@@ -84,7 +84,7 @@ def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     for line in read_choices(file).damaged:
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
     ballot = Ballot(find_pairs(spec, records, file), file, parameters.vote.seed)
-    _vote(parameters.vote, ballot)
+    _vote(parameters.vote, ballot, final.with_suffix(".html"))
     folder = new_folder(final)
     if parameters.vote.source == AB:
         _report_blind(ballot.standing(), folder)
@@ -96,8 +96,12 @@ def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     return folder
 
 
-def _vote(settings: VoteConfig, ballot: Ballot) -> None:
-    """Serves the page until all is judged, the page's button or Ctrl-C."""
+def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
+    """Serves the page until all is judged, the page's button or Ctrl-C.
+
+    ``door`` is a file that leads the browser to the page: other users see a program's arguments, and the page's address
+    is secret.
+    """
     left = len(ballot.pending(settings.voter))
     if not left:
         judged = counted(len(ballot.pairs), "pair")
@@ -113,9 +117,17 @@ def _vote(settings: VoteConfig, ballot: Ballot) -> None:
         # Without a screen, a browser would be a program that takes the terminal.
         screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if settings.open_browser and sys.stdout.isatty() and screen:
-            webbrowser.open(url)
-        while stop.by is None and not ballot.finished.wait(0.3):
-            pass
+            door.parent.mkdir(parents=True, exist_ok=True)
+            door.unlink(missing_ok=True)
+            door.touch(0o600, exist_ok=False)
+            door.write_text(f'<meta http-equiv="refresh" content="0; url={url}">', encoding="utf-8")
+            webbrowser.open(door.resolve().as_uri())
+        try:
+            while stop.by is None and not ballot.finished.wait(0.3):
+                pass
+        finally:
+            door.parent.mkdir(parents=True, exist_ok=True)
+            door.unlink(missing_ok=True)
 
 
 def _report_blind(choices: Sequence[Choice], folder: Path) -> None:

@@ -17,15 +17,13 @@ from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.tracking import mlflow_api
-from visual_grpo.tracking.sync import TRAINING_DIGEST
+from visual_grpo.tracking.sync import DIGEST, TRAINING_DIGEST
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
 SCHEME = "models:/"
-DIGEST = "adapter.digest"
-"""Tag of a version, and of the run of a training: `config.adapter_folder.adapter_digest`."""
 WEIGHTS = "weights.digest"
 """Tag of a version: `config.adapter_folder.weights_digest`."""
 ADAPTERS = "data/visual_grpo/adapters"

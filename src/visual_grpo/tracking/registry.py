@@ -20,7 +20,6 @@ from visual_grpo.config.adapter_folder import adapter_digest, check_weights, mod
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.adapter_lookup import (
-    DIGEST,
     SCHEME,
     WEIGHTS,
     Registered,
@@ -29,6 +28,7 @@ from visual_grpo.tracking.adapter_lookup import (
     versions_with,
 )
 from visual_grpo.tracking.model_card import model_card
+from visual_grpo.tracking.sync import DIGEST
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel

@@ -52,8 +52,8 @@ from visual_grpo.config.adapter_folder import BEST, LAST, adapter_digest, check_
 from visual_grpo.evaluation.samples import generate_batches, requests
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.catalogue import negative_points
-from visual_grpo.tracking.adapter_lookup import DIGEST
 from visual_grpo.tracking.model_card import CARD
+from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.training import components
 
 if TYPE_CHECKING:

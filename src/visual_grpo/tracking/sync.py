@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
 """Tags of a run: the digests of the ``training.json`` and ``evaluation.json`` of which it has everything."""
+DIGEST = "adapter.digest"
+"""Tag of a version, and of the run of a training: `config.adapter_folder.adapter_digest`."""
 RUN_NAME = "run.name"
 """In the facts of a training: its run's name."""
 TAGGED = ("command", "git.", "dvc.", "version.", "resumed.")
@@ -65,6 +67,8 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
         run = None if facts is None else _run_of(client, facts, file)
         if facts is None or run is None or run.data.tags.get(tag) == file_digest(file):
             continue
+        if add is _add_evaluation and made_others(run, json.loads(file.read_text(encoding="utf-8"))["adapter_digest"]):
+            continue
         add(client, run, output, facts)
         # Last: an attempt that is cut short is made again.
         mlflow_api.set_tags(client, run.info.run_id, {tag: file_digest(file)})
@@ -72,6 +76,14 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
             client.set_terminated(run.info.run_id, "FINISHED", _modified(file))
         additions.append(f"{tag.removesuffix('.digest')} of {run.info.run_name} ({run.info.run_id[:8]})")
     return additions
+
+
+def made_others(run: Run, digest: str) -> bool:
+    """Returns whether ``run`` is known to have made other adapters than those with the ``digest``.
+
+    The record of adapters may name any run, since it comes with their folder.
+    """
+    return run.data.tags.get(DIGEST, digest) != digest
 
 
 def _results(output: Path) -> tuple[Path, Path]:

@@ -22,7 +22,8 @@ from visual_grpo.config.presets import with_rewards
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.config.stated import parameters_digest, reaching
 from visual_grpo.tracking import mlflow_api
-from visual_grpo.tracking.adapter_lookup import DIGEST, versions_with
+from visual_grpo.tracking.adapter_lookup import versions_with
+from visual_grpo.tracking.sync import DIGEST
 
 PARAMETERS = "parameters.digest"
 """Tag of a run: `parameters_digest` of the training, by which its checkpoints are known."""
