@@ -128,7 +128,11 @@ schedule-systemd: setup  ## Write systemd units that retrain every week
 ##@ Adapters
 
 # Without an environment too: with any Python, and openssl.
-sign verify: SIGNATURE = $(or $(wildcard $(BIN)/python),$(PYTHON)) src/visual_grpo/operations/signature.py $@ $(if $(FOLDER),"$(FOLDER)") $(if $(KEY),"$(KEY)")
+# Names of strangers' folders: neither make nor the shell expands them.
+override FOLDER := $(value FOLDER)
+override KEY := $(value KEY)
+export FOLDER KEY
+sign verify: SIGNATURE = $(or $(wildcard $(BIN)/python),$(PYTHON)) src/visual_grpo/operations/signature.py $@ $(if $(FOLDER),"$$FOLDER") $(if $(KEY),"$$KEY")
 sign:  ## Sign adapters; FOLDER=..., KEY=key.pem
 	@$(SIGNATURE)
 

@@ -14,6 +14,7 @@ from tests.data.folders import FOLDERS
 from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import read_image
+from visual_grpo.data import tabular
 from visual_grpo.data.record import Note, Place, Record, Rejected
 from visual_grpo.data.sources import LAYOUTS, find_records
 
@@ -218,6 +219,40 @@ class TestTables:
         del asked[:]
         assert "--params=data.path=hf://datasets/owner/name" in refusal(Path("owner/name"))
         assert asked == []
+
+    def test_a_dataset_of_the_hub_names_no_file_that_was_not_downloaded_for_it(self, tmp_path, monkeypatch):
+        cache, downloads = tmp_path / "hub", tmp_path / "datasets/downloads"
+        own = [picture(cache / "datasets--owner--name/snapshots/abc/a.png"), picture(downloads / "extracted/b.png")]
+        link = cache / "datasets--owner--name/snapshots/abc/link.png"
+        link.symlink_to(picture(tmp_path / "private.png"))
+        others = [tmp_path / "private.png", picture(cache / "datasets--owner--other/snapshots/abc/a.png"), link]
+        rows = [{"image": {"bytes": None, "path": str(file)}, "text": f"{n}"} for n, file in enumerate([*own, *others])]
+        table = Dataset.from_list(rows).cast_column("image", Image(decode=False))
+        monkeypatch.setattr("datasets.load_dataset", lambda name, **options: DatasetDict({"train": table}))
+        monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", downloads)
+        monkeypatch.setattr(tabular, "HF_HUB_CACHE", str(cache))
+        table = prepare(tmp_path, path="hf://datasets/owner/name")
+        assert [record.prompt for record in table] == ["0", "1"]
+        assert [entry["reason"] for entry in table.report["rejected"]["listed"]] == ["outside_folder"] * 3
+
+    def test_a_saved_dataset_names_no_table_outside_its_folder(self, tmp_path):
+        Dataset.from_list([{"text": "my diary"}]).save_to_disk(tmp_path / "private")
+        for name in ("data", "linked"):
+            Dataset.from_list([{"text": "a"}]).save_to_disk(tmp_path / name)
+        DatasetDict({"a": Dataset.from_list([{"text": "a"}])}).save_to_disk(tmp_path / "splits")
+        [table] = (tmp_path / "private").glob("*.arrow")
+        for state, where in (("data/state.json", str(table)), ("data/state.json", f"../private/{table.name}")):
+            tree = json.loads((tmp_path / state).read_text())
+            (tmp_path / state).write_text(json.dumps(tree | {"_data_files": [{"filename": where}]}))
+            assert "leads outside the data's folder" in refusal(tmp_path / "data")
+        [replaced] = (tmp_path / "linked").glob("*.arrow")
+        replaced.unlink()
+        replaced.symlink_to(table)
+        assert "leads outside the data's folder" in refusal(tmp_path / "linked")
+        (tmp_path / "splits/dataset_dict.json").write_text('{"splits": ["../private"]}')
+        assert "leads outside the data's folder" in refusal(tmp_path / "splits")
+        (tmp_path / "splits/dataset_dict.json").write_text("{}")
+        assert "cannot be read ('splits')" in refusal(tmp_path / "splits")
 
     @pytest.mark.parametrize("name", ["a.parquet", "data/a.parquet"])
     def test_a_damaged_table_is_named_with_the_librarys_error(self, tmp_path, name):

@@ -105,6 +105,14 @@ def test_a_folder_that_is_not_what_was_signed_is_refused(
     assert "Verified" not in done.stdout
 
 
+@pytest.mark.parametrize("name", ["$(shell touch PWNED)", "`touch PWNED`", "$(touch PWNED)", '"; touch PWNED; "'])
+def test_the_name_of_a_strangers_folder_is_not_run(name: str, signed: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(signed / "adapters", tmp_path / name)
+    done = make("verify", folder, signed / "public.pem")
+    assert (done.returncode, done.stdout) == (0, "Verified\n"), done.stderr
+    assert not (ROOT / "PWNED").exists()
+
+
 def test_the_list_is_sha256sums_own(signed: Path) -> None:
     subprocess.run(["sha256sum", "--strict", "--check", "SHA256SUMS"], cwd=signed / "adapters", check=True)
     names = [line[68:] for line in (signed / "adapters/SHA256SUMS").read_text().splitlines()]

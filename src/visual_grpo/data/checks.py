@@ -117,7 +117,9 @@ def _check_utf8(text: str, key: str) -> None:
 def _check_image(folder: Path, key: str, kind: str, value: Any, limits: Limits) -> Original:
     if isinstance(value, EmbeddedImage):
         limits.check_size(len(value.data), value.name)
-    if isinstance(value, EmbeddedImage | Path):
+        return value
+    if isinstance(value, Path):  # Of a dataset of the hub, downloaded.
+        limits.check_size(value.stat().st_size, value.name)
         return value
     if not isinstance(value, str) or not value:
         raise wrong_type(key, "the path of an image", value)

@@ -70,9 +70,11 @@ def split_of_row(row: Mapping[str, Any]) -> str | None:
 
 def split_found(item: Record | Rejected, layout: str) -> str | None:
     """Returns the split that a record was found in, by a column, its file or its picture; None = none."""
+    if item.split is not None:
+        return item.split
     pictures: list[str] = []
     if isinstance(item, Record):
-        if (named := item.split or split_of_row(item.extra)) is not None:
+        if (named := split_of_row(item.extra)) is not None:
             return named
         names = [name for name in item.images if isinstance(name, str) and not name.startswith("/")]
         # The file's name says nothing: a picture may be called test.png.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import glob
 import json
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from huggingface_hub.constants import HF_HUB_CACHE
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
@@ -142,6 +144,7 @@ def _datasets(path: Path, data: DataConfig) -> dict[str | None, Any] | None:
 
     with _name_in_errors(data.path):
         if not is_hub:
+            _require_inside(path, Limits.from_config(data, path))
             dataset = datasets.load_from_disk(str(path))
             return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
         name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
@@ -150,6 +153,16 @@ def _datasets(path: Path, data: DataConfig) -> dict[str | None, Any] | None:
             dataset = datasets.load_dataset(name, split=split, revision=data.revision)
             loaded |= dataset if isinstance(dataset, dict) else {split: dataset}
         return loaded
+
+
+def _require_inside(saved: Path, limits: Limits) -> None:
+    """Raises UserError if the tables that a saved dataset names lie outside its folder."""
+    listed = saved / "dataset_dict.json"
+    splits = json.loads(listed.read_bytes())["splits"] if listed.is_file() else [""]
+    for folder in map(saved.joinpath, splits):
+        limits.require_inside(folder)
+        for table in json.loads((folder / "state.json").read_bytes())["_data_files"]:
+            limits.require_inside(folder / table["filename"])
 
 
 def _tables(path: Path) -> tuple[Path, list[Path]]:
@@ -294,18 +307,38 @@ def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
             row |= {key: kind.int2str(row[key]) for key, kind in names.items() if isinstance(row[key], int)}
-            cells = {key: _cell(value, f"{place}, column {key}", folder) for key, value in row.items()}
-            yield record_from_row(cells, place, folder or Path(name, "none"), data)
+            try:
+                cells = {key: _cell(value, f"{place}, column {key}", name, folder) for key, value in row.items()}
+            except Rejected as rejection:
+                yield rejection.at(place)
+            else:
+                yield record_from_row(cells, place, folder or Path(name, "none"), data)
 
 
-def _cell(value: Any, name: str, folder: Path | None) -> Any:
+def _cell(value: Any, name: str, dataset: str, folder: Path | None) -> Any:
     """Wraps an image's bytes; an image stored by its path becomes the path. Other values stay."""
     if isinstance(value, list) and value and isinstance(value[0], dict | bytes):
-        return [_cell(image, name, folder) for image in value]
+        return [_cell(image, name, dataset, folder) for image in value]
     if isinstance(value, dict) and (value.keys() == {"bytes", "path"} or isinstance(value.get("bytes"), bytes)):
-        path = value.get("path")
-        value = (path if folder or path is None else Path(path)) if value["bytes"] is None else value["bytes"]
+        path, value = value.get("path"), value["bytes"]
+        if value is None:
+            value = path if folder or path is None else _cached(path, dataset)
     return EmbeddedImage(name, value) if isinstance(value, bytes) else value
+
+
+def _cached(path: str, dataset: str) -> Path:
+    """Returns the path of a downloaded image. Raises Rejected if it is not one of the hub's ``dataset``."""
+    import datasets
+
+    repository = Path(HF_HUB_CACHE, "--".join(["datasets", *dataset.split("/")[:2]]))
+    folders = (repository, Path(datasets.config.DOWNLOADED_DATASETS_PATH))
+    real = Path(os.path.realpath(path))
+    if not any(real.is_relative_to(folder.resolve()) for folder in folders):
+        message = f"{shorten(path)!r} is not among the files that were downloaded for {dataset}"
+        raise Rejected("outside_folder", message, "Store the image itself in the table, or remove the record")
+    if not real.is_file():
+        raise Rejected("missing_target", f"{shorten(path)!r} is not an ordinary file", "Download the dataset again")
+    return real
 
 
 @contextmanager
@@ -313,9 +346,10 @@ def _name_in_errors(name: object) -> Iterator[None]:
     """Turns the library's error into one that names the file."""
     import datasets
 
+    unreadable = (pa.ArrowException, tarfile.TarError, datasets.exceptions.DatasetsError)
     try:
         yield
-    except (pa.ArrowException, tarfile.TarError, OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except (*unreadable, OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(name, Path) and name.is_file() and is_lfs_pointer(name):
             raise UserError(f"{name} is a Git LFS pointer, not the file. {LFS_REMEDY}.") from error
         text = str(error).strip().partition("\n")[0]

@@ -55,6 +55,7 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
             in_thread(lambda: silence.tell(ranks.TIMEOUT), "silence")
             command()
             _announce(None)
+        dist.destroy_process_group()  # Its threads would abort the process that ends before they do.
     except BaseException:  # torchrun ends the others, and may start all again.
         try:
             dist.distributed_c10d._get_default_store().check([""])
