@@ -12,13 +12,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
-from fastapi import Depends, FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Response
 from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -160,12 +160,15 @@ def application(worker: Worker, key: str | None) -> FastAPI:
     def health() -> dict[str, Any]:
         return worker.health()
 
-    def authorise(request: HttpRequest) -> None:
+    @app.middleware("http")
+    async def authorise(request: HttpRequest, call: Callable[[HttpRequest], Awaitable[Response]]) -> Response:
+        """Checks the key before the body is read, which would take many times its size of memory."""
         given = request.headers.get("Authorization", "")
-        if key and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise HTTPException(401, "another key is needed")
+        if key and request.url.path != "/health" and not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            return JSONResponse({"error": "the key is missing or wrong"}, 401)
+        return await call(request)
 
-    @app.post("/score", dependencies=[Depends(authorise)])
+    @app.post("/score")
     def score(body: Body) -> dict[str, Any]:
         try:
             return worker.answer(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from tests.conftest import SIZE, stir
 from tests.evaluation.painter import brightness
@@ -177,11 +180,14 @@ def test_a_module_without_an_adapter_is_named(pipeline_folder: Path) -> None:
             lambda folder: (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin"),
             "no adapter_model",
         ),
-        (lambda folder: rewritten(folder / "adapter_config.json", "LORA", "XLORA"), "'XLORA'; expected LORA"),
+        (lambda folder: configured(folder, peft_type="XLORA"), "'XLORA'; expected LORA"),
+        (lambda folder: configured(folder, megatron_core="evil.core"), "its configuration sets megatron_core"),
+        (lambda folder: configured(folder, alpha_pattern={"q_proj": 5}), "its configuration sets alpha_pattern"),
+        (lambda folder: configured(folder, r="x"), "its r, lora_alpha and target_modules are 'x'"),
     ],
-    ids=["a pickle", "adapters of adapters"],
+    ids=["a pickle", "adapters of adapters", "a module", "other scales", "no rank"],
 )
-def test_peft_reads_nothing_but_a_lora_in_safetensors(
+def test_peft_reads_nothing_but_a_plain_lora_in_safetensors(
     pipeline_folder: Path, tmp_path: Path, change: Callable[[Path], object], said: str
 ) -> None:
     adapters = both(pipeline_folder)
@@ -191,8 +197,31 @@ def test_peft_reads_nothing_but_a_lora_in_safetensors(
         load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters.load(tmp_path, ["ar"])
 
 
-def rewritten(file: Path, old: str, new: str) -> None:
-    file.write_text(file.read_text().replace(f'"{old}"', f'"{new}"'))
+def configured(folder: Path, **changes: Any) -> None:
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_the_base_model_that_an_adapter_names_is_not_looked_up(
+    pipeline_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", lambda name, *_: asked.append(name))
+    adapters = both(pipeline_folder)
+    adapters.save(tmp_path)
+    configured(tmp_path / "ar", base_model_name_or_path="attacker/repository")
+    file = tmp_path / "dit/pytorch_lora_weights.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    stated = json.loads(metadata["lora_adapter_metadata"]) | {"base_model_name_or_path": "attacker/repository"}
+    save_file(load_file(file), file, metadata={"lora_adapter_metadata": json.dumps(stated)})
+    loaded = load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters
+    loaded.load(tmp_path, ["ar", "dit"])
+    loaded.state()
+    assert asked == []
+    save_file(load_file(file), file, metadata={"lora_adapter_metadata": json.dumps(stated | {"use_dora": True})})
+    with pytest.raises(UserError, match="its configuration sets use_dora"):
+        load_model(str(pipeline_folder), size=SIZE, device="cpu").adapters.load(tmp_path, ["dit"])
 
 
 def test_training_can_start_from_saved_adapters(pipeline_folder: Path, tmp_path: Path) -> None:

@@ -153,6 +153,15 @@ def test_nothing_of_an_edited_record_is_run_opened_or_sent(place: Place, pipelin
     assert place.is_safe
 
 
+@pytest.mark.parametrize(("kind", "given"), [("command", "rewards.z=null"), ("world", "")])
+def test_nothing_is_registered_of_which_a_part_was_refused(place: Place, kind: str, given: str) -> None:
+    """Of a registered version, nothing is asked any more."""
+    place.edit(place.attack(kind))
+    with pytest.raises(UserError, match=REFUSED):
+        place.run("promote", ",".join([NAMED["promote"].format(place.theirs), given]).rstrip(","))
+    assert Registry("shapes").champion() is None
+
+
 def test_the_other_adapters_of_a_comparison_are_refused_before_any_is_drawn(place: Place) -> None:
     own = shutil.copytree(place.theirs, place.folder / "own")
     place.edit(place.attack("family"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import time
@@ -209,6 +210,21 @@ def test_a_record_that_names_a_run_with_other_adapters_does_not_change_its_verdi
     own.rename(theirs.adapters)
     assert "lacks nothing" in theirs.sync()[0]
     assert theirs.in_mlflow() == before
+
+
+def test_a_picture_that_is_no_png_is_given_to_no_other_program(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow gives PostScript to Ghostscript."""
+    results = Results(project, "0" * 32)
+    ghostscript, ran = project.folder / "gs", project.folder / "ran"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{project.folder}:{os.environ['PATH']}")
+    Image.new("RGB", (8, 8)).save(results.adapters / "samples-000001.png", format="EPS")
+    said, whole = sync.sync([results.output])
+    assert not whole, said
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize("place", ["06_models/adapters/ar/more.txt", "08_reporting/evaluation/more.html"])

@@ -286,6 +286,14 @@ def test_a_damaged_checkpoint_that_is_named_is_not_replaced_by_another(tmp_path:
     assert run.checkpoints.completed_steps() == 4
 
 
+def test_a_link_beside_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    """Pictures beside them are copied to the adapters, and from there to MLflow."""
+    finished(tmp_path)
+    (tmp_path / "checkpoints/film-000001.png").symlink_to("/etc/hostname")
+    with pytest.raises(UserError, match=r"film-000001\.png is a link"):
+        run_of(tmp_path, resume="auto")
+
+
 def test_what_names_no_checkpoint_is_refused(tmp_path: Path) -> None:
     for named, said in (
         ("atuo", r"is not a folder\. Did you mean 'auto'\?"),

@@ -112,11 +112,15 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
         named = next((name for name in names if name != NONE and (name != LATEST or latest.is_dir())), None)
         if named is None:
             return present
-        from visual_grpo.provenance import parameters_of_training, without_scoring  # It imports torch.
+        from visual_grpo.operations.reproduction.repeat import require_own  # It imports torch.
+        from visual_grpo.provenance import parameters_of_training, without_scoring
 
         folder = find_adapters(named, latest)
-        trained = read_facts(folder).get("parameters", {})
+        facts = read_facts(folder)
+        trained = facts.get("parameters", {})
         require_version(folder, trained)
+        if "promotion_result" in pipeline.all_outputs():  # What is registered is this project's own from then on.
+            require_own(folder, facts, Path.cwd(), present)
         tree = parameters_of_training(present.model_dump(mode="json"), trained, runtime)
         if "unscored" in tags_of(pipeline):
             tree = without_scoring(tree)

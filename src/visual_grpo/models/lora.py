@@ -31,6 +31,18 @@ from visual_grpo.models.lora_layers import compute_in_base_precision, lora_layer
 T = TypeVar("T")
 
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
+_READ = {
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "lora_dropout",
+    "peft_type",
+    "task_type",
+    "inference_mode",
+    "auto_mapping",
+}
+_READ |= {"base_model_name_or_path", "revision", "peft_version"}
+"""Of peft's configuration: what a plain LoRA sets, and what only describes it."""
 
 
 class Adapter(ABC):
@@ -102,7 +114,9 @@ class Adapter(ABC):
 
     def state(self) -> dict[str, Tensor]:
         """Its tensors by the names that peft saves; copies, which training does not change."""
-        return {name: value.detach().clone() for name, value in get_peft_model_state_dict(self.model).items()}
+        # By default peft asks the hub for the base model that the adapter's configuration names.
+        state = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return {name: value.detach().clone() for name, value in state.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Puts tensors of ``state`` back; every one must fit."""
@@ -128,13 +142,14 @@ class PeftAdapter(Adapter):
     def load(cls, base: Any, folder: Path) -> Self:
         # Without this file, peft would read a pickle, or look for the folder's name on the hub.
         with _loading(folder, "adapter_config.json"), _loading(folder, cls.file):
-            kind = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8")).get("peft_type")
-            if kind != "LORA":  # Other kinds name further adapters, which may be on the hub.
-                raise ValueError(f"its peft_type is {kind!r}; expected LORA")
+            stated = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+            if stated.get("peft_type") != "LORA":  # Other kinds name further adapters, which may be on the hub.
+                raise ValueError(f"its peft_type is {stated.get('peft_type')!r}; expected LORA")
+            _require_plain(stated)
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
     def save(self, folder: Path | str) -> None:
-        self.model.save_pretrained(str(folder))
+        self.model.save_pretrained(str(folder), save_embedding_layers=False)
 
 
 class DiffusersAdapter(Adapter):
@@ -152,6 +167,7 @@ class DiffusersAdapter(Adapter):
     @classmethod
     def load(cls, base: Any, folder: Path) -> Self:
         with _loading(folder, cls.file):
+            _require_plain({name.split(".")[-1]: value for name, value in _config(folder / cls.file).items()})
             base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
             if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
                 raise ValueError(f"no tensor's name starts with {cls.prefix}.")
@@ -251,6 +267,18 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, or of another model.
         raise UserError(f"The adapter in {folder} cannot be loaded: {error}\nTrain again.", remedy="train") from error
+
+
+def _require_plain(stated: Mapping[str, Any]) -> None:
+    """Raises ValueError unless peft's configuration is that of a plain LoRA: others import modules or read files."""
+    usual = LoraConfig().to_dict()
+    other = [name for name, value in stated.items() if name not in _READ and value and value != usual.get(name)]
+    if other:
+        raise ValueError(f"its configuration sets {', '.join(sorted(other))}; expected a LoRA without")
+    rank, alpha, targets = (stated.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    names = [targets] if isinstance(targets, str) else targets
+    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and isinstance(names, list) and names):
+        raise ValueError(f"its r, lora_alpha and target_modules are {rank!r}, {alpha!r} and {targets!r}")
 
 
 def _start(prefix: str | None) -> str:

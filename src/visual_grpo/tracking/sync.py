@@ -118,7 +118,7 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     mlflow_api.log_metrics(client, run_id, _curves(adapters, list(config.rewards)), {})
     for file in sorted(adapters.glob("*.png")):
         if match := _PICTURE.fullmatch(file.name):
-            with Image.open(file) as picture:
+            with Image.open(file, formats=["PNG"]) as picture:
                 mlflow_api.log_picture(client, run_id, picture, match[1], int(match[2]))
     if not run.data.params:
         mlflow_api.set_params(client, run_id, training_params(facts["parameters"]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError, nearest_hint
-from visual_grpo.common.files import settled, write_atomically
+from visual_grpo.common.files import require_no_links, settled, write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.grpo import checkpoint
@@ -65,6 +65,8 @@ def find_run(resume: str, folder: Path) -> Origin | None:
         return None
     named = _named(resume, folder)
     path = named if _is_one(named) else checkpoint.newest_intact(named)
+    if path is not None:
+        require_no_links(named)  # Pictures beside the checkpoints are copied to the adapters.
     return None if path is None else Origin(path, checkpoint.load_metadata(path))
 
 

@@ -115,6 +115,9 @@ def test_a_key_is_needed_if_there_is_one() -> None:
         assert output.values.tolist() == [1.0]
         with pytest.raises(UserError, match=r"answered 401: .*set the option api_key"):
             HttpReward(url)(records("a"), grey(255))
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=10) as stranger:
+            stranger.sendall(b"POST /score HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n\r\n")
+            assert b" 401 " in stranger.recv(100), "nothing of the body is waited for"
 
 
 def test_ctrl_c_ends_a_worker_whose_client_stalls() -> None:
