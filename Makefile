@@ -68,11 +68,11 @@ ui: setup  ## Show the runs in MLflow, best result first; PORT=5000
 	if [[ $$store != http* ]] && (exec 3<>/dev/tcp/127.0.0.1/$(PORT)) 2>/dev/null; then \
 	    echo "Port $(PORT) is taken, perhaps by another make ui. Name a free one: make ui PORT=$$(($(PORT) + 1))" >&2; exit 1; fi; \
 	page="/#/experiments/$$($(BIN)/python -m visual_grpo.tracking.mlflow_api)/runs?workflowType=machine_learning&viewStateShareKey=gain"; \
-	if [[ $$store == http* ]]; then echo "The server of MLFLOW_TRACKING_URI shows the runs: $$store$$page"; exit; fi; \
+	if [[ $$store == http* ]]; then echo "The server of MLFLOW_TRACKING_URI shows the runs: $$(sed -E "s|//[^/@]*@|//|" <<<"$$store")$$page"; exit; fi; \
 	echo "Runs, best result first: http://mlflow.localhost:$(PORT)$$page"; \
 	echo "(If the browser does not know that name, 127.0.0.1 in its place.)"; \
-	MLFLOW_SERVER_ALLOWED_HOSTS="localhost:*,127.0.0.1:*,mlflow.localhost:*" \
-	MLFLOW_SERVER_CORS_ALLOWED_ORIGINS="http://mlflow.localhost:$(PORT)" MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/python -m mlflow ui --port $(PORT) --backend-store-uri "$$store" \
+	MLFLOW_BACKEND_STORE_URI="$$store" MLFLOW_SERVER_ALLOWED_HOSTS="localhost:*,127.0.0.1:*,mlflow.localhost:*" \
+	MLFLOW_SERVER_CORS_ALLOWED_ORIGINS="http://mlflow.localhost:$(PORT)" MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/python -m mlflow ui --port $(PORT) \
 	    >mlflow-ui.log 2>&1 || { tail -n 3 mlflow-ui.log; exit 1; }
 
 clean:  ## Remove outputs of runs and unpacked zips, keep your data

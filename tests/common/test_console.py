@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from visual_grpo.common import console
+from visual_grpo.common.quiet_libraries import SafeRecord
 
 
 class Clock:
@@ -116,9 +118,10 @@ def test_a_terminal_obeys_nothing_that_data_say(capsys, text):
     console.note(text)
     console.summary("S", {text: text})
     console.table(text, ["a"], [[text]])
+    Console(width=120).print(SafeRecord("a", logging.WARNING, "a", 1, "%s", (text,), None).getMessage(), markup=False)
     out = capsys.readouterr().out
     (note,) = [line for line in shown.getvalue().splitlines() if "gone" in line]
     for line in (*out.splitlines(), note.rpartition("\x1b[2K")[2]):
         assert not set(line) & set("\x1b\x9b\r\x07\u202e\udcff")
     first = text[:1].encode("unicode_escape").decode()
-    assert out.count(f"{first}") == 5
+    assert out.count(f"{first}") == 6

@@ -55,6 +55,17 @@ def test_a_changed_an_added_and_a_removed_file_make_another_model(model: Path, n
     assert content_digest(model) != before
 
 
+def test_files_behind_a_link_to_a_folder_count(model: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "big disk"
+    weights.mkdir()
+    (weights / "a.safetensors").write_text("weights")
+    (model / "linked").symlink_to(weights)
+    (weights / "back").symlink_to(model)
+    before = content_digest(model)
+    (weights / "a.safetensors").write_text("others")
+    assert content_digest(model) != before
+
+
 def test_what_is_not_loaded_and_where_it_is_do_not_matter(model: Path, tmp_path: Path) -> None:
     before = content_digest(model)
     assert content_digest("owner/name") is None

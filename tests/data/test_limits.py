@@ -69,6 +69,15 @@ class TestRecordsFile:
         for path in ("linked", "linked/records.jsonl"):
             assert rejected(tmp_path, path=str(tmp_path / path)) == [(2, "outside_folder")]
 
+    def test_no_frame_of_a_clip_leaves_the_folder(self, tmp_path, data):
+        for number in range(5):
+            picture(data / f"inside/{number}.png")
+            link = data / f"clip/{number}.png"
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(tmp_path / "private/secret.png")
+        jsonl(data / "records.jsonl", [{"prompt": name, "target_image": name} for name in ("clip", "inside")])
+        assert rejected(tmp_path, frames=5)[0] == (1, "outside_folder")
+
     def test_a_records_file_that_leads_outside_is_refused_unless_the_user_has_named_it(self, tmp_path, data):
         jsonl(tmp_path / "private/own.jsonl", [{"prompt": "my diary"}])
         (data / "records.jsonl").symlink_to(tmp_path / "private/own.jsonl")
@@ -125,6 +134,13 @@ class TestOtherLayouts:
         file.symlink_to(tmp_path / "private/train.parquet")
         with pytest.raises(UserError, match=r"train\.parquet leads outside"):
             prepare(tmp_path, task="segmentation")
+
+    def test_the_library_opens_no_file_whose_name_begins_that_of_a_table(self, tmp_path):
+        parquet(tmp_path / "private/train.parquet", [{"text": "my diary"}])
+        parquet(tmp_path / "data/a::b.parquet", [{"text": "a"}])
+        (tmp_path / "data/a").symlink_to(tmp_path / "private/train.parquet")
+        with pytest.raises(UserError, match="has :: in its name"):
+            prepare(tmp_path)
 
 
 def test_pipes_sockets_and_devices_are_not_opened(tmp_path, data, monkeypatch):

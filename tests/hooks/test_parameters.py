@@ -38,6 +38,10 @@ from visual_grpo.settings import CONFIG_LOADER_ARGS
         ("seed=3 grpo.steps=2", "seed = '3 grpo.steps=2'"),
         ("grpo..steps=3", "grpo.: there is no such parameter"),
         (".a=3", "there is no such parameter"),
+        (
+            "retrain.notify=curl https://hooks.slack.com/services/a",
+            "retrain.notify looks like a secret",
+        ),
     ],
 )
 def test_a_slip_is_named(given: str, named: str) -> None:

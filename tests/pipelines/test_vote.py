@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -215,6 +216,12 @@ def test_a_folder_of_generate_can_be_judged(painted: Project, monkeypatch: pytes
         vote(painted, monkeypatch, source=str(painted.folder / "none"))
     with pytest.raises(UserError, match="keep choices with the data"):
         vote(painted, monkeypatch, choices=str(painted.folder / "08_reporting/votes/choices.jsonl"))
+    shutil.copy(folder / "0.png", painted.folder / "private.png")
+    (folder / "link.png").symlink_to(painted.folder / "private.png")
+    for name in ("../private.png", "link.png"):
+        (folder / "metadata.jsonl").write_text(f'{{"file_name": "{name}", "text": "cat"}}\n' * 2)
+        with pytest.raises(UserError, match="Expected an ordinary file in this folder"):
+            vote(painted, monkeypatch, source=str(folder))
     (folder / "metadata.jsonl").write_text('{"file_name": "0.png", "text": "cat"}\n')
     with pytest.raises(UserError, match="no prompt with two pictures"):
         vote(painted, monkeypatch, source=str(folder))

@@ -121,7 +121,7 @@ def test_every_parameter_that_takes_a_text_is_refused_but_those_that_only_take_w
             "variable: rewards.http.options.headers.X = 'Bearer $KEY'",
         ),
         ({"rewards": {"a\nb": {"options": {"x": "y\nz"}}}}, r"text: rewards.a b.options.x = 'y\nz'"),
-        ({"data": {"path": "p" * 1000}}, f"data.path = '{'p' * 299}... (1002 characters)"),
+        ({"data": {"path": "p" * 1000}}, f"data.path = '{'p' * 1000}'"),
     ],
 )
 def test_what_is_refused_is_listed_with_its_value_and_kind(folder: Path, changes: dict[str, Any], listed: str) -> None:

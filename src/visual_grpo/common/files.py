@@ -196,6 +196,17 @@ def linked(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
+def file_in(folder: Path, name: str) -> Path:
+    """Returns the file that a list in ``folder`` names.
+
+    Raises UserError if it lies outside the folder, also by a link, or is not an ordinary file.
+    """
+    file = folder / name
+    if not Path(os.path.realpath(file)).is_relative_to(folder.resolve()) or not file.is_file():
+        raise UserError(f"{folder} names {name!r}. Expected an ordinary file in this folder.")
+    return file
+
+
 def find_link(folder: Path) -> Path | None:
     """Returns the first link, pipe, socket or device in ``folder``; None if it has only files and folders.
 

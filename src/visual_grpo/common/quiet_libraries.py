@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from visual_grpo.common.errors import sanitize
+
 _ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -42,9 +44,16 @@ _QUIET = (
 """Loggers that say nothing a user needs."""
 
 
+class SafeRecord(logging.LogRecord):
+    """A message of the log, with escapes for what a terminal would act on."""
+
+    def getMessage(self) -> str:  # noqa: N802 (a name of the library's)
+        return sanitize(super().getMessage())
+
+
 def silence_libraries() -> None:
     """Hides the warnings and notices of installed libraries, and shortens torch's spinning, unless the environment or
-    ``python -W`` says otherwise."""
+    ``python -W`` says otherwise; makes the messages of the log `SafeRecord`."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -55,6 +64,7 @@ def silence_libraries() -> None:
         # libgomp's threads spin while they wait for each other. By its default of 300000 turns they take a busy
         # machine's cores from the thread that they wait for. Read when torch is imported.
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    logging.setLogRecordFactory(SafeRecord)  # Kedro permits no handler but its own.
     sys.excepthook = _without_traceback_of_ctrl_c
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.CRITICAL)

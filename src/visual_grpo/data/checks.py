@@ -90,9 +90,7 @@ def _check_prompt(record: Record, key: str) -> str:
     if len(text) > _MAX_PROMPT:
         message = f"the {key} has {len(text):,} characters, more than {_MAX_PROMPT:,}"
         raise Rejected("prompt_too_long", message, "Shorten it: memory grows with its length")
-    if (control := _CONTROL.search(text)) is not None:
-        message = f"the {key} has the control character U+{ord(control[0]):04X} at character {control.start() + 1}"
-        raise Rejected("control_character", message, "Remove it; line breaks and tabs may stay")
+    _check_control(text, key)
     return text
 
 
@@ -102,7 +100,14 @@ def _check_label(value: Any, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
         raise wrong_type(key, "text or a whole number", value)
     _check_utf8(str(value), key)
+    _check_control(str(value), key)
     return str(value)
+
+
+def _check_control(text: str, key: str) -> None:
+    if (control := _CONTROL.search(text)) is not None:
+        message = f"the {key} has the control character U+{ord(control[0]):04X} at character {control.start() + 1}"
+        raise Rejected("control_character", message, "Remove it; line breaks and tabs may stay")
 
 
 def _check_utf8(text: str, key: str) -> None:
@@ -128,7 +133,8 @@ def _check_image(folder: Path, key: str, kind: str, value: Any, limits: Limits) 
         limits.check(path, name)
         found = path if kind == "target" and limits.videos and path.is_dir() else find_file(folder, value)
         if found is not None:
-            limits.check(found, name)
+            for file in found.iterdir() if found.is_dir() else [found]:
+                limits.check(file, name)
             return found
         problem = f"does not exist or is not an ordinary file (looked for {path})"
         if path.is_symlink() and not path.exists():

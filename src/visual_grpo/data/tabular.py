@@ -189,6 +189,8 @@ def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, cano
     if suffix == ".parquet":
         import datasets
 
+        if "::" in str(file):  # The library would open what stands before it.
+            raise UserError(f"{file} has :: in its name. Rename it.")
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # The UserError is the one message.
         with _name_in_errors(file):
             files = glob.escape(str(file))

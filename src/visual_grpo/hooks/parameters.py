@@ -20,6 +20,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
+from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.hooks.folders import tags_of
@@ -30,6 +31,8 @@ from visual_grpo.tracking.trust import require_adapters, require_checkpoint, req
 
 RUN_SPEC = "params:run_spec"
 """The parameters, resolved for the model (`models.run_spec`)."""
+RETRAIN = "retrain"
+"""The section that may hold a secret address, since no run stores it."""
 PARAMETERS_OF = "parameters_of."
 """Before the name of a parameter in a tag of `visual_grpo.pipelines`."""
 
@@ -41,6 +44,11 @@ class ParameterHooks:
     def after_context_created(self, context: KedroContext) -> None:
         tree = with_world(_read(context.config_loader, "parameters"), context.env)
         self._runtime = context.config_loader.runtime_params or {}
+        for name in find_secrets(self._runtime.get(RETRAIN, {}), RETRAIN):
+            raise UserError(
+                f"--params: {name} looks like a secret, and the command is stored with its run. Set it in"
+                " conf/local/parameters.yml instead."
+            )
         tree, self._taken = _of_resumed_run(tree, self._runtime)
         tree = _for_all_modules(tree, self._runtime)
         context.config_loader["parameters"] = tree

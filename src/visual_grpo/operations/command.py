@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from visual_grpo.common.errors import CombinedError, Remedy, UserError, numbered
+from visual_grpo.common.errors import CombinedError, Remedy, UserError, numbered, sanitize
 from visual_grpo.common.files import from_here
 from visual_grpo.common.processes import under_torchrun
 from visual_grpo.config import flatten
@@ -122,11 +122,11 @@ def render(error: BaseException) -> str:
     """Returns the message of an error and, on its own line, the command that corrects it; for the command line."""
     if isinstance(error, CombinedError):
         return numbered([render(each) for each in error.errors])
-    remedy = error.remedy if isinstance(error, UserError) else None
+    message, remedy = sanitize(str(error)), error.remedy if isinstance(error, UserError) else None
     if remedy is None:
-        return str(error)
+        return message
     command = f"make {remedy.make}" if remedy.make else Command.current().applying(remedy)
-    return f"{str(error).rstrip()}\nRun: {command}"
+    return f"{message.rstrip()}\nRun: {command}"
 
 
 def split_params(text: str) -> Iterator[tuple[str, str]]:

@@ -111,7 +111,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
             "promote: candidate or champion is not the one that was judged. Judge it again.", remedy="promote"
         )
     # First, for it may fail: once the alias has moved, the gate is not repeated.
-    registry.keep_report(judgement["candidate"]["run_id"], promotion)
+    registry.keep_report(adapters, promotion)
     sentences = [judgement["sentence"]]
     sentences += [f"Note: {note}" for stage in judgement["stages"].values() for note in stage["notes"]]
     version = judged_against["version"] if judgement["already"] else None

@@ -27,7 +27,7 @@ from PIL.Image import Image
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder, settled, write_atomically, write_csv
+from visual_grpo.common.files import file_in, new_folder, settled, write_atomically, write_csv
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
@@ -304,7 +304,7 @@ def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
         raise UserError(f"vote.source: {folder} has no prompt with two pictures; draw more of each: generate.samples=2")
     pairs = []
     for prompt, *names in couples_in_turn[: settings.pairs]:
-        first, second = (keep(read_image(folder / name), file) for name in names)
+        first, second = (keep(read_image(file_in(folder, name)), file) for name in names)
         pairs.append(
             Pair(
                 pair=_hash("folder", prompt, first, second),

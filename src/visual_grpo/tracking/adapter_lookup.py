@@ -17,7 +17,7 @@ from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.tracking import mlflow_api
-from visual_grpo.tracking.sync import DIGEST, TRAINING_DIGEST
+from visual_grpo.tracking.sync import DIGEST, TRAINING_DIGEST, made_others
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -144,6 +144,12 @@ def training_run(facts: Mapping[str, Any]) -> Run | None:
     with mlflow_api.mlflow_client() as client:
         run = mlflow_api.find_run(client, facts["mlflow_run_id"])
     return run if run is not None and mlflow_api.is_active(run) else None
+
+
+def own_run(adapters: Path) -> Run | None:
+    """Returns `training_run`; None if that run made other adapters, since a record may name any run."""
+    run = training_run(read_facts(adapters))
+    return None if run is not None and made_others(run, adapter_digest(adapters)) else run
 
 
 @cache

@@ -24,7 +24,7 @@ from visual_grpo.tracking.adapter_lookup import (
     WEIGHTS,
     Registered,
     find_version,
-    training_run,
+    own_run,
     versions_with,
 )
 from visual_grpo.tracking.model_card import model_card
@@ -87,7 +87,7 @@ class Registry:
         facts, weights = read_facts(adapters), weights_digest(adapters)
         if (version := self._with_weights(weights)) is not None:
             return version
-        run = training_run(facts)
+        run = own_run(adapters)
         run_id = None if run is None else run.info.run_id
         origin = {DIGEST: adapter_digest(adapters), WEIGHTS: weights, "training.run": run_id, **(tags or {})}
         origin |= {tag: facts.get(name) for tag, name in FROM_FACTS.items()}
@@ -142,10 +142,10 @@ class Registry:
         version = self._with_weights(weights)
         return (version.version, version.tags[ROLLED_BACK]) if version and ROLLED_BACK in version.tags else None
 
-    def keep_report(self, run_id: str | None, folder: Path) -> None:
-        """Adds the gate's page and numbers to the artifacts of the candidate's run, if it has one."""
+    def keep_report(self, adapters: Path, folder: Path) -> None:
+        """Adds the gate's page and numbers to the artifacts of the run that made the candidate, if there is one."""
         require_no_links(folder)
-        if (run := training_run({"mlflow_run_id": run_id})) is not None:
+        if (run := own_run(adapters)) is not None:
             with mlflow_api.mlflow_client() as client:
                 for file in folder.glob("evaluation.*"):
                     client.log_artifact(run.info.run_id, str(file), "promotion")

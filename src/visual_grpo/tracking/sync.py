@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from visual_grpo.common import console
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import hold, release, require_no_links
@@ -226,7 +227,8 @@ def main() -> None:
     folders = sorted([Path("data"), *Path("data").glob("*"), *Path("data").glob("*/*")])
     results = [folder for folder in folders if any(map(Path.is_file, _results(folder)))]
     messages, is_complete = sync([Path(name) for name in sys.argv[1:]] or results)
-    print("\n".join(messages))  # noqa: T201
+    for message in messages:
+        console.note(message)
     sys.exit(0 if is_complete else 1)
 
 

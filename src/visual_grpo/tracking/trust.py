@@ -32,7 +32,7 @@ _KINDS = {
     "address": re.compile("://"),
     "code": re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*"),
 }
-_LONGEST, _SHOWN = 300, 32
+_SHOWN = 32
 ASKING_A_SERVER = ("http", "vlm_judge")
 """Built-in rewards that send prompts and samples to a server, by default one of this machine."""
 
@@ -76,8 +76,6 @@ def _line(name: str, value: object) -> str:
     text, shown = str(value), repr(value)
     found = ((kind, pattern.search(text)) for kind, pattern in _KINDS.items())
     kind, match = next(((kind, match) for kind, match in found if match), ("file, model or text", None))
-    if len(shown) > _LONGEST:
-        shown = f"{shown[:_LONGEST]}... ({len(shown)} characters)"
     if kind == "code" and match and not _is_there(module := re.split("[.:]", match[0])[0]):
         shown += f" (there is no module {module} here)"
     return f"{kind}: {' '.join(name.split())} = {shown}"

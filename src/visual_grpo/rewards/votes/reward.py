@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import write_atomically
+from visual_grpo.common.files import file_in, write_atomically
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord, RewardOutput
 from visual_grpo.rewards.votes.choices import AB, TIE, Choice, read_choices
@@ -198,7 +198,7 @@ def _fit(folder: Path, choices: Sequence[Choice], features: str) -> Head:
     @cache
     def features_of(record: str, prompt: str, family: str, picture: str) -> NDArray[np.float64]:
         prompt_record = PromptRecord(id=record, prompt=prompt, metadata={"family": family})
-        return extract([prompt_record], [to_tensor(read_image(folder / picture))])[0].numpy()
+        return extract([prompt_record], [to_tensor(read_image(file_in(folder, picture)))])[0].numpy()
 
     def side(name: str) -> NDArray[np.float64]:
         pairs = [choice.of for choice in choices]
