@@ -67,6 +67,9 @@ def test_nothing_that_is_read_can_run_code(file: Path) -> None:
         for switch in ("allow_pickle", "trust_remote_code", "shell"):
             assert not keyword(call, switch), f"{where} passes {switch}"
         weights = name == "from_pretrained" and not on.endswith(WITHOUT_WEIGHTS) and on != BY_FOLDER
+        of_transformers = on.startswith("Auto") or on.endswith("processor_class") or "transformers" in on
+        asks = name == "from_pretrained" and of_transformers and keyword(call, "trust_remote_code") is not False
+        assert not asks, f"{where}: without trust_remote_code=False transformers asks the user whether to run code"
         assert not weights or keyword(call, "use_safetensors") is True, f"{where}: {on}.from_pretrained"
 
 
@@ -78,6 +81,13 @@ class Planted:
 
     def __reduce__(self) -> tuple[object, ...]:
         return (Path.touch, (self.proof,))
+
+
+def test_a_component_that_points_to_another_model_is_refused(tmp_path: Path) -> None:
+    tiny.pipeline().save_pretrained(tmp_path)
+    (tmp_path / "text_encoder/adapter_config.json").write_text('{"base_model_name_or_path": "attacker/repository"}')
+    with pytest.raises(UserError, match=r"text_encoder/adapter_config\.json names another model"):
+        load_pipeline("StableDiffusion3Pipeline", str(tmp_path), ModelConfig(path="unused"))
 
 
 def test_weights_as_a_pickle_are_refused_unread(tmp_path: Path) -> None:

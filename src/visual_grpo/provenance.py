@@ -96,6 +96,7 @@ PLACES = ("data.path", "starter.dataset", "starter.model", "model.path", "train.
 OF_THE_COMMAND = ("evaluation", "tracking", "resume", "output", "adapter", "trust", "starter", *BESIDE_FLOW)
 """Sections that judging an adapter takes from the present command, not from its training; so `_MACHINE`."""
 _MACHINE = {
+    "data": ("max_pixels", "max_file_mb", "max_zip_ratio", "max_zip_files"),
     "model": ("device", "threads", "attention", "compile"),
     "policy": ("denoise_batch", "decode_batch", "rollout_batch"),
 }

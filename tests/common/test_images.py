@@ -153,6 +153,16 @@ def test_every_orientation_agrees_with_pillow(tmp_path, orientation):
     assert read_size(tmp_path / "a.png") == expected.size
 
 
+def test_a_tile_that_is_much_larger_than_its_image_is_refused(tmp_path):
+    width, height, one_byte, offset = (256, 64), (257, 64), ((258, 8), (259, 1), (262, 1), (277, 1)), (324, 8)
+    tags = [width, height, *one_byte, (322, 40_000), (323, 40_000), offset, (325, 64)]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in sorted(tags))
+    (tmp_path / "a.tif").write_bytes(b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4))
+    for read in (read_size, read_image):
+        with pytest.raises(ImageError, match="its tiles are much larger than the image"):
+            read(tmp_path / "a.tif")
+
+
 def test_an_image_that_is_a_program_is_not_run(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", "EPS")
     with pytest.raises(ImageError, match=r"a\.png: is EPS, which needs another program to be drawn"):

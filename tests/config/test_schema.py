@@ -177,7 +177,16 @@ NAMES = (
         "api_keys",
         "DB_PASS",
     ),
-    *("token", "access_tokens", "credentials", "Authorization", "session-cookie", "judge_key"),
+    *(
+        "dbpassword",
+        "PGPASSWORD",
+        "token",
+        "access_tokens",
+        "credentials",
+        "Authorization",
+        "session-cookie",
+        "judge_key",
+    ),
 )
 ADDRESSES = (
     *("https://me:swordfish@there", "https://swordfish@there/x", "s3://swordfish@bucket", "see https://me:x@there."),
@@ -192,7 +201,16 @@ ADDRESSES = (
     [
         *(({name: "abc"}, name) for name in NAMES),
         *(({"server": address}, "server") for address in ADDRESSES),
-        *(({"x": text}, "x") for text in (f"sk-{SWORDFISH}", f"--token=hf_{SWORDFISH}", "-----BEGIN RSA PRIVATE KEY")),
+        *(
+            ({"x": text}, "x")
+            for text in (
+                f"sk-{SWORDFISH}",
+                f"--token=hf_{SWORDFISH}",
+                "curl -H 'X: Bearer swordfishswordfish'",
+                "a --password=fish",
+                "-----BEGIN RSA PRIVATE KEY",
+            )
+        ),
         ({"row_key": SWORDFISH}, "row_key"),
         ({"password": 12345678}, "password"),
         ({"headers": {"X-Whatever": "swordfish"}}, "headers.X-Whatever"),

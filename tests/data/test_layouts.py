@@ -6,6 +6,7 @@ import csv
 import json
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import Dataset, DatasetDict, Image
@@ -29,6 +30,15 @@ def refusal(path, **changes):
     with pytest.raises(UserError) as error:
         list(find_records(data_config(path, **changes)).read())
     return str(error.value)
+
+
+def builder(table, file="hf://datasets/owner/name@abc/train.parquet"):
+    """What `datasets` gives for a dataset of the hub."""
+    return SimpleNamespace(
+        config=SimpleNamespace(data_files={"train": [file]}),
+        download_and_prepare=lambda: None,
+        as_dataset=lambda split: DatasetDict({"train": table}),
+    )
 
 
 class TestRecordsJsonl:
@@ -210,13 +220,15 @@ class TestTables:
 
         def load(name, **options):
             asked.append((name, options))
-            return DatasetDict({"train": Dataset.from_list([{"image": embedded(), "text": "a cat"}])})
+            return builder(Dataset.from_list([{"image": embedded(), "text": "a cat"}]))
 
-        monkeypatch.setattr("datasets.load_dataset", load)
+        monkeypatch.setattr("datasets.load_dataset_builder", load)
         table = prepare(tmp_path, path="hf://datasets/owner/name", revision="abc")
         assert [record.prompt for record in table] == ["a cat"]
-        assert asked[0] == ("owner/name", {"split": None, "revision": "abc"})
+        assert asked[0] == ("owner/name", {"revision": "abc"})
         del asked[:]
+        monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder(None, "/home/me/diary.txt"))
+        assert "it names '/home/me/diary.txt', which is not a file of the hub" in refusal("hf://datasets/owner/name")
         assert "--params=data.path=hf://datasets/owner/name" in refusal(Path("owner/name"))
         assert asked == []
 
@@ -228,7 +240,7 @@ class TestTables:
         others = [tmp_path / "private.png", picture(cache / "datasets--owner--other/snapshots/abc/a.png"), link]
         rows = [{"image": {"bytes": None, "path": str(file)}, "text": f"{n}"} for n, file in enumerate([*own, *others])]
         table = Dataset.from_list(rows).cast_column("image", Image(decode=False))
-        monkeypatch.setattr("datasets.load_dataset", lambda name, **options: DatasetDict({"train": table}))
+        monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder(table))
         monkeypatch.setattr("datasets.config.DOWNLOADED_DATASETS_PATH", downloads)
         monkeypatch.setattr(tabular, "HF_HUB_CACHE", str(cache))
         table = prepare(tmp_path, path="hf://datasets/owner/name")

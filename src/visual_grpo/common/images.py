@@ -28,7 +28,10 @@ _DAMAGE = (
     *(struct.error, zlib.error),
 )
 """Exceptions that Pillow's decoders raise on damaged files."""
+_TILE = (322, 323)
+"""Tags of TIFF: width and height of a tile."""
 _UNREADABLE = (".heic", ".heif", ".jxl")
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
 _RUN_PROGRAMS = ("EPS", "WMF")
 """Formats that are programs themselves: Pillow hands them to Ghostscript or Windows."""
 
@@ -187,11 +190,14 @@ def described(value: object) -> str:
 def opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
     """Opens an image; an exception that Pillow raises, here or in the body, becomes an `ImageError`."""
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=[*_FORMATS, *_RUN_PROGRAMS]) as image:
             if image.format in _RUN_PROGRAMS:
                 raise ImageError(
                     f"{name_of(file)}: is {image.format}, which needs another program to be drawn; use PNG"
                 )
+            tile = math.prod(getattr(image, "tag_v2", {}).get(side, 1) for side in _TILE)
+            if tile > 4 * max(image.width * image.height, 2**20):  # A tile is decoded whole.
+                raise ImageError(f"{name_of(file)}: its tiles are much larger than the image; use PNG")
             yield image
     except Image.DecompressionBombError as error:
         text = str(error).partition(", could")[0]

@@ -94,8 +94,11 @@ def check_base(folder: Path, model: str) -> None:
 
     A folder without facts is not judged; nor is a model on the hub, which has no digest.
     """
-    stored = read_facts(folder).get("model_content") if (folder / FACTS).is_file() else None
-    if stored is not None and content_digest(model) not in (None, stored):
+    facts = read_facts(folder) if (folder / FACTS).is_file() else {}
+    stored, found = facts.get("model_content"), content_digest(model)
+    if stored is not None and found is None and model == facts.get("model"):  # Its name may be another's on the hub.
+        raise UserError(f"{model}, the folder of the base model of {folder}, is gone. Name it with model.path.")
+    if stored is not None and found not in (None, stored):
         raise UserError(
             f"{folder} was trained on a base model with other files than {model} has now. Name the folder that holds"
             f" that model with model.path, or train again on this one."

@@ -29,6 +29,7 @@ _ABOUT |= {"path", "position", "scheme", "size", "type", "url", "variable"}
 _KNOWN = re.compile(
     r"\b(sk-(?=[\w-]*\d)[\w-]{16,}|hf_[A-Za-z0-9]{16,}|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|(nvapi|xai|npm|pypi)[-_](?=[\w-]*\d)[\w-]{16,}|(gsk|r8)_[A-Za-z0-9]{16,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,})"
+    r"|\bBearer (?!\$)[\w.~+/-]{12,}|--(password|passwd|secret|token|api[-_]?key)[= ](?!\$)\S"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY|hooks\.slack\.com/services/"
 )
 """Secrets that tell what they are, in any text."""
@@ -105,6 +106,8 @@ def _names_secret(name: str, value: str) -> bool:
     if any(_JOINED.fullmatch(before + word) or _JOINED.fullmatch(word) for before, word in pairs):
         return True
     if not {word.removesuffix(end) for word in words for end in ("", "s")}.isdisjoint(_SECRETS - {"token"}):
+        return True
+    if words[-1].endswith(("password", "passwd", "passphrase")):
         return True
     if any(word == "token" and before not in _OF_TEXT for before, word in pairs):
         return True

@@ -149,8 +149,14 @@ def _datasets(path: Path, data: DataConfig) -> dict[str | None, Any] | None:
             return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
         name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
         asked = {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}
+        builder = datasets.load_dataset_builder(name, revision=data.revision)
+        # What the dataset's own description names may be files of this machine.
+        listed = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
+        if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
+            raise ValueError(f"it names {shorten(odd[0])!r}, which is not a file of the hub")
+        builder.download_and_prepare()
         for split in asked:  # Also a part of one: train[:100].
-            dataset = datasets.load_dataset(name, split=split, revision=data.revision)
+            dataset = builder.as_dataset(split=split)
             loaded |= dataset if isinstance(dataset, dict) else {split: dataset}
         return loaded
 

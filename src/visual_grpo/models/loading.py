@@ -25,6 +25,8 @@ from visual_grpo.models.quantized import check_base_weights, quantize
 
 PIPELINE_FILE = "model_index.json"
 MODEL_FILE = "config.json"
+_POINTER = "adapter_config.json"
+"""The file by which transformers loads the model that it names, which may be on the hub, with an adapter."""
 
 M = TypeVar("M")
 
@@ -95,6 +97,8 @@ def loading(path: str) -> Iterator[None]:
     """
     with hidden_progress_bars() if Path(path).exists() else nullcontext():
         try:
+            if pointers := [*Path(path).glob(_POINTER), *Path(path).glob(f"*/{_POINTER}")]:
+                raise ValueError(f"{pointers[0]} names another model, to which it belongs. Merge the two.")
             yield
         except (OSError, ValueError, AttributeError, SafetensorError) as error:
             raise UserError(

@@ -213,9 +213,13 @@ def load(path: str, config: ModelConfig) -> Loaded:
     device = resolve_device(config.device)
     check_base_weights(config.base_weights, device)
     with loading(path):
-        processor = AutoProcessor.from_pretrained(path, revision=config.revision)
+        processor = AutoProcessor.from_pretrained(path, revision=config.revision, trust_remote_code=False)
         model = AutoModelForImageTextToText.from_pretrained(
-            path, dtype=getattr(torch, config.dtype), revision=config.revision, use_safetensors=True
+            path,
+            dtype=getattr(torch, config.dtype),
+            revision=config.revision,
+            use_safetensors=True,
+            trust_remote_code=False,  # By default the user is asked.
         )
     if type(model).__name__ not in SAVED_AS:
         raise UserError(f"The model {path!r} is a {type(model).__name__}; qwen2_5_vl loads {' and '.join(SAVED_AS)}.")

@@ -208,7 +208,12 @@ class Encoder:
     def _load(self, folder: Path) -> Any:
         with self._loading(self.model_class, folder):
             model, report = getattr(transformers, self.model_class).from_pretrained(
-                folder, dtype=self.dtype, use_safetensors=True, local_files_only=True, output_loading_info=True
+                folder,
+                dtype=self.dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
             )
         if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
             raise UserError(
@@ -221,7 +226,7 @@ class Encoder:
     def processor(self) -> Any:
         folder, processor_class = self.processing.folder(), getattr(transformers, self.processor_class)
         with self._loading(self.processor_class, folder):
-            return processor_class.from_pretrained(folder, local_files_only=True)
+            return processor_class.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
     @contextmanager
     def _loading(self, class_name: str, folder: Path) -> Iterator[None]:
