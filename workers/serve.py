@@ -88,7 +88,7 @@ class Body(BaseModel):
 
 def picture(text: str) -> Image.Image:
     try:
-        return Image.open(io.BytesIO(base64.b64decode(text, validate=True))).convert("RGB")
+        return Image.open(io.BytesIO(base64.b64decode(text, validate=True)), formats=["PNG", "JPEG"]).convert("RGB")
     except (ValueError, OSError, Image.DecompressionBombError) as error:
         raise HTTPException(422, f"an image cannot be read: {error}") from error
 
@@ -111,12 +111,12 @@ class Worker:
         with self.one_at_a_time:
             _reasons.clear()
             returned = self.score(request)
-            unscored = _reasons[0] if _reasons else None
+            reason = _reasons[0] if _reasons else None
         if isinstance(returned, Texts):
             return {"model": self.name, "texts": list(returned.texts)}
         scores, parts = returned if isinstance(returned, tuple) else (returned, {})
         plain_parts = {name: plain(own) for name, own in parts.items()}
-        return {"model": self.name, "scores": plain(scores), "parts": plain_parts, "unscored": unscored}
+        return {"model": self.name, "scores": plain(scores), "parts": plain_parts, "unscored": reason}
 
     def load_weights(self) -> None:
         try:

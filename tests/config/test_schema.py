@@ -282,7 +282,9 @@ def test_a_variable_is_looked_up_when_the_reward_is_built(monkeypatch: pytest.Mo
         "headers": {"A": "Bearer swordfish"},
         "rubric": "costs $KEY",
     }
-    with pytest.raises(UserError, match=r"reward 'judge': an option names the variable \$NO_KEY.*export NO_KEY"):
+    with pytest.raises(
+        UserError, match=r"reward 'judge': an option names the environment variable NO_KEY.*export NO_KEY"
+    ):
         with_variables({"key": "$NO_KEY"}, "judge")
 
 

@@ -204,6 +204,15 @@ def test_what_is_found_on_disk_is_not_made_the_projects_own(project: Project, fo
         require_adapters(project.output / "06_models/adapters", EVIL, parameters())
 
 
+def test_what_the_user_typed_is_the_users_own(folder: Path) -> None:
+    """Before validation: a home folder is not expanded, and one digest is not a list."""
+    given = {"data": {"path": "~/photos"}, "trust": "0" * 32}
+    present = parameters(**given)
+    with pytest.raises(UserError, match=r"data\.path"):
+        require_adapters(folder, merged(parameters().model_dump(mode="json"), given), present)
+    require_adapters(folder, merged(parameters().model_dump(mode="json"), given), present, given=given)
+
+
 def test_the_checkpoints_of_a_run_are_known_by_what_they_reach(project: Project, tmp_path: Path) -> None:
     tracker = project.start()
     tracker.own(PARAMETERS, parameters_digest(EVIL))

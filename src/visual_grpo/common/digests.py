@@ -92,12 +92,11 @@ def recorded_content(folder: Path) -> str | None:
     return str(json.loads(record.read_text(encoding="utf-8"))["content"])
 
 
-_HERE = Path()
 CACHE = "cache"
 """The option, at any depth, that names a place which the reward writes into."""
 
 
-def option_files(options: Mapping[str, Any], output: str, base: Path = _HERE) -> dict[str, str]:
+def option_files(options: Mapping[str, Any], output: str, base: Path = Path()) -> dict[str, str]:
     """12 hex digits of the content of each file, and of each folder with all that is in it, by the option's dotted
     name. Everything is read once in a process.
 
@@ -109,7 +108,7 @@ def option_files(options: Mapping[str, Any], output: str, base: Path = _HERE) ->
     return {name: _option_digest(path) for name, path in named_paths(options, output, base)}
 
 
-def named_paths(options: Mapping[str, Any], output: str, base: Path = _HERE) -> Iterator[tuple[str, Path]]:
+def named_paths(options: Mapping[str, Any], output: str, base: Path = Path()) -> Iterator[tuple[str, Path]]:
     """The option's dotted name, and the file or folder, which exists."""
     for name, text in option_texts(options):
         path = _existing(text, base)

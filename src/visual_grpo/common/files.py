@@ -202,9 +202,10 @@ def file_in(folder: Path, name: str) -> Path:
     Raises UserError if it lies outside the folder, also by a link, or is not an ordinary file.
     """
     file = folder / name
-    if not Path(os.path.realpath(file)).is_relative_to(folder.resolve()) or not file.is_file():
-        raise UserError(f"{folder} names {name!r}. Expected an ordinary file in this folder.")
-    return file
+    with suppress(ValueError):  # The name has a NUL character.
+        if Path(os.path.realpath(file)).is_relative_to(folder.resolve()) and file.is_file():
+            return file
+    raise UserError(f"{folder} names {name!r}. Expected an ordinary file in this folder.")
 
 
 def find_link(folder: Path) -> Path | None:

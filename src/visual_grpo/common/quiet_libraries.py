@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,7 @@ def _without_traceback_of_ctrl_c(kind: type[BaseException], error: BaseException
     if issubclass(kind, KeyboardInterrupt):
         print("Stopped.", file=sys.stderr)  # noqa: T201
     else:
-        sys.__excepthook__(kind, error, trace)
+        print(sanitize("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)  # noqa: T201
 
 
 def _is_our_own(record: logging.LogRecord) -> bool:

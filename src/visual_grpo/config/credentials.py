@@ -1,4 +1,7 @@
-"""What in the parameters looks like a secret: they are stored with every run, so a secret is the name of a variable."""
+"""Detects secrets in parameters.
+
+Parameters are stored with every run, so an option holds the name of an environment variable instead.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from urllib.parse import urlsplit
 from visual_grpo.common.errors import UserError
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-"""In a name: HF_TOKEN, my-secret, apiKey."""
-_PASSWORDS = {"password", "passwd", "passphrase", "passcode", "pass", "pwd", "secret"}
-_SECRETS = _PASSWORDS | {"credential", "auth", "authorization", "bearer", "cookie", "jwt", "token"}
+"""Splits a name into words: HF_TOKEN, my-secret, apiKey."""
+_PASSWORDS = {"password", "passwd", "passphrase", "passcode", "pwd", "secret"}
+_SECRETS = _PASSWORDS | {"pass", "credential", "auth", "authorization", "bearer", "cookie", "jwt"}
 _JOINED = re.compile(
     r"(access|account|admin|anthropic|api|auth|aws|azure|client|encryption|gcp|gemini|github|google|hf|huggingface|judge"
     r"|license|llm|master|mlflow|openai|openrouter|private|provider|refresh|secret|server|service|session|signing"
@@ -22,10 +25,10 @@ _JOINED = re.compile(
 """Whose key or token it is: an ``openai_key`` is a secret, a ``sort_key`` and ``stop_tokens`` are not."""
 _OF_TEXT = {"begin", "bos", "class", "cls", "end", "eos", "image", "mask", "max", "min", "new", "pad", "placeholder"}
 _OF_TEXT |= {"sep", "special", "start", "stop", "trigger", "unk", "video", "vision", "word"}
-"""Which token of a text it is."""
+"""Words before ``token`` that mean a token of text."""
 _ABOUT = {"budget", "count", "env", "file", "id", "ids", "index", "length", "limit", "method", "mode", "model", "name"}
 _ABOUT |= {"path", "position", "scheme", "size", "type", "url", "variable"}
-"""Last word of a name that is about a secret, or a token of a text."""
+"""Last words of names that describe a secret or a text token instead of holding it."""
 _KNOWN = re.compile(
     r"\b(sk-(?=[\w-]*\d)[\w-]{16,}|hf_[A-Za-z0-9]{16,}|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|(nvapi|xai|npm|pypi)[-_](?=[\w-]*\d)[\w-]{16,}|(gsk|r8)_[A-Za-z0-9]{16,}|A[KS]IA[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,})"
@@ -34,7 +37,7 @@ _KNOWN = re.compile(
 )
 """Secrets that tell what they are, in any text."""
 _RANDOM = re.compile(r"(?<![^\W_])(?=[a-zA-Z]*\d)(?=\d*[a-zA-Z])[a-zA-Z0-9]{16,}")
-"""Letters and digits that are no word."""
+"""A long run of letters and digits, such as a random key."""
 _ADDRESS = re.compile(r"\w[\w+.-]*://[^\s\"'<>]+")
 _IN_ADDRESS = re.compile(r"[?&;#]([^=&;#]+)=([^&;#]*)")
 _KEYS_OF_ADDRESSES = {"key", "sig", "signature"}
@@ -44,12 +47,12 @@ _VARIABLE = re.compile(r"((?:Bearer |Basic )?)\$([A-Za-z_]\w*)")
 
 
 def find_secrets(value: object, name: str = "", *, key: str = "", is_header: bool = False) -> Iterator[str]:
-    """Yields the dotted name of each text in ``value`` that looks like a secret, at any depth, and of each number that
-    is a password; not of names of variables.
+    """Yields the dotted name of each value that looks like a secret, at any depth: text, or a number under the name of
+    a password. Names of environment variables do not count.
 
     Args:
         name: of ``value`` itself.
-        key: the last mapping's key above it, by which it is judged.
+        key: the innermost key above ``value``.
         is_header: every text is taken to be a secret.
     """
     if isinstance(value, Mapping):
@@ -66,7 +69,7 @@ def find_secrets(value: object, name: str = "", *, key: str = "", is_header: boo
     elif isinstance(value, str):
         if (is_header and value and not _VARIABLE.fullmatch(value)) or _looks_secret(key, value):
             yield name
-    elif type(value) in (int, float) and not _PASSWORDS.isdisjoint(_words(key)):
+    elif type(value) in (int, float) and _names_secret(key, "") and not _PASSWORDS.isdisjoint(_words(key)):
         yield name
 
 
@@ -81,7 +84,7 @@ def with_variables(value: Any, reward: str) -> Any:
         return value
     if not os.environ.get(match[2]):
         raise UserError(
-            f"reward {reward!r}: an option names the variable {value}, which the environment does not have:"
+            f"reward {reward!r}: an option names the environment variable {match[2]}, which is not set or is empty:"
             f" export {match[2]}=..."
         )
     return match[1] + os.environ[match[2]]
@@ -105,7 +108,7 @@ def _names_secret(name: str, value: str) -> bool:
     pairs = list(zip(["", *words], words, strict=False))
     if any(_JOINED.fullmatch(before + word) or _JOINED.fullmatch(word) for before, word in pairs):
         return True
-    if not {word.removesuffix(end) for word in words for end in ("", "s")}.isdisjoint(_SECRETS - {"token"}):
+    if not {form for word in words for form in (word, word.removesuffix("s"))}.isdisjoint(_SECRETS):
         return True
     if words[-1].endswith(("password", "passwd", "passphrase")):
         return True
@@ -122,7 +125,7 @@ def _in_address(text: str) -> bool:
 def _holds_secret(address: str) -> bool:
     try:
         parts = urlsplit(address)
-    except ValueError:  # A bracket that is no address of IPv6.
+    except ValueError:  # Brackets without a valid IPv6 address.
         return False
     user, at, _ = parts.netloc.rpartition("@")
     if at and (":" in user or not parts.scheme.endswith(("ssh", "sftp"))):

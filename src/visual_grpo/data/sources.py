@@ -80,7 +80,7 @@ class RecordSource:
     @cached_property
     def splits(self) -> Counter[str | None]:
         """Number of records, also of those that will be rejected, in each split that was found; None = in none."""
-        if self.layout == "table" and (rows := tabular.count_table(self.path, self.data)) is not None:
+        if self.layout == "table" and (rows := tabular.count_table(self.path, self.limits, self.data)) is not None:
             return rows
         read = partial(coco.read_coco, draw=False) if self.layout == "coco" else LAYOUTS[self.layout].read
         items = read(self.path, self.limits, self.data)

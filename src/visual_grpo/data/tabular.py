@@ -100,7 +100,7 @@ def find_table(path: Path, limits: Limits) -> Path | None:
 
 
 def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
-    if (datasets := _datasets(path, data)) is not None:
+    if (datasets := _datasets(path, limits, data)) is not None:
         name, folder = (data.path.removeprefix(HUB), None) if data.path.startswith(HUB) else (path.name, path)
         for split in sorted(chosen_splits(datasets, data), key=str):
             for item in _read_dataset(datasets[split], name, folder, data):
@@ -113,15 +113,17 @@ def read_table(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
         yield from _read_file(file, base, limits, data)
 
 
-def count_table(path: Path, data: DataConfig) -> Counter[str | None] | None:
+def count_table(path: Path, limits: Limits, data: DataConfig) -> Counter[str | None] | None:
     """Returns the number of rows in each split, or None if it is not known without reading them."""
-    if (datasets := _datasets(path, data)) is not None:
+    if (datasets := _datasets(path, limits, data)) is not None:
         return Counter({split: int(dataset.num_rows) for split, dataset in datasets.items()})
     base, files = _tables(path)
     if any(file.suffix.lower() != ".parquet" for file in files):
         return None
     counts = Counter[str | None]()
     for file in files:
+        if file != path:
+            limits.require_inside(file)
         with _name_in_errors(file):
             named, table = split_in_path(file.relative_to(base).as_posix()), pq.ParquetFile(file)
             if columns := [name for name in table.schema_arrow.names if name.lower() in COLUMNS]:
@@ -135,7 +137,7 @@ def is_saved(path: Path) -> bool:
     return any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def _datasets(path: Path, data: DataConfig) -> dict[str | None, Any] | None:
+def _datasets(path: Path, limits: Limits, data: DataConfig) -> dict[str | None, Any] | None:
     """Loads a saved or hub dataset by its splits, None for one without; returns None for other tables."""
     is_hub = data.path.startswith(HUB)
     if not is_hub and not is_saved(path):
@@ -144,7 +146,7 @@ def _datasets(path: Path, data: DataConfig) -> dict[str | None, Any] | None:
 
     with _name_in_errors(data.path):
         if not is_hub:
-            _require_inside(path, Limits.from_config(data, path))
+            _require_own_files(path, limits)
             dataset = datasets.load_from_disk(str(path))
             return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
         name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
@@ -161,14 +163,21 @@ def _datasets(path: Path, data: DataConfig) -> dict[str | None, Any] | None:
         return loaded
 
 
-def _require_inside(saved: Path, limits: Limits) -> None:
-    """Raises UserError if the tables that a saved dataset names lie outside its folder."""
+def _require_own_files(saved: Path, limits: Limits) -> None:
+    """Raises UserError if a saved dataset names a file outside its folder, or a pipe, socket or device."""
+
+    def own(file: Path) -> Path:
+        limits.require_inside(file)
+        if not file.is_file():
+            raise UserError(f"{file} is not an ordinary file. Save the dataset again.")
+        return file
+
     listed = saved / "dataset_dict.json"
-    splits = json.loads(listed.read_bytes())["splits"] if listed.is_file() else [""]
+    splits = json.loads(own(listed).read_bytes())["splits"] if listed.is_file() else [""]
     for folder in map(saved.joinpath, splits):
-        limits.require_inside(folder)
-        for table in json.loads((folder / "state.json").read_bytes())["_data_files"]:
-            limits.require_inside(folder / table["filename"])
+        own(folder / "dataset_info.json")
+        for table in json.loads(own(folder / "state.json").read_bytes())["_data_files"]:
+            own(folder / table["filename"])
 
 
 def _tables(path: Path) -> tuple[Path, list[Path]]:
@@ -314,13 +323,17 @@ def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig
     with _name_in_errors(name):
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
-            row |= {key: kind.int2str(row[key]) for key, kind in names.items() if isinstance(row[key], int)}
+            row |= {
+                key: kind.int2str(row[key])
+                for key, kind in names.items()
+                if isinstance(row[key], int) and row[key] >= 0
+            }
             try:
                 cells = {key: _cell(value, f"{place}, column {key}", name, folder) for key, value in row.items()}
             except Rejected as rejection:
                 yield rejection.at(place)
             else:
-                yield record_from_row(cells, place, folder or Path(name, "none"), data)
+                yield record_from_row(cells, place, folder or Path(name, "none"), data)  # No local file belongs to it.
 
 
 def _cell(value: Any, name: str, dataset: str, folder: Path | None) -> Any:
@@ -329,8 +342,8 @@ def _cell(value: Any, name: str, dataset: str, folder: Path | None) -> Any:
         return [_cell(image, name, dataset, folder) for image in value]
     if isinstance(value, dict) and (value.keys() == {"bytes", "path"} or isinstance(value.get("bytes"), bytes)):
         path, value = value.get("path"), value["bytes"]
-        if value is None:
-            value = path if folder or path is None else _cached(path, dataset)
+        if value is None and path is not None:
+            value = path if folder is not None else _cached(path, dataset)
     return EmbeddedImage(name, value) if isinstance(value, bytes) else value
 
 

@@ -32,7 +32,7 @@ from visual_grpo.tracking.trust import require_adapters, require_checkpoint, req
 RUN_SPEC = "params:run_spec"
 """The parameters, resolved for the model (`models.run_spec`)."""
 RETRAIN = "retrain"
-"""The section that may hold a secret address, since no run stores it."""
+"""The section that is not stored with a run, so that a file may hold a secret address in it. The command is stored."""
 PARAMETERS_OF = "parameters_of."
 """Before the name of a parameter in a tag of `visual_grpo.pipelines`."""
 
@@ -109,9 +109,9 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
 
 
 def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:
-    """Returns the parameters that an adapter was trained with, where one is judged or named and none is trained.
+    """Returns the parameters of the adapters' training where the pipeline uses adapters, else ``present``.
 
-    Raises UserError where its record has what a stranger's may not (`tracking.trust`).
+    Raises UserError where their record has what a stranger's may not (`tracking.trust`).
     """
     if "adapters" not in pipeline.all_outputs():
         latest = present.place("adapters")
@@ -132,7 +132,7 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
         tree = parameters_of_training(present.model_dump(mode="json"), trained, runtime)
         if "unscored" in tags_of(pipeline):
             tree = without_scoring(tree)
-        require_adapters(folder, tree, present)  # Before the world, which may be code.
+        require_adapters(folder, tree, present, given=runtime)  # Before the world, which may be code.
         return validate(with_world(tree))
     if present.adapter != LATEST:
         raise UserError(
@@ -198,11 +198,12 @@ def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict
     if run is None:
         return tree, {}
     require_version(run.checkpoint, run.parameters)
-    used = resuming.parameters_of_run(run, runtime) | {"resume": resume, "trust": tree.get("trust")}
+    present = validate(tree)
+    used = resuming.parameters_of_run(run, runtime) | {"resume": resume, "trust": present.trust}
     if resume == Resume.AUTO or "output" in runtime:  # The folder may have been moved since.
         used["output"] = tree["output"]
         used["tracking"] = {**used["tracking"], "checkpoints": checkpoints}
-    require_checkpoint(run.checkpoint, digest_once(run.checkpoint / SUMS), run.parameters, used, validate(tree))
+    require_checkpoint(run.checkpoint, digest_once(run.checkpoint / SUMS), run.parameters, used, present, runtime)
     used = with_world(used)  # Now, since it may be code.
     return used, resuming.inherited_parameters(run, tree, used)
 

@@ -110,9 +110,10 @@ class TrackingHooks:
 
 def _run_of(adapters: Path) -> str | None:
     """Returns the run of the training that made the adapters, in which their evaluation goes on."""
-    named = read_facts(adapters).get("mlflow_run_id")
+    facts = read_facts(adapters)
+    named = facts.get("mlflow_run_id")
     with suppress(UserError):  # MLflow is away: the run is found, or made, when the evaluation is logged.
-        if training_run({"mlflow_run_id": named}) is not None and own_run(adapters) is None:
+        if training_run(facts) is not None and own_run(adapters) is None:
             log.warning("MLflow run %s made other adapters than %s: a new run begins", named, adapters)
             return None
     return named
@@ -146,6 +147,7 @@ def run_name(
     start = [] if environment is None else [environment]
     data = [] if config.data_is_drawn else [Path(config.data.path).name]
     unnamed = [name for name in changed if name not in _NAMED and not name.endswith(".learning_rate")]
+    unnamed = [name for name in unnamed if not name.startswith("retrain.")]  # It may have secrets.
     changes = [f"{name}={changed[name]}" for name in unnamed[:_MOST_CHANGES]]
     more = ["..."] if len(unnamed) > _MOST_CHANGES else []
     return " ".join([*start, *data, *what, f"seed {seed}", *changes, *more, *settings])

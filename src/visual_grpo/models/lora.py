@@ -31,18 +31,12 @@ from visual_grpo.models.lora_layers import compute_in_base_precision, lora_layer
 T = TypeVar("T")
 
 _DIFFUSERS_CONFIG = "lora_adapter_metadata"
-_READ = {
-    "r",
-    "lora_alpha",
-    "target_modules",
-    "lora_dropout",
-    "peft_type",
-    "task_type",
-    "inference_mode",
-    "auto_mapping",
+_PLAIN = {
+    *("r", "lora_alpha", "target_modules", "lora_dropout", "peft_type", "task_type", "inference_mode"),
+    *("auto_mapping", "base_model_name_or_path", "revision", "peft_version"),
 }
-_READ |= {"base_model_name_or_path", "revision", "peft_version"}
-"""Of peft's configuration: what a plain LoRA sets, and what only describes it."""
+"""Keys of peft's configuration that a plain LoRA may set."""
+_UNUSABLE = (OSError, ValueError, RuntimeError, TypeError, AttributeError, LookupError)
 
 
 class Adapter(ABC):
@@ -170,7 +164,7 @@ class DiffusersAdapter(Adapter):
             _require_plain({name.split(".")[-1]: value for name, value in _config(folder / cls.file).items()})
             base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
             if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
-                raise ValueError(f"no tensor's name starts with {cls.prefix}.")
+                raise ValueError("it has no tensors for this module")
         adapter = cls(base)._in_single_precision()
         adapter.restore(folder)  # diffusers has rounded it to the model's precision.
         return adapter
@@ -265,19 +259,19 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
         raise UserError(f"{folder} holds no adapter (no {file}). Train one.", remedy="train")
     try:
         yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # Damaged, or of another model.
+    except (*_UNUSABLE, SafetensorError) as error:  # Damaged, or of another model.
         raise UserError(f"The adapter in {folder} cannot be loaded: {error}\nTrain again.", remedy="train") from error
 
 
 def _require_plain(stated: Mapping[str, Any]) -> None:
     """Raises ValueError unless peft's configuration is that of a plain LoRA: others import modules or read files."""
     usual = LoraConfig().to_dict()
-    other = [name for name, value in stated.items() if name not in _READ and value and value != usual.get(name)]
+    other = [name for name, value in stated.items() if name not in _PLAIN and value and value != usual.get(name)]
     if other:
         raise ValueError(f"its configuration sets {', '.join(sorted(other))}; expected a LoRA without")
     rank, alpha, targets = (stated.get(name) for name in ("r", "lora_alpha", "target_modules"))
     names = [targets] if isinstance(targets, str) else targets
-    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and isinstance(names, list) and names):
+    if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float) and alpha > 0 and names):
         raise ValueError(f"its r, lora_alpha and target_modules are {rank!r}, {alpha!r} and {targets!r}")
 
 

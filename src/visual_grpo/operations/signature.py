@@ -99,6 +99,6 @@ if __name__ == "__main__":
     given = parser.parse_args()
     try:
         sign(given.folder, given.key) if given.work == "sign" else verify(given.folder, given.key)
-    except SignatureError as error:
+    except (SignatureError, OSError) as error:
         sys.exit(f"Error: {error}")
     sys.stdout.write({"sign": f"Signed: {given.folder / SIGNATURE}\n", "verify": "Verified\n"}[given.work])

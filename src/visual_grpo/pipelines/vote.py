@@ -289,16 +289,19 @@ def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     folder = settled(Path(settings.source))
     prompts: dict[str, list[str]] = {}
     try:
-        for text in (folder / LISTED).read_text(encoding="utf-8").splitlines():
+        for text in file_in(folder, LISTED).read_text(encoding="utf-8").splitlines():
             line = json.loads(text)
-            prompts.setdefault(line["text"], []).append(line["file_name"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+            prompts.setdefault(str(line["text"]), []).append(str(line["file_name"]))
+    except (UserError, OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"vote.source must be draw, ab, or a folder that generate wrote; {folder / LISTED} cannot be read"
             f" ({error!r}). Make one.",
             remedy="generate",
         ) from error
-    couples = [[(prompt, *two) for two in zip(n[::2], n[1::2], strict=False)] for prompt, n in prompts.items()]
+    couples = [
+        [(prompt, *pair) for pair in zip(names[::2], names[1::2], strict=False)] for prompt, names in prompts.items()
+    ]
+    # The first pair of each prompt, then the second of each, and so on.
     couples_in_turn = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
     if not couples_in_turn:
         raise UserError(f"vote.source: {folder} has no prompt with two pictures; draw more of each: generate.samples=2")

@@ -166,7 +166,10 @@ def download(location: str, path: str) -> Path:
 
 @cache
 def _adapters_in_mlflow(named: str, uri: str) -> Path:
-    """Looks a name up once in a command: an alias that is moved meanwhile would mix two adapters."""
+    """Looks a name up once in a command, since an alias that moves meanwhile would mix two adapters.
+
+    ``uri`` is part of the cache's key only.
+    """
     if named.startswith(SCHEME):
         return find_version(named).adapters()
     with mlflow_api.mlflow_client() as client:

@@ -11,6 +11,7 @@ import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from visual_grpo.common import console
@@ -32,7 +33,10 @@ _KINDS = {
     "address": re.compile("://"),
     "code": re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*"),
 }
-_SHOWN = 32
+"""What a value looks like; the first pattern that matches counts."""
+_DIGITS = 32
+"""Digits of the digest that a refusal tells; ``trust`` takes no fewer."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 ASKING_A_SERVER = ("http", "vlm_judge")
 """Built-in rewards that send prompts and samples to a server, by default one of this machine."""
 
@@ -45,30 +49,49 @@ def require_version(folder: Path, parameters: Mapping[str, Any]) -> None:
         raise UserError(f"The record in {folder} is of another version of this project, or damaged. {error}") from error
 
 
-def require_adapters(folder: Path, adopted: Mapping[str, Any], present: Parameters, also: Sequence[str] = ()) -> None:
+def require_adapters(
+    folder: Path,
+    adopted: Mapping[str, Any],
+    present: Parameters,
+    *,
+    given: Mapping[str, Any] = _NOTHING,
+    also: Sequence[str] = (),
+) -> None:
     """Raises UserError if the ``adopted`` parameters, of the adapters in ``folder``, reach what they may not.
 
-    ``also`` are lines about what else the command takes from a folder that is not this project's own.
+    Args:
+        present: the command's own parameters.
+        given: those of ``--params`` among them, as they were typed.
+        also: lines about what else the command takes from a folder that is not this project's own.
     """
-    if asked := [*also, *_asked(adopted, present)]:
+    if taken := [*also, *_taken(adopted, present, given)]:
         digest = adapter_digest(folder)
-        _require(folder, digest, (DIGEST, digest), asked, present.trust)
+        _require(folder, digest, (DIGEST, digest), taken, present.trust)
 
 
 def require_checkpoint(
-    folder: Path, digest: str, record: Mapping[str, Any], adopted: Mapping[str, Any], present: Parameters
+    folder: Path,
+    digest: str,
+    record: Mapping[str, Any],
+    adopted: Mapping[str, Any],
+    present: Parameters,
+    given: Mapping[str, Any] = _NOTHING,
 ) -> None:
     """As `require_adapters`, of a checkpoint with the parameters ``record``, whose files have the ``digest``."""
-    if asked := _asked(adopted, present):
-        _require(folder, digest, (PARAMETERS, parameters_digest(record)), asked, present.trust)
+    if taken := _taken(adopted, present, given):
+        _require(folder, digest, (PARAMETERS, parameters_digest(record)), taken, present.trust)
 
 
-def _asked(adopted: Mapping[str, Any], present: Parameters) -> list[str]:
-    own = reaching(present.model_dump(mode="json"))
-    asked = [_line(".".join(path), value) for path, value in reaching(adopted).items() if own.get(path) != value]
+def _taken(adopted: Mapping[str, Any], present: Parameters, given: Mapping[str, Any]) -> list[str]:
+    own, typed = reaching(present.model_dump(mode="json")), reaching(given)
+    taken = [
+        _line(".".join(path), value)
+        for path, value in reaching(adopted).items()
+        if value not in (own.get(path), typed.get(path))
+    ]
     rewards = with_rewards(adopted)["rewards"]  # With those that a preset adds.
     servers = [name for name in ASKING_A_SERVER if name in rewards and name not in present.rewards]
-    return asked + [f"address: rewards.{name}, which asks a server" for name in servers]
+    return taken + [f"address: rewards.{name}, which asks a server" for name in servers]
 
 
 def _line(name: str, value: object) -> str:
@@ -89,8 +112,8 @@ def _is_there(module: str) -> bool:
         return True
 
 
-def _require(folder: Path, digest: str, known_by: tuple[str, str], asked: Sequence[str], trust: Sequence[str]) -> None:
-    listed = "".join(f"\n  {line}" for line in asked)
+def _require(folder: Path, digest: str, known_by: tuple[str, str], taken: Sequence[str], trust: Sequence[str]) -> None:
+    listed = "".join(f"\n  {line}" for line in taken)
     if any(digest.startswith(trusted) for trusted in trust):
         require_no_links(folder)  # The digest does not cover what they lead to.
         console.note(f"Taken from {folder}, which trust names:{listed}")
@@ -105,8 +128,8 @@ def _require(folder: Path, digest: str, known_by: tuple[str, str], asked: Sequen
     raise UserError(
         f"{other}This command would take the following from {folder}, {doubt}:{listed}\n"
         "Nothing was run, opened or sent. If you trust whoever made this folder and accept the whole list, allow it for"
-        f" this folder, as it is now: trust={digest[:_SHOWN]}. Otherwise give parameters of your own (--params), or do"
-        " not use this folder."
+        f" the files that are in it now: --params=trust={digest[:_DIGITS]}. Otherwise give"
+        " parameters of your own (--params), or do not use this folder."
     )
 
 

@@ -32,7 +32,7 @@ _KEEPALIVE = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 12_00
 """A connection to another host is lost after 12 silent seconds; gloo itself would wait for `ranks.TIMEOUT`."""
 
 _PATIENCE = timedelta(minutes=1)
-"""For a process that has joined to prove which it is."""
+"""How long a process that has joined may take to prove its identity."""
 _A_YEAR = timedelta(days=365)
 
 _jobs: Any = None
@@ -55,7 +55,7 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
             in_thread(lambda: silence.tell(ranks.TIMEOUT), "silence")
             command()
             _announce(None)
-        dist.destroy_process_group()  # Its threads would abort the process that ends before they do.
+        dist.destroy_process_group()  # Otherwise its threads may abort the process at exit.
     except BaseException:  # torchrun ends the others, and may start all again.
         try:
             dist.distributed_c10d._get_default_store().check([""])

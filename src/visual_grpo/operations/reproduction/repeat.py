@@ -87,7 +87,7 @@ def require_own(folder: Path, facts: Mapping[str, Any], project: Path, parameter
     """Raises UserError with whose code would run, unless the training is this project's own or ``trust`` names it."""
     replaced = ("output", "resume", "adapter", "tracking")  # See `parameters_to_repeat`.
     taken = {name: part for name, part in facts.get("parameters", {}).items() if name not in replaced}
-    require_adapters(folder, taken, parameters, list(_code(folder, facts, project)))
+    require_adapters(folder, taken, parameters, also=list(_code(folder, facts, project)))
 
 
 def _code(folder: Path, facts: Mapping[str, Any], project: Path) -> Iterator[str]:
