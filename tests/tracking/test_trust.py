@@ -209,8 +209,8 @@ def test_what_the_user_typed_is_the_users_own(folder: Path) -> None:
     given = {"data": {"path": "~/photos"}, "trust": "0" * 32}
     present = parameters(**given)
     with pytest.raises(UserError, match=r"data\.path"):
-        require_adapters(folder, merged(parameters().model_dump(mode="json"), given), present)
-    require_adapters(folder, merged(parameters().model_dump(mode="json"), given), present, given=given)
+        require_adapters(folder, merged(present.model_dump(mode="json"), given), present)
+    require_adapters(folder, merged(present.model_dump(mode="json"), given), present, given=given)
 
 
 def test_the_checkpoints_of_a_run_are_known_by_what_they_reach(project: Project, tmp_path: Path) -> None:
