@@ -1,8 +1,8 @@
 """Files and folders that are replaced whole or not at all, and the lock of a folder.
 
 A folder's new content is written into a draft, a hidden sibling, which takes the place of the old folder by two
-renames. An error or Ctrl-C leaves the old folder as it was. A kill between the renames leaves it hidden: who reads
-such a folder takes its path from `settled`, which puts it back.
+renames. An error or Ctrl-C leaves the old folder as it was. A process killed between the two renames leaves
+the old folder hidden; `settled` puts it back, so readers take their paths from it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def write_atomically(file: Path, content: str | bytes) -> None:
 
 
 def write_csv(file: Path, table: pd.DataFrame, *, index: bool = False) -> None:
-    """Writes a table for people. Text that a spreadsheet would run as a formula begins with a quote in it.
+    """Writes a table for people. Text that a spreadsheet would run as a formula gets an apostrophe in front.
 
-    Source: OWASP, CSV Injection. What a program reads back is written without this.
+    Source: OWASP, CSV Injection. Do not use it for files that a program reads back.
     """
     safe = table.map(_as_text).rename(columns=_as_text, index=_as_text)
     # Without quotes, a carriage return in a text would begin a row.
@@ -253,6 +253,6 @@ def _is_running(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # It runs, as another user.
-        return True
+    except PermissionError:
+        pass  # It runs, as another user.
     return True

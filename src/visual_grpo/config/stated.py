@@ -1,8 +1,8 @@
-"""What the parameters of a record can reach: code, addresses, files and variables, as the types of the schema say.
+"""Finds the parameters in a record that reach something: code, an address, a file, a model or an environment variable.
 
-A record comes with a folder, whoever made that. Numbers, switches, a Literal's words and texts of a type that is marked
-`Stated` are taken from it as they are. Every other text reaches something, also a new parameter's, and at any depth of
-``options``; keys do not, since only what they lead to is read.
+A record comes with its folder, from whoever made it. Numbers, switches, words of a Literal, and text of a type marked
+`Stated` are harmless. All other text reaches something, also in a new parameter and at any depth of ``options``. Keys
+are not checked: only the values below them are used.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from visual_grpo.config.schema import Parameters
 
 _Types = list[tuple[Any, tuple[Any, ...]]]
 """What a value may be: types, each with the marks beside it."""
-Path = tuple[str, ...]
-"""Keys that lead to a parameter. A dotted name would be that of two parameters where a key has a dot."""
+Keys = tuple[str, ...]
+"""Keys from the top of the tree to a value. A dotted name would be ambiguous, since a key may contain a dot."""
 
 
-def reaching(tree: Mapping[str, Any]) -> dict[Path, Any]:
-    """Path -> value, as JSON, of each parameter in the tree that reaches something; a list is one value."""
+def reaching(tree: Mapping[str, Any]) -> dict[Keys, Any]:
+    """Returns each parameter that reaches something, by its keys; a list is one value."""
     return dict(_found([(Parameters, ())], tree, ()))
 
 
 def parameters_digest(tree: Mapping[str, Any]) -> str:
-    """sha256 of `reaching`, 64 hex digits; without ``resume``, which each command of one training has for itself."""
+    """Returns the sha256 (64 hex digits) of `reaching`, without ``resume``: commands of one training differ in it."""
     values = sorted((path, json.dumps(value, sort_keys=True)) for path, value in reaching(tree).items())
     return hashlib.sha256(json.dumps([each for each in values if each[0] != ("resume",)]).encode()).hexdigest()
 
 
-def _found(types: _Types, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _found(types: _Types, value: Any, path: Keys) -> Iterator[tuple[Keys, Any]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _found(_below(types, key), part, (*path, str(key)))
@@ -44,7 +44,7 @@ def _found(types: _Types, value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         items = [each for annotation, _ in types for part in get_args(annotation) for each in _members(part)]
         if any(next(_found(items, item, path), None) for item in value):
             yield path, value
-    elif "environment" in path or not _is_stated(types, value):  # There a number becomes a variable.
+    elif "environment" in path or not _is_stated(types, value):  # A number there becomes a variable's value.
         yield path, value
 
 

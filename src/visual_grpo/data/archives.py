@@ -26,9 +26,9 @@ _MB = 1_000_000
 _ALWAYS = 100 * _MB
 """Bytes that every zip may unpack to: a short list of prompts may well be a thousand times as long as its zip."""
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)")
-"""Name of a record, and what its member is: ``00000/17`` and ``edited.png`` of ``00000/17.edited.png``."""
+"""Splits a member's name into the record and the field: ``00000/17.edited.png`` is ``edited.png`` of ``00000/17``."""
 _TEXT, _NUMBER, _JSON = {"txt", "text", "transcript"}, {"cls", "cls2", "index", "inx", "id"}, {"json", "jsn"}
-"""Last endings of members, in lower case, that are not bytes."""
+"""Suffixes of members that are read as text, numbers and JSON; all others stay bytes."""
 
 
 def unzipped(path: Path, data: DataConfig) -> Path:
@@ -106,8 +106,8 @@ def _opened(file: Path) -> tarfile.TarFile:
 
 def _members(archive: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
     while (member := archive.next()) is not None:
-        archive.members.clear()  # type: ignore[attr-defined]  # They would fill the memory.
-        if member.size < 0:  # It would be read again and again.
+        archive.members.clear()  # type: ignore[attr-defined]  # Otherwise tarfile keeps every member in memory.
+        if member.size < 0:  # It would move the reader backwards, for ever.
             raise tarfile.ReadError(f"{member.name} has a negative size")
         found = _MEMBER.fullmatch(member.name)
         if member.isreg() and found and not PurePosixPath(member.name).name.startswith("__"):

@@ -38,7 +38,7 @@ def checked(record: Record, task: Task, limits: Limits) -> Record:
     """Returns the record with values of the right types and images that exist. Raises Rejected at the first other."""
     is_query = task == "segmentation"
     prompt, source, target = ("query", "image", "mask") if is_query else ("prompt", "source_image", "target_image")
-    _typo_check(record, is_query)
+    _reject_misspelt_key(record, is_query)
     images = [] if record.source_images is None else record.source_images
     images = images if isinstance(images, list) else [images]
     valid = replace(
@@ -56,8 +56,8 @@ def checked(record: Record, task: Task, limits: Limits) -> Record:
     return valid
 
 
-def _typo_check(record: Record, is_query: bool) -> None:
-    """Rejects a key that resembles a known, missing one: without its target, the record would train as another."""
+def _reject_misspelt_key(record: Record, is_query: bool) -> None:
+    """Rejects a key that looks like a misspelt field that the record lacks, which would be used without that field."""
     values = {"prompt": record.prompt, "id": record.id, "target_image": record.target_image}
     values |= {"source_image": record.source_images, "group": record.group, "metadata": record.metadata}
     if is_query:

@@ -33,12 +33,13 @@ from visual_grpo.tracking.trust import PARAMETERS
 
 log = logging.getLogger(__name__)
 
-
 _NAMED = {
     *("seed", "train.seed", "resume", "output", "adapter", "data.path", "trust"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
+"""Parameters that the run's name shows anyway, or that tell nothing in it."""
 _MOST_CHANGES = 3
+"""Changed parameters in a name."""
 
 
 class TrackingHooks:

@@ -74,8 +74,9 @@ def rerun(processes: int) -> NoReturn:
         raise UserError(
             f"distributed.processes is {processes}, but a session in Python cannot be started again. Expected 1."
         )
-    signals = [one.name for one in (signal.SIGINT, *TERMINATING) if signal.getsignal(one) != signal.SIG_IGN]  # nohup.
-    logging.disable()  # Torchrun's own account of an end is long.
+    # Under nohup, SIGHUP stays ignored.
+    signals = [one.name for one in (signal.SIGINT, *TERMINATING) if signal.getsignal(one) != signal.SIG_IGN]
+    logging.disable()  # Hides torchrun's long report of a failure.
     rendezvous_handler_registry.register(_ALONE, _AloneHandler)
     with TemporaryDirectory() as folder:  # Of mode 0700.
         os.environ[STORE] = f"{folder}/ranks"
@@ -101,7 +102,7 @@ def rerun(processes: int) -> NoReturn:
 
 
 def _report(failed: ChildFailedError, logs: Path) -> NoReturn:
-    """Says how the first rank that failed has ended, unless it is rank 0, which has said so itself."""
+    """Raises LostRankError with how the first failed rank ended; exits as rank 0 did, which has told its own error."""
     rank, failure = failed.get_first_failure()
     if rank == 0 and failure.exitcode > 0:
         sys.exit(failure.exitcode)
