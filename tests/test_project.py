@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kedro.config import OmegaConfigLoader
 
 from visual_grpo.config.schema import validate
+from visual_grpo.hooks.parameters import ProjectConfigLoader
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter.parameters import with_world
 
 ROOT = Path(__file__).parents[1]
 PIPELINES = {"starter", "data_preparation", "baseline", "train", "evaluate"}
@@ -56,8 +55,8 @@ def call(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def loader(environment: str, **parameters: Any) -> OmegaConfigLoader:
-    return OmegaConfigLoader(str(ROOT / "conf"), env=environment, runtime_params=parameters, **CONFIG_LOADER_ARGS)
+def loader(environment: str, **parameters: Any) -> ProjectConfigLoader:
+    return ProjectConfigLoader(str(ROOT / "conf"), env=environment, runtime_params=parameters, **CONFIG_LOADER_ARGS)
 
 
 def test_the_registry_lists_every_pipeline_and_imports_no_heavy_library():
@@ -83,7 +82,7 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_every_environment_is_valid(environment):
     conf = loader(environment)
-    config = validate(with_world(conf["parameters"], environment))
+    config = validate(conf["parameters"])
     assert config.seed == 0
     assert resolve(config).modules, "what the environment says fits its model's family"
     assert set(conf["catalog"]) >= {"records", "baseline", "adapters", "evaluation"}

@@ -30,7 +30,7 @@ def make(parameters: Parameters, grpo: GRPOConfig, rewards):
 
 def prepare(data: DataConfig, output):
     from visual_grpo.pipelines.data_preparation import prepare_records
-    return prepare_records(data, output, {})
+    return prepare_records(data, output, {})[0]
 
 def prepare_only(data: DataConfig, output, base_model):
     return prepare(data, output)
@@ -400,6 +400,8 @@ def test_nothing_but_the_projects_own_lines_is_printed(runs):
         "trained model's samples",
         "base model's samples",
         "Preparing records 20/20",
+        *("Records", "found in  quoted", "files  ", "such as  ", "train  ", "eval  ", "held_out  ", "rejected  0"),
+        "Note: 20 records: ",
         "Reward preset, chosen from the records: text (ocr: weight 1, edge_density: weight 0, colour",
         "The checkpoint elsewhere/step-000002 is damaged",
         "Parameters kept from the resumed run that differ from the configuration: score.path=mine",

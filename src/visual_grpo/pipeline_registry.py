@@ -23,7 +23,8 @@ def register_pipelines() -> dict[str, Pipeline]:
 class _Lazy(Pipeline):
     """The pipelines of some files, which are imported when it is first looked into.
 
-    Their nodes need torch, models and MLflow; ``kedro registry list`` needs none of it and takes a second.
+    Their nodes need torch, models and MLflow; ``kedro registry list`` needs none of it and takes a second. Kedro's
+    `find_pipelines` imports one pipeline for ``run`` and ``registry describe``, but all of them for that list.
     """
 
     def __init__(self, *files: str) -> None:

@@ -10,7 +10,7 @@ from omegaconf.resolvers import oc
 
 from visual_grpo.hooks.ending import EndingHooks
 from visual_grpo.hooks.folders import InputHooks, OutputHooks
-from visual_grpo.hooks.parameters import ParameterHooks
+from visual_grpo.hooks.parameters import ParameterHooks, ProjectConfigLoader
 from visual_grpo.hooks.tracking import TrackingHooks
 from visual_grpo.operations.session import Session
 
@@ -25,13 +25,11 @@ HOOKS = (OutputHooks(), ParameterHooks(), InputHooks(), TrackingHooks(), EndingH
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-telemetry", "kedro-viz")
 SESSION_CLASS = Session
 
+CONFIG_LOADER_CLASS = ProjectConfigLoader
 CONFIG_LOADER_ARGS: dict[str, Any] = {
     "base_env": "base",
     "default_run_env": "local",
     # An environment or --params changes single keys and leaves their neighbours.
     "merge_strategy": {"parameters": "soft"},
-    "custom_resolvers": {
-        "oc.env": oc.env,
-        "output": lambda: "data",  # Replaced as soon as the parameters are known (hooks.ParameterHooks).
-    },
+    "custom_resolvers": {"oc.env": oc.env},
 }

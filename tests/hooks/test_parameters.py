@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from kedro.config import OmegaConfigLoader
 from kedro.io import DataCatalog, MemoryDataset
 
 from tests.small_project import ROOT
@@ -19,7 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.grpo.checkpoint import SUMS, save_checkpoint
 from visual_grpo.hooks.cli import parsed
-from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks
+from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks, ProjectConfigLoader
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 
@@ -122,5 +121,5 @@ def hooks_of(given: str) -> ParameterHooks:
 
 
 def context_of(given: str, conf: Path = ROOT / "conf") -> Any:
-    loader = OmegaConfigLoader(str(conf), env="local", runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
+    loader = ProjectConfigLoader(str(conf), env="local", runtime_params=parsed(given), **CONFIG_LOADER_ARGS)
     return SimpleNamespace(config_loader=loader, env="local")

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from kedro.framework.cli.cli import KedroCLI
 from kedro.framework.cli.utils import _split_params
 from kedro.framework.startup import bootstrap_project
 from kedro.io import DataCatalog, MemoryDataset
@@ -194,6 +195,15 @@ def test_usual_parameters_are_what_they_are_for_kedro(text: str) -> None:
 def test_what_is_no_parameter_is_refused_with_the_form(text: str) -> None:
     with pytest.raises(click.UsageError, match="expected NAME=VALUE, "):
         parsed(text)
+
+
+def test_the_help_lists_run_once_with_what_it_takes() -> None:
+    listed = CliRunner().invoke(KedroCLI(Path(__file__).parents[2]), ["--help"]).output
+    assert re.findall(r"^  (run|registry) ", listed, re.MULTILINE) == ["registry", "run"]
+    shown = " ".join(CliRunner().invoke(run, ["--help"]).output.split())
+    examples = re.findall(r"[a-z_][\w.]*[=:]\w\S*", shown.partition("--params")[2])
+    assert [flatten(parsed(example)) for example in examples] == [{"seed": 3, "grpo.steps": 40}]
+    assert not any(option in shown for option in ("--runner ", "--only-missing-outputs")), "refused"
 
 
 def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.pipelines.data_preparation import prepare_records, report_records
+from visual_grpo.pipelines.data_preparation import prepare_records
 from visual_grpo.starter.parameters import with_world
 
 
@@ -40,9 +40,9 @@ def data(tmp_path):
 
 
 def test_nodes_as_functions(parameters, data, tmp_path, capsys):
-    table = RecordTable(prepare_records(parameters.data, str(tmp_path), {}))
+    draft, report = prepare_records(parameters.data, str(tmp_path), {})
+    table = RecordTable(draft)
     assert len(table) == 30
-    report = report_records(table)
     assert report["digest"] == table.digest
     assert report["rejected"]["by_reason"] == {"empty_prompt": 1}
     shown = capsys.readouterr().out
@@ -56,10 +56,10 @@ def test_nodes_as_functions(parameters, data, tmp_path, capsys):
 def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path, capsys):
     jsonl(data, [{"prompt": f"a cat {n}"} for n in range(30)])
     config = parameters.data.model_copy(update={"sealed_share": 0.3})
-    table = RecordTable(prepare_records(config, str(tmp_path), {}))
-    sealed = len(table.split("sealed"))
+    draft, report = prepare_records(config, str(tmp_path), {})
+    sealed = len(RecordTable(draft).split("sealed"))
     assert sealed > 3
-    assert report_records(table)["splits"]["sealed"] == {"records": sealed, "prompts": sealed}
+    assert report["splits"]["sealed"] == {"records": sealed, "prompts": sealed}
     assert re.search(rf"sealed +{sealed} records, {sealed} prompts", capsys.readouterr().out)
 
 
@@ -75,7 +75,7 @@ def test_several_sources_are_counted(numbers, shown, parameters, data, tmp_path,
     rows = [{"prompt": f"a {n}", "group": n, "source_image": ["a.png"] * numbers[n % len(numbers)]} for n in range(30)]
     jsonl(data, rows)
     config = parameters.data.model_copy(update={"task": "mixed"})
-    report_records(RecordTable(prepare_records(config, str(tmp_path), {})))
+    prepare_records(config, str(tmp_path), {})
     printed = " ".join(capsys.readouterr().out.split())
     assert shown in printed if shown else "a record" not in printed
 
@@ -84,6 +84,12 @@ def test_the_pipeline_end_to_end(parameters, data, tmp_path):
     outputs = run(parameters, tmp_path)
     assert outputs["data_report"].load()["accepted"] == 30
     assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["images", "records.parquet"]
+
+
+def test_the_report_comes_before_the_records_are_used():
+    nodes = register_pipelines()["__default__"].nodes
+    [reports] = [number for number, node in enumerate(nodes) if "data_report" in node.outputs]
+    assert reports < min(number for number, node in enumerate(nodes) if "records" in node.inputs)
 
 
 def run(parameters, folder):
@@ -103,7 +109,7 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
     images, manifest = tmp_path / FOLDER / "images", tmp_path / FOLDER / "records.parquet"
     before, old = {path.name for path in images.iterdir()}, manifest.read_bytes()
     picture(tmp_path / "data/a.png", colour="blue")
-    draft = prepare_records(parameters.data, str(tmp_path), {})
+    draft, _ = prepare_records(parameters.data, str(tmp_path), {})
     assert manifest.read_bytes() == old
     assert before < {path.name for path in images.iterdir()}, "a crash now leaves the old records with their images"
     RecordsDataset(filepath=str(manifest)).save(draft)

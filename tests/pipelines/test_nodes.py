@@ -11,14 +11,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pandas as pd
 import pytest
-from kedro.config import OmegaConfigLoader
 from kedro.framework.project import configure_project
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from tests.evaluation.defaults import parameters
 from visual_grpo.config import Parameters
-from visual_grpo.hooks.parameters import RUN_SPEC
+from visual_grpo.hooks.parameters import RUN_SPEC, ProjectConfigLoader
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.pipeline_registry import NAMES, register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
@@ -42,7 +41,7 @@ def everything() -> Pipeline:
 
 @pytest.fixture(scope="module")
 def entries() -> dict[str, Any]:
-    loader = OmegaConfigLoader(str(ROOT / "conf"), env="base", **CONFIG_LOADER_ARGS)
+    loader = ProjectConfigLoader(str(ROOT / "conf"), env="base", **CONFIG_LOADER_ARGS)
     found: dict[str, Any] = loader["catalog"]
     return found
 
@@ -85,6 +84,36 @@ def test_kedro_viz_can_order_the_layers(everything: Pipeline, entries: dict[str,
             before[other].add(layer)
     order = list(TopologicalSorter(before).static_order())
     assert order == ["raw", "model_input", "baseline", "models", "model_output", "reporting"]
+
+
+@pytest.mark.filterwarnings("ignore:ORJSONResponse is deprecated", "ignore:Accessing the 'model_fields' attribute")
+@pytest.mark.parametrize(("environment", "output"), [(None, "data"), ("sd3_small", "data/sd3_small")])
+def test_kedro_viz_shows_the_graph_without_hooks(
+    environment: str | None, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `kedro viz run` answers, without its server."""
+    from fastapi.testclient import TestClient
+    from kedro_viz.api.apps import create_api_app_from_project
+    from kedro_viz.data_access import data_access_manager
+    from kedro_viz.server import load_and_populate_data
+
+    monkeypatch.chdir(ROOT)
+    data_access_manager.reset_fields()
+    load_and_populate_data(ROOT, environment, package_name="visual_grpo")
+    browser = TestClient(create_api_app_from_project(ROOT))
+    assert "<title>Kedro-Viz" in browser.get("/").text
+    graph = browser.get("/api/main").json()
+    assert {pipeline["id"] for pipeline in graph["pipelines"]} == {"__default__", *NAMES}
+    shown = {node["id"]: node["name"] for node in graph["nodes"] if node["type"] != "modularPipeline"}
+    edges = {(edge["source"], edge["target"]) for edge in graph["edges"]}
+    flow = register_pipelines()["__default__"].nodes
+    assert {(shown[one], shown[other]) for one, other in edges if {one, other} <= shown.keys()} == {
+        *((name, node.short_name) for node in flow for name in node.inputs),
+        *((node.short_name, name) for node in flow for name in node.outputs),
+    }
+    records = next(node for node, name in shown.items() if name == "records")
+    place = str(ROOT / output / "05_model_input/records.parquet")
+    assert browser.get(f"/api/nodes/{records}").json()["filepath"] == place
 
 
 def test_the_catalog_says_which_pipeline_makes_a_dataset(entries: dict[str, Any]) -> None:

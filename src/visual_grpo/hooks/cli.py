@@ -36,6 +36,8 @@ def parsed(text: str) -> dict[str, Any]:
     return dict(OmegaConf.to_container(tree))  # type: ignore[arg-type]
 
 
+_PARAMS_HELP = """Change parameters for this run: NAME=VALUE, several separated by commas, with a dot between a section
+and its parameter. A text needs no quotes and may contain commas. Example: seed=3,grpo.steps=40"""
 _REFUSED = {
     "only_missing_outputs": "it looks whether results are there, not whether they are of these parameters and data;"
     " `make repro` runs what has changed",
@@ -48,11 +50,6 @@ _CHOOSING["namespaces"] = "node_namespaces"
 
 def _callback(context: click.Context, option: click.Parameter, value: Any) -> Any:
     return value if isinstance(value, dict) else parsed(value)
-
-
-@click.group(name="visual_grpo")
-def cli() -> None:
-    """Commands of this project, beside Kedro's."""
 
 
 def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -101,7 +98,10 @@ def _on_all_ranks(command: Callable[..., Any]) -> Callable[..., Any]:
 run = copy.copy(run_of_kedro)
 run.params = [copy.copy(option) for option in run_of_kedro.params]
 for _option in run.params:
+    assert isinstance(_option, click.Option)
     if _option.name == "params":
-        _option.callback = _callback
+        _option.callback, _option.help = _callback, _PARAMS_HELP
+    _option.hidden = _option.name in _REFUSED
 run.callback = _on_all_ranks(_checked(run_of_kedro.callback))
-cli.add_command(run)
+# Kedro merges groups of one name, and the first `run` counts: with a different name, `kedro --help` lists both.
+cli = click.Group("kedro", commands=[run])

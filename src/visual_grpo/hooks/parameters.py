@@ -1,4 +1,4 @@
-"""Parameters: checked before anything else, those of an adapter's training where it is judged, typed for the nodes."""
+"""Parameters: completed, checked before anything else, those of an adapter's training where it is judged, typed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from kedro.config import AbstractConfigLoader
+from kedro.config import AbstractConfigLoader, OmegaConfigLoader
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import CatalogProtocol
@@ -37,12 +37,27 @@ PARAMETERS_OF = "parameters_of."
 """Before the name of a parameter in a tag of `visual_grpo.pipelines`."""
 
 
+class ProjectConfigLoader(OmegaConfigLoader):
+    """Completes ``parameters`` with the starter's world, and places ``catalog`` in their folder ``output``.
+
+    A loader, not a hook, because Kedro-Viz runs without the project's hooks.
+    """
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        if key == "parameters" and key not in self:
+            self[key] = with_world(super().__getitem__(key), self.env)
+        elif key == "catalog":
+            output = self["parameters"]["output"]
+            OmegaConf.register_new_resolver("output", lambda: output, replace=True)
+        return super().__getitem__(key)
+
+
 class ParameterHooks:
     """Refuses bad parameters before a database, a folder or a model is touched; hands them to the nodes typed."""
 
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
-        tree = with_world(_read(context.config_loader, "parameters"), context.env)
+        tree = _read(context.config_loader, "parameters")
         self._runtime = context.config_loader.runtime_params or {}
         for name in find_secrets(self._runtime.get(RETRAIN, {}), RETRAIN):
             raise UserError(
@@ -53,8 +68,6 @@ class ParameterHooks:
         tree = _for_all_modules(tree, self._runtime)
         context.config_loader["parameters"] = tree
         self._parameters = validate(tree)
-        # Paths of the catalog begin with it.
-        OmegaConf.register_new_resolver("output", lambda: self._parameters.output, replace=True)
         context.config_loader["catalog"] = _read(context.config_loader, "catalog")
 
     @hook_impl

@@ -21,18 +21,14 @@ from visual_grpo.data.splits import SEALED
 
 
 def create_pipeline() -> Pipeline:
-    return Pipeline(
-        [
-            Node(prepare_records, ["params:data", "params:output", "base_model"], "records", name="prepare_records"),
-            Node(report_records, "records", "data_report", name="report_records"),
-        ],
-        tags=["tracked"],
-    )
+    inputs, outputs = ["params:data", "params:output", "base_model"], ["records", "data_report"]
+    return Pipeline([Node(prepare_records, inputs, outputs, name="prepare_records")], tags=["tracked"])
 
 
-def prepare_records(data: DataConfig, output: str, base_model: dict[str, Any]) -> Path:
-    """Writes the manifest of the records at ``data.path``, with their prepared images beside it.
+def prepare_records(data: DataConfig, output: str, base_model: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Writes the manifest of the records at ``data.path``, with their prepared images beside it; prints the report.
 
+    One node does both: Kedro may run a node that only reports after nodes that use the records for an hour.
     ``base_model`` is not used: as an input it makes Kedro run the starter first.
     """
     preparation = Preparation(data)
@@ -40,12 +36,13 @@ def prepare_records(data: DataConfig, output: str, base_model: dict[str, Any]) -
     with console.progress("Preparing records", preparation.source.count()) as bar:
         preparation.write(manifest, bar.advance)
         bar.complete()  # Blank lines were counted, too.
-    return manifest
-
-
-def report_records(records: RecordTable) -> dict[str, Any]:
-    """Prints and returns the data report that was written with the records."""
+    records = RecordTable(manifest)
     report = {**records.report, "digest": records.digest}
+    _print_report(report)
+    return manifest, report
+
+
+def _print_report(report: Mapping[str, Any]) -> None:
     rejected = report["rejected"]
     console.summary(
         "Records",
@@ -65,7 +62,6 @@ def report_records(records: RecordTable) -> dict[str, Any]:
         console.note(f"Rejected, for example: {Rejected(one['reason'], one['message'], one['remedy'], place)}")
     for warning in report["warnings"]:
         console.note(f"Note: {sentence(warning)}")
-    return report
 
 
 def _shown(splits: Mapping[str, Mapping[str, int]]) -> dict[str, Mapping[str, int]]:
