@@ -61,7 +61,7 @@ _TRAINING_ONLY = (
     "policy.signal_check",
     *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "train_samples")),
     *(f"modules.*.{name}" for name in ("updates_per_rollout", "micro_batch_size")),
-    *("modules.*.advantage_epsilon", "modules.*.anchor_weight"),
+    "modules.*.advantage_epsilon",
     *(f"modules.*.{name}" for name in ("learning_rate", "target_kl", "clip_low", "clip_high", "kl_weight")),
 )
 _BASELINE_ONLY = tuple(

@@ -94,7 +94,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_that_is_stopped_twice_is_the_uninterrupted_one(pipeline_folder: Path, tmp_path: Path) -> None:
-    more: dict[str, Any] = {"grpo": {"anchor_weight": 0.1, "train_samples": 2}}
+    more: dict[str, Any] = {"grpo": {"train_samples": 2}}
     whole = make_run(parameters(tmp_path / "whole", **more), pipeline_folder)
     execute(whole, tmp_path / "whole" / "out")
 

@@ -63,12 +63,6 @@ class Denoiser(Generic[C]):
             return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
 
     @torch.no_grad()
-    def velocity(self, state: Tensor, conditions: C, entries: Tensor, timestep: float) -> Tensor:
-        """[B, C, h, w] -> the same, a batch at a time."""
-        with on_device(self.model.transformer):
-            return self._batched(state, entries, lambda part, own: self.model.velocity(conditions, own)(part, timestep))
-
-    @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Sample]:
         """[B, C, h, w] -> B uint8 images [3, H, W], or videos, on the CPU."""
         parts = map_on_cores(self.model.pixels, latents.split(self.config.decode_batch), latents.device)

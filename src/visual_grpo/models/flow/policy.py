@@ -19,7 +19,6 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow.anchor import Anchor, anchor_loss, draw_anchor
 from visual_grpo.models.flow.forward_process import denoiser_of, norm_penalty
 from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import log_prob, moved_by, transition_kl
@@ -53,7 +52,6 @@ class FlowTrajectory(Generic[C]):
     """[B, S] of the log-probabilities; None = 1."""
     reference_means: Tensor | None = None
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
-    anchor: Anchor | None = None
 
 
 class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
@@ -67,12 +65,10 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         config: PolicyConfig,
         *,
         kl_reference: bool = False,
-        anchor: bool = False,
     ) -> None:
-        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty, and
-        ``anchor`` pictures of the base model, for one to stay near them."""
+        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
         super().__init__(adapter)
-        self.model, self.config, self.anchored = model, config, anchor
+        self.model, self.config = model, config
         self.kl_reference = kl_reference or config.flow.norm_penalty > 0
         self.steps, self.guidance_scale = sampler.denoising()
         self.denoiser = denoiser_of(model, config)
@@ -133,11 +129,6 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
-        if self.anchored:
-            anchor = draw_anchor(
-                self.denoiser, self.adapter, conditions, noise_seeds, self.steps, len(columns), generator
-            )
-            trajectory = replace(trajectory, anchor=anchor)
         found = [log_prob(path.next_states[:, c], path.means[:, c], path.stds[c]) for c in columns]
         log_probs = torch.stack(found, 1)
         return Rollout(
@@ -157,22 +148,18 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
                 if trajectory.weights is not None:
                     log_probs = log_probs * trajectory.weights[rows, column]
-                kl, anchor, penalties = None, None, list[Callable[[], Tensor]]()
+                kl, penalties = None, list[Callable[[], Tensor]]()
                 if trajectory.reference_means is not None:
                     reference_mean = trajectory.reference_means[rows, column]
                     kl = transition_kl(mean, reference_mean, std)[:, None].cpu()
                     if weight := self.config.flow.norm_penalty:
                         penalties.append(partial(norm_penalty, mean, reference_mean, weight))
-                if trajectory.anchor is not None:
-                    given = column, trajectory.conditions, trajectory.entries[rows]
-                    anchor = partial(anchor_loss, self.model, trajectory.anchor, *given)
                 moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
                 yield ReplayChunk(
                     steps=slice(column, column + 1),
                     log_probs=log_probs[:, None].cpu(),
                     kl=kl,
                     divergence=moved,
-                    anchor=anchor,
                     penalties=penalties,
                 )
 
