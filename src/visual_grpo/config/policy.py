@@ -85,7 +85,6 @@ class FlowConfig(Strict):
         default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
     )
     draws: int = Field(default=1, ge=1, description="matching: draws of noise at each of the window's noise levels")
-    share_draws: bool = Field(default=False, description="matching: all samples of a prompt share their draws of noise")
     stratified: bool = Field(
         default=False,
         description="matching: in place of the window's noise levels, as many are drawn for every rollout, one from"
@@ -119,9 +118,7 @@ class FlowConfig(Strict):
     @model_validator(mode="after")
     def _settings_are_of_the_likelihood(self) -> Self:
         others = (
-            ("draws", "share_draws", "stratified", "adaptive", "norm_penalty")
-            if self.likelihood == "sde"
-            else ("sampler", "noise")
+            ("draws", "stratified", "adaptive", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise")
         )
         defaults = {name: type(self).model_fields[name].default for name in others}
         if changed := [name for name in others if getattr(self, name) != defaults[name]]:

@@ -119,17 +119,6 @@ def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005
 
 
-def test_shared_draws_are_those_of_a_prompts_samples_which_differ_all_the_same() -> None:
-    levels = torch.tensor([1.0, 0.8]).view(1, 2, 1, 1, 1)
-    for shared in (True, False):
-        trajectory = rollout(policy_with(window_steps=2, share_draws=shared)).trajectory
-        clean = trajectory.states - levels * trajectory.next_states
-        noise = (clean + trajectory.next_states).unflatten(0, (3, 2))
-        assert torch.allclose(noise[:, 0], noise[:, 1], atol=1e-5) == shared
-        assert torch.corrcoef(noise[:, 0].flatten(2).flatten(0, 1)).fill_diagonal_(0).abs().max() < 0.2
-        assert (clean[::2, 0] - clean[1::2, 0]).abs().mean() > 0.1
-
-
 def test_stratified_levels_are_drawn_from_equal_parts_of_the_whole_schedule() -> None:
     policy = policy_with(window_steps=2, stratified=True)
     found = [policy.rollout(RECORDS, 2, torch.Generator().manual_seed(seed)).trajectory.steps for seed in range(12)]

@@ -108,8 +108,6 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         starts = step_seeds
         if self.config.share_start_noise:
             starts = [seed for seed in noise_seeds for _ in range(group_size)]
-        if self.config.flow.share_draws:
-            step_seeds = [seed for seed in step_seeds[::group_size] for _ in range(group_size)]
         entries = torch.arange(count).repeat_interleave(group_size)
         path = self.denoiser.sample_path(
             conditions, entries, starts, step_seeds, steps=self.steps, window=window, shared_prefix=shared_prefix
