@@ -51,7 +51,7 @@ from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
 MATCHING = "policy.flow.likelihood=matching,policy.share_start_noise=false"
-PARTS = {name: f"policy.flow.{name}=true" for name in ("stratified", "adaptive")}
+PARTS = {name: f"policy.flow.{name}=true" for name in ("adaptive",)}
 VARIANTS = {
     "default": "",
     "dppo": "grpo.loss=dppo",

@@ -14,7 +14,7 @@ from tests.models.toy_flow import SlopeAdapter, ToyFlow
 from visual_grpo.common.types import Scores
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.flow.forward_process import norm_penalty, stratified
+from visual_grpo.models.flow.forward_process import norm_penalty
 from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.rows import random_seeds
 
@@ -117,18 +117,6 @@ def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     trainer = GRPOTrainer(policy, Contrast(), GRPOConfig(updates_per_rollout=2, **settings, **changes))
     found = [step.values["reward/total"] for step in trainer.fit(RECORDS)]
     assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005
-
-
-def test_stratified_levels_are_drawn_from_equal_parts_of_the_whole_schedule() -> None:
-    policy = policy_with(window_steps=2, stratified=True)
-    found = [policy.rollout(RECORDS, 2, torch.Generator().manual_seed(seed)).trajectory.steps for seed in range(12)]
-    assert [set(steps) for steps in zip(*found, strict=True)] == [{0, 1}, {2, 3}]
-
-
-def test_a_place_that_is_rounded_up_is_in_the_last_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """15 + the largest random number below 1 is 16 in float32."""
-    monkeypatch.setattr(torch, "rand", lambda count, **_: torch.full((count,), 1 - 2**-24))
-    assert max(stratified(16, 16, torch.Generator())) == 15
 
 
 def test_adaptive_weights_are_the_published_ones() -> None:

@@ -41,8 +41,6 @@ class MatchingDenoiser(Denoiser[C]):
 
     def window(self, steps: int, generator: torch.Generator) -> Sequence[int]:
         """Returns the step whose level each of the K noises has."""
-        if self.flow.stratified:
-            return stratified(steps, self.flow.stochastic_steps(steps) * self.flow.draws, generator)
         return [step for step in super().window(steps, generator) for _ in range(self.flow.draws)]
 
     @torch.no_grad()
@@ -84,13 +82,6 @@ class MatchingDenoiser(Denoiser[C]):
     ) -> tuple[Tensor, float]:
         """Returns v [b, C, h, w] at the noise level of ``step``, with gradient where it is on, and `STD`."""
         return self.model.velocity(conditions, entries)(state, schedule.timesteps[step]), STD
-
-
-def stratified(steps: int, count: int, generator: torch.Generator) -> list[int]:
-    """Draws ``count`` of ``steps`` denoising steps, one from each of so many equal parts."""
-    places = (torch.arange(count) + torch.rand(count, generator=generator)) * steps / count
-    drawn: list[int] = places.long().clamp(max=steps - 1).tolist()  # The last place can be rounded up to ``steps``.
-    return drawn
 
 
 def noised(clean: Tensor, seeds: Sequence[int], levels: Sequence[float]) -> tuple[Tensor, Tensor]:
