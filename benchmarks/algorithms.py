@@ -51,14 +51,10 @@ from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
 MATCHING = "policy.flow.likelihood=matching,policy.share_start_noise=false"
-PARTS = {name: f"policy.flow.{name}=true" for name in ("adaptive",)}
 VARIANTS = {
     "default": "",
     "dppo": "grpo.loss=dppo",
     "matching": MATCHING,
-    **{name: f"{MATCHING},{part}" for name, part in PARTS.items()},
-    "v-grpo": ",".join([MATCHING, *PARTS.values()]),
-    "v-grpo, 4 draws": ",".join([MATCHING, *PARTS.values(), "policy.flow.draws=2"]),
     "target_kl": "grpo.target_kl=0.001",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"

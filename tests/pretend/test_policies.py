@@ -29,7 +29,7 @@ VL: Mapping[str, Any] = {
 }
 MATCHING: Mapping[str, Any] = {
     "policy": {
-        "flow": {"likelihood": "matching", "window_steps": 2, "adaptive": True},
+        "flow": {"likelihood": "matching", "window_steps": 2},
         "share_start_noise": False,
     },
     "grpo": {"target_kl": 1e-5},

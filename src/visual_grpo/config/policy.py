@@ -85,10 +85,6 @@ class FlowConfig(Strict):
         default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
     )
     draws: int = Field(default=1, ge=1, description="matching: draws of noise at each of the window's noise levels")
-    adaptive: bool = Field(
-        default=False,
-        description="matching: weight of each draw by its noise level, relative to the size of its error",
-    )
     norm_penalty: float = Field(
         default=0.0,
         ge=0,
@@ -112,7 +108,7 @@ class FlowConfig(Strict):
 
     @model_validator(mode="after")
     def _settings_are_of_the_likelihood(self) -> Self:
-        others = ("draws", "adaptive", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise")
+        others = ("draws", "norm_penalty") if self.likelihood == "sde" else ("sampler", "noise")
         defaults = {name: type(self).model_fields[name].default for name in others}
         if changed := [name for name in others if getattr(self, name) != defaults[name]]:
             back = ", ".join(f"{name}={defaults[name]}" for name in changed)

@@ -117,27 +117,3 @@ def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     trainer = GRPOTrainer(policy, Contrast(), GRPOConfig(updates_per_rollout=2, **settings, **changes))
     found = [step.values["reward/total"] for step in trainer.fit(RECORDS)]
     assert sum(found[-5:]) / 5 > sum(found[:5]) / 5 + 0.005
-
-
-def test_adaptive_weights_are_the_published_ones() -> None:
-    """V-GRPO, arXiv 2604.23380, eq. 14: the squared error of the predicted sample, over its own mean size."""
-    policy = policy_with(window_start=1, window_steps=2, adaptive=True)
-    got = rollout(policy)
-    rows, trajectory = torch.arange(6), got.trajectory
-    torch.testing.assert_close(
-        torch.cat([chunk.log_probs for chunk in chunks(policy, got, rows)], 1).detach(),
-        got.log_probs,
-        rtol=0,
-        atol=1e-4,
-    )
-    with torch.no_grad():
-        policy.model.transformer.slope -= 0.3
-    for column, (level, chunk) in enumerate(zip((0.8, 0.5), chunks(policy, got, rows), strict=True)):
-        state, target = (part[:, column].double() for part in (trajectory.states, trajectory.next_states))
-        sample = state - level * target
-        old, new = (state - level * (slope * state + OFFSETS) - sample for slope in (-0.4, -0.7))
-        size = old.abs().flatten(1).mean(1)
-        surrogates = [error.square().flatten(1).mean(1) / size for error in (old, new)]
-        want = (surrogates[0] - surrogates[1]) * state[0].numel() ** 0.5
-        ratio = chunk.log_probs.detach()[:, 0] - got.log_probs[:, column]
-        torch.testing.assert_close(ratio.double(), want, rtol=1e-4, atol=1e-4)

@@ -39,8 +39,6 @@ class DenoisedPath:
     """[B, W, C, h, w] float32 of the transitions that they were sampled from."""
     stds: list[float]
     """[W] standard deviations of those."""
-    weights: Tensor | None = None
-    """[B, W] float32 of their log-probabilities; None = 1."""
     stats: Mapping[str, float] = field(default_factory=dict)
     """Measurements for the metrics of a step."""
 

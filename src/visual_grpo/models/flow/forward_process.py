@@ -3,8 +3,7 @@
 The ODE generates a sample x0. Noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
 is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2), where v is the model's velocity of x:
 ``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise, so ratio, KL
-and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one. ``adaptive``
-weights the log-probability, and so the ratio, of each decision.
+and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one.
 
 Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; the penalty
 on the velocity's norm, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
@@ -66,14 +65,12 @@ class MatchingDenoiser(Denoiser[C]):
                 for column, step in enumerate(window)
             ]
         velocities = torch.stack([velocity for velocity, _ in found], 1)
-        sizes = (velocities - targets).abs().flatten(2).mean(2) if self.flow.adaptive else None
         return DenoisedPath(
             latents=clean,
             states=states,
             next_states=targets,
             means=velocities,
             stds=[std for _, std in found],
-            weights=None if sizes is None else torch.tensor(levels, device=sizes.device) / sizes,
             stats={"velocity_norm": float((_norms(velocities) / _norms(targets)).mean())},
         )
 

@@ -48,8 +48,6 @@ class FlowTrajectory(Generic[C]):
     shared_prefix: int
     """Number of neighbouring rows that are identical until ``first_stochastic_step`` adds noise."""
     first_stochastic_step: int
-    weights: Tensor | None = None
-    """[B, S] of the log-probabilities; None = 1."""
     reference_means: Tensor | None = None
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
 
@@ -121,19 +119,17 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             states=path.states[:, columns],
             next_states=path.next_states[:, columns],
             means=path.means[:, columns],
-            weights=None if path.weights is None else path.weights[:, columns],
             shared_prefix=shared_prefix,
             first_stochastic_step=window[0],
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
         found = [log_prob(path.next_states[:, c], path.means[:, c], path.stds[c]) for c in columns]
-        log_probs = torch.stack(found, 1)
         return Rollout(
             prompts=repeated(prompts, group_size),
             samples=self.denoiser.pixels(path.latents),
             trajectory=trajectory,
-            log_probs=(log_probs if trajectory.weights is None else log_probs * trajectory.weights).cpu(),
+            log_probs=torch.stack(found, 1).cpu(),
             mask=torch.ones(len(entries), len(columns), dtype=torch.bool),
             stats={"seconds/decode": time.perf_counter() - started, **path.stats},
         )
@@ -144,8 +140,6 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             for column in range(len(trajectory.steps)):
                 mean, std = self._step(trajectory, column, rows)
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
-                if trajectory.weights is not None:
-                    log_probs = log_probs * trajectory.weights[rows, column]
                 kl, penalties = None, list[Callable[[], Tensor]]()
                 if trajectory.reference_means is not None:
                     reference_mean = trajectory.reference_means[rows, column]
