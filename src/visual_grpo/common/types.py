@@ -241,8 +241,6 @@ class ReplayChunk:
     divergence: Callable[[], Tensor] | None = None
     """Computes the exact KL to the policy that sampled, [b, s] float32 >= 0 in nats per latent element; None for
     tokens."""
-    penalties: Sequence[Callable[[], Tensor]] = ()
-    """Each computes a part [b, s] float32 >= 0 of each step's loss, with gradient."""
 
 
 class Share(NamedTuple):

@@ -248,7 +248,7 @@ class PolicyLoss:
     """The configured loss of one optimizer update on ``batches``, normalised by the counts of all of them."""
 
     def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]], *, reward_only: bool = False) -> None:
-        """``reward_only`` leaves out what no reward decides: the KL and the policy's own penalties."""
+        """``reward_only`` leaves out the KL, which no reward decides."""
         self.config, self.kind, self.reward_only = config, LOSSES[config.loss], reward_only
         self.clip_low = config.clip_low if config.clip_low is not None else self.kind.clip_low
         self.clip_high = config.clip_high if config.clip_high is not None else self.kind.clip_high
@@ -287,18 +287,11 @@ class PolicyLoss:
         if self.kind.divergence_limit is not None:
             limit = self.config.divergence_limit or self.kind.divergence_limit
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
-        if (weight := self.config.kl_weight) and not self.reward_only:
-            if chunk.kl is None:
-                raise UserError(
-                    f"kl_weight is {weight:g}, but the policy's replay gives no KL to its reference. Make the policy"
-                    " with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
-                )
-            loss = loss + weight * chunk.kl
+        if self.config.kl_weight and not self.reward_only:
+            loss = loss + self.config.kl_weight * self._kl(chunk)
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
-        penalties = [] if self.reward_only else [compute() for compute in chunk.penalties]
-        loss = sum(penalties, loss)
         weights = step_weights(mask, self.kind.aggregation, **self.counts)[:, chunk.steps]
         # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
         total = torch.where(counted, weights * loss, 0.0).sum()
@@ -313,6 +306,12 @@ class PolicyLoss:
             }
             if chunk.kl is not None:
                 metrics["kl"] = torch.where(counted, chunk.kl, 0.0)
-            if penalties:
-                metrics["penalty"] = torch.where(counted, sum(penalties), 0.0)
         return total, metrics, counted
+
+    def _kl(self, chunk: ReplayChunk) -> Tensor:
+        if chunk.kl is None:
+            raise UserError(
+                f"kl_weight is {self.config.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
+                " the policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
+            )
+        return chunk.kl

@@ -5,8 +5,8 @@ is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2)
 ``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise, so ratio, KL
 and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one.
 
-Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; the penalty
-on the velocity's norm, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
+Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; what the
+velocity's norm tells, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
 """
 
 from __future__ import annotations
@@ -86,11 +86,6 @@ def noised(clean: Tensor, seeds: Sequence[int], levels: Sequence[float]) -> tupl
     noise = noises(seeds, len(levels), clean.shape[1:]).to(clean.device)
     level = torch.tensor(levels, device=clean.device).view(1, -1, *[1] * (clean.ndim - 1))
     return (1 - level) * clean[:, None] + level * noise, noise - clean[:, None]
-
-
-def norm_penalty(velocity: Tensor, reference: Tensor, weight: float) -> Tensor:
-    """[b, 1] on the CPU: the weighted share by which |v| exceeds that without the adapter; both are [b, C, h, w]."""
-    return weight * (_norms(velocity[:, None]) / _norms(reference[:, None]) - 1).clamp(min=0).cpu()
 
 
 def _norms(velocities: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ C x h x w latents of one image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow.forward_process import denoiser_of, norm_penalty
+from visual_grpo.models.flow.forward_process import denoiser_of
 from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import log_prob, moved_by, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
@@ -66,8 +66,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
     ) -> None:
         """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
         super().__init__(adapter)
-        self.model, self.config = model, config
-        self.kl_reference = kl_reference or config.flow.norm_penalty > 0
+        self.model, self.config, self.kl_reference = model, config, kl_reference
         self.steps, self.guidance_scale = sampler.denoising()
         self.denoiser = denoiser_of(model, config)
         if config.gradient_checkpointing:
@@ -140,19 +139,15 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             for column in range(len(trajectory.steps)):
                 mean, std = self._step(trajectory, column, rows)
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
-                kl, penalties = None, list[Callable[[], Tensor]]()
+                kl = None
                 if trajectory.reference_means is not None:
-                    reference_mean = trajectory.reference_means[rows, column]
-                    kl = transition_kl(mean, reference_mean, std)[:, None].cpu()
-                    if weight := self.config.flow.norm_penalty:
-                        penalties.append(partial(norm_penalty, mean, reference_mean, weight))
+                    kl = transition_kl(mean, trajectory.reference_means[rows, column], std)[:, None].cpu()
                 moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
                 yield ReplayChunk(
                     steps=slice(column, column + 1),
                     log_probs=log_probs[:, None].cpu(),
                     kl=kl,
                     divergence=moved,
-                    penalties=penalties,
                 )
 
     @torch.no_grad()
