@@ -40,7 +40,7 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "alternating": ("pipeline_folder", {}),
     "joint": ("pipeline_folder", {"policy": {"stages": "joint"}}),
     "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
-    "sd3": ("sd3_folder", {**FLOW, "grpo": {"train_samples": 2}}),
+    "sd3": ("sd3_folder", FLOW),
     "matching": ("sd3_folder", {**FLOW, **MATCHING}),
     "qwen_image": ("qwen_image_folder", FLOW),
     "flux": ("flux_folder", FLOW),

@@ -189,7 +189,7 @@ class TrainBatch(Generic[T]):
     rollout: Rollout[T]
     scores: Scores
     rows: Tensor
-    """[b] int64, rows of the rollout: the scored ones of its informative groups, or some (``grpo.train_samples``)."""
+    """[b] int64, rows of the rollout: the scored ones of its informative groups."""
     advantages: Tensor
     """[B] float32, of all rows of the rollout."""
     replayed_log_probs: Tensor | None = None

@@ -21,11 +21,6 @@ class GRPOConfig(Strict):
     )
     prompts_per_step: int = Field(ge=1, description="prompts of a step, a group of samples each")
     group_size: int = Field(ge=2, description="samples of each prompt")
-    train_samples: int | None = Field(
-        default=None,
-        ge=2,
-        description="samples of each prompt that are trained, those of the highest and the lowest rewards; null = all",
-    )
     rollout_prompts: int | None = Field(
         default=None,
         ge=1,
@@ -125,11 +120,6 @@ class GRPOConfig(Strict):
             )
         return self
 
-    @property
-    def trained_rows(self) -> int:
-        """Samples that the updates of a step replay."""
-        return self.prompts_per_step * (self.train_samples or self.group_size)
-
     def replays(self, dtype: str) -> bool:
         """Returns whether the ratio's denominator is the replay's log-probs, for weights of ``dtype``."""
         if self.old_log_probs == "auto":
@@ -176,7 +166,6 @@ class ModuleConfig(Strict):
     clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
     kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")
-    train_samples: int | None = Field(None, ge=2, description="as grpo.train_samples")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(

@@ -97,20 +97,6 @@ def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     return _constant(_as_groups(rewards, group_size))
 
 
-def extreme_rows(rewards: Tensor, group_size: int, count: int) -> Tensor:
-    """[B] bool: True for at most ``count`` scored rows of each group, those of the lowest rewards and, as many or one
-    more, of the highest.
-
-    The subset of the largest variance has only such rows (PODS, arXiv 2504.13818), though not always half of each.
-    """
-    groups = _as_groups(rewards, group_size)
-    unscored = groups.isnan()
-    lowest = groups.masked_fill(unscored, torch.inf).argsort(dim=1, stable=True)[:, : count // 2]
-    highest = groups.masked_fill(unscored, -torch.inf).argsort(dim=1, stable=True)[:, group_size - (count + 1) // 2 :]
-    chosen = torch.zeros_like(unscored).scatter(1, torch.cat([lowest, highest], 1), True)
-    return (chosen & ~unscored).view(-1)
-
-
 def used_rewards(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[list[str], Tensor]:
     """Names of the rewards with a weight, and [B] bool: rows that one of them leaves unscored."""
     used = [name for name, weight in weights.items() if weight]
