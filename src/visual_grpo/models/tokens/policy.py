@@ -73,7 +73,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
     def sample(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
     ) -> SampledGroups[E]:
-        """Samples the tokens of a rollout, with what a KL penalty needs of the base model."""
+        """Samples the tokens of a rollout, with the reference's log-probs if there is a KL penalty."""
         records = repeated(prompts, group_size)
         seeds = random_seeds(len(records), generator, share)
         decode_seeds = seeds
