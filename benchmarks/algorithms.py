@@ -10,7 +10,7 @@ evaluation. ``--signal`` prints how much of a gradient is no noise: the mean cos
 many independent rollouts, of the same prompts for all variants, before any training.
 
     python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --cost default matching
-    python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --signal 12 default matching share_draws
+    python benchmarks/algorithms.py 0 --env sd3_small --folder FOLDER --signal 12 default matching
     python benchmarks/algorithms.py 3 4 5 --env sd3_small --folder FOLDER --steps default=50 dppo=50 matching=39
     python benchmarks/algorithms.py 3 4 5 --folder FOLDER --params policy.train=dit --steps default=40 dppo=40
 
@@ -51,14 +51,10 @@ from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
 MATCHING = "policy.flow.likelihood=matching,policy.share_start_noise=false"
-PARTS = {name: f"policy.flow.{name}=true" for name in ("share_draws", "stratified", "adaptive")}
 VARIANTS = {
     "default": "",
     "dppo": "grpo.loss=dppo",
     "matching": MATCHING,
-    **{name: f"{MATCHING},{part}" for name, part in PARTS.items()},
-    "v-grpo": ",".join([MATCHING, *PARTS.values()]),
-    "v-grpo, 4 draws": ",".join([MATCHING, *PARTS.values(), "policy.flow.draws=2"]),
     "target_kl": "grpo.target_kl=0.001",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"

@@ -176,7 +176,6 @@ def test_the_page_of_metrics_names_every_metric_and_no_other() -> None:
     explained = explained_in(text.split("## Reward", 1)[1].split("## Result", 1)[0])
     of_the_run = {"eval/total", "part/NAME/PART", "seconds/checkpoint", "updates_skipped", "advantage_share/NAME"}
     of_the_run |= {"sampler_gap/mean", "sampler_gap/max"}  # Where the ratio compares with the replay.
-    of_the_run |= {"penalty"}  # Of a flow module.
     of_the_run |= {"watch/NAME", "watch_low/NAME", "watch_high/NAME"}
     source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/visual_grpo/models").rglob("*.py"))
     of_policies = set(re.findall(r'"((?:seconds|speed)/\w+|entropy|tokens_per_sample|velocity_norm)"', source))

@@ -59,10 +59,9 @@ UNDECISIVE = ("resume", "output", "trust", "tracking", "starter", "evaluation.re
 _TRAINING_ONLY = (
     *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
     "policy.signal_check",
-    *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "train_samples")),
-    *(f"modules.*.{name}" for name in ("updates_per_rollout", "micro_batch_size")),
-    *("modules.*.advantage_epsilon", "modules.*.anchor_weight"),
+    *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
     *(f"modules.*.{name}" for name in ("learning_rate", "target_kl", "clip_low", "clip_high", "kl_weight")),
+    "modules.*.advantage_epsilon",
 )
 _BASELINE_ONLY = tuple(
     f"evaluation.{name}" for name in ("images_per_prompt", "max_prompts", "controls", "bootstrap_samples")

@@ -94,12 +94,6 @@ def test_the_defaults_are_typed(defaults):
             {"likelihood": "matching", "noise": 0.5, "sampler": "cps"},
             "likelihood is matching, which has no sampler, noise: set sampler=sde, noise=0.7",
         ),
-        ("policy.flow", {"adaptive": True, "stratified": True}, "sde, which has no stratified, adaptive: set"),
-        (
-            "policy.flow",
-            {"likelihood": "matching", "stratified": True, "window_start": 1},
-            "stratified draws levels from the whole schedule, so no window starts: set window_start=0",
-        ),
         ("policy.flow.draws", 2, "likelihood is sde, which has no draws: set draws=1"),
         ("policy.flow.likelihood", "matching", "differ by their start noise alone: set policy.share_start_noise=false"),
         ("policy.signal_check.rollouts", 2, "at least 3, since fewer have no standard error"),

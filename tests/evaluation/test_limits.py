@@ -86,14 +86,14 @@ CASES: list[tuple[pd.DataFrame, dict[str, Any], str | None]] = [
     (
         curves(entropy=1.0, learning_rate=0.1, eval__total=every_ten(0.5, 0.6, 0.5, 0.3)),
         settings(),
-        r"\(grpo\.kl_weight, grpo\.anchor_weight\)",
+        r"\(grpo\.kl_weight\)",
     ),
     (
         curves(
             ar__entropy=1.0, ar__learning_rate=0.1, dit__learning_rate=0.1, eval__total=every_ten(0.5, 0.6, 0.5, 0.3)
         ),
-        settings() | {"modules": {"ar": {"anchor_weight": 0.1}}},
-        r"\(grpo\.kl_weight, modules\.ar\.anchor_weight or grpo\.anchor_weight\)",
+        settings() | {"modules": {"ar": {"kl_weight": 0.1}}},
+        r"\(modules\.ar\.kl_weight or grpo\.kl_weight\)",
     ),
 ]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from visual_grpo.grpo.losses import Scale, extreme_rows, gdpo_rewards, group_advantages, zero_variance_groups
+from visual_grpo.grpo.losses import Scale, gdpo_rewards, group_advantages, zero_variance_groups
 from visual_grpo.grpo.metrics import variance_shares
 
 NAN = float("nan")
@@ -141,33 +141,3 @@ def test_a_better_sample_of_a_group_never_gets_less(groups, scale) -> None:
         scored = ~own.isnan()
         order = own[scored].argsort(stable=True)
         assert (given_[scored][order].diff() >= 0).all()
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (2, [[0, 1, 0, 0, 1], [1, 0, 0, 0, 1]]),
-        (3, [[0, 1, 1, 0, 1], [1, 0, 0, 1, 1]]),
-        (4, [[0, 1, 1, 1, 1], [1, 1, 0, 1, 1]]),
-        (5, [[1, 1, 1, 1, 1], [1, 1, 1, 1, 1]]),
-    ],
-)
-def test_extreme_rows_are_the_highest_and_the_lowest_of_each_group(count: int, expected: list[list[int]]) -> None:
-    groups = torch.tensor([[0.0, -2.0, 1.0, -1.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
-    assert extreme_rows(groups.view(-1), 5, count).view(2, 5).int().tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("scored", "count", "expected"),
-    [
-        ([0, 1, 1, 1, 0, 1], 2, [0, 1, 0, 0, 0, 1]),
-        ([0, 1, 1, 1, 0, 1], 3, [0, 1, 0, 1, 0, 1]),
-        ([0, 1, 1, 1, 0, 1], 5, [0, 1, 1, 1, 0, 1]),
-        ([0, 0, 1, 1, 0, 0], 2, [0, 0, 1, 1, 0, 0]),
-        ([0, 0, 1, 0, 0, 0], 3, [0, 0, 1, 0, 0, 0]),
-        ([0, 0, 0, 0, 0, 0], 2, [0, 0, 0, 0, 0, 0]),
-    ],
-)
-def test_unscored_rows_take_no_place_of_extreme_ones(scored: list[int], count: int, expected: list[int]) -> None:
-    rewards = torch.tensor([0.0, -2.0, -1.0, 1.0, 0.0, 2.0]).masked_fill(~torch.tensor(scored).bool(), NAN)
-    assert extreme_rows(rewards, 6, count).int().tolist() == expected

@@ -108,14 +108,12 @@ def test_truncated_importance_weights_scale_the_loss_by_hand() -> None:
     own = batch(sampled, torch.ones(2, 2, dtype=torch.bool), total, replayed_log_probs=replayed)
     policy_loss = PolicyLoss(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [own])
     new = replayed.clone().requires_grad_()
-    penalty = torch.ones(2, 2, requires_grad=True)
-    chunk = ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None, penalties=[lambda: penalty])
+    chunk = ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None)
     loss, *_ = policy_loss(chunk, own, own.rows)
     loss.backward()
     weights = torch.tensor([[0.6065307, 2.0], [1.0, 2.0]])  # exp(-0.5), e cut to 2, 1, e^2 cut to 2
     assert new.grad is not None
     torch.testing.assert_close(new.grad, -weights * total[:, None] / 4)
-    torch.testing.assert_close(penalty.grad, torch.full((2, 2), 0.25))  # It is no matter of who sampled.
 
 
 def test_a_correction_without_a_replay_is_refused() -> None:

@@ -89,11 +89,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"model": {"path": "saved/model", "compile": True, "base_weights": "8bit"}},
         r"model\.compile is true, and model\.base_weights is 8bit: .* Set model\.base_weights to full",
     ),
-    (
-        "glm_image",
-        {"grpo": {"train_samples": 6, "group_size": 8}, "modules": {"ar": {"group_size": 4}}},
-        r"ar has train_samples 6, more than its group_size, 4\. Lower grpo\.train_samples",
-    ),
     ("glm_image", {"policy": {"train": "dit", "stages": "joint"}}, r"policy\.stages is joint, .* but only dit is"),
     ("glm_image", {"modules": {"foo": {}}}, r"modules names 'foo'\. The family glm_image has the modules: ar, d"),
     ("sd3", {"modules": {"ar": {}}}, r"modules names 'ar'\. The family sd3 has the modules: dit"),

@@ -26,23 +26,21 @@ VL: Mapping[str, Any] = {
     "kinds": ["tokens"],
     "data": {"task": "segmentation"},
     "model": {"options": {"max_tokens": TOKENS}},
-    "grpo": {"anchor_weight": 0.3},
 }
 MATCHING: Mapping[str, Any] = {
     "policy": {
-        "flow": {"likelihood": "matching", "window_steps": 2}
-        | dict.fromkeys(("share_draws", "stratified", "adaptive"), True),
+        "flow": {"likelihood": "matching", "window_steps": 2},
         "share_start_noise": False,
     },
-    "grpo": {"target_kl": 1e-5, "anchor_weight": 0.5},
+    "grpo": {"target_kl": 1e-5},
 }
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ar": ("pipeline_folder", {"policy": {"train": "ar"}}),
     "dit": ("pipeline_folder", {"policy": {"train": "dit"}}),
     "alternating": ("pipeline_folder", {}),
-    "joint": ("pipeline_folder", {"policy": {"stages": "joint"}, "modules": {"ar": {"anchor_weight": 0.3}}}),
+    "joint": ("pipeline_folder", {"policy": {"stages": "joint"}}),
     "checkpointed": ("pipeline_folder", {"policy": {"stages": "joint", "gradient_checkpointing": True}}),
-    "sd3": ("sd3_folder", {**FLOW, "grpo": {"train_samples": 2}}),
+    "sd3": ("sd3_folder", FLOW),
     "matching": ("sd3_folder", {**FLOW, **MATCHING}),
     "qwen_image": ("qwen_image_folder", FLOW),
     "flux": ("flux_folder", FLOW),

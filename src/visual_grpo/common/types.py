@@ -189,7 +189,7 @@ class TrainBatch(Generic[T]):
     rollout: Rollout[T]
     scores: Scores
     rows: Tensor
-    """[b] int64, rows of the rollout: the scored ones of its informative groups, or some (``grpo.train_samples``)."""
+    """[b] int64, rows of the rollout: the scored ones of its informative groups."""
     advantages: Tensor
     """[B] float32, of all rows of the rollout."""
     replayed_log_probs: Tensor | None = None
@@ -241,11 +241,6 @@ class ReplayChunk:
     divergence: Callable[[], Tensor] | None = None
     """Computes the exact KL to the policy that sampled, [b, s] float32 >= 0 in nats per latent element; None for
     tokens."""
-    anchor: Callable[[], Tensor] | None = None
-    """Computes the loss on samples that the base model draws of the rows' prompts, [b, 1] float32 >= 0 with gradient;
-    None if the policy draws none, and then ``anchor_weight`` must be 0."""
-    penalties: Sequence[Callable[[], Tensor]] = ()
-    """Each computes a part [b, s] float32 >= 0 of each step's loss, with gradient."""
 
 
 class Share(NamedTuple):

@@ -85,22 +85,6 @@ class FlowConfig(Strict):
         default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
     )
     draws: int = Field(default=1, ge=1, description="matching: draws of noise at each of the window's noise levels")
-    share_draws: bool = Field(default=False, description="matching: all samples of a prompt share their draws of noise")
-    stratified: bool = Field(
-        default=False,
-        description="matching: in place of the window's noise levels, as many are drawn for every rollout, one from"
-        " each of equal parts of the schedule",
-    )
-    adaptive: bool = Field(
-        default=False,
-        description="matching: weight of each draw by its noise level, relative to the size of its error",
-    )
-    norm_penalty: float = Field(
-        default=0.0,
-        ge=0,
-        description="matching: weight of the share by which the velocity's norm exceeds that of the model without"
-        " adapter (arXiv 2606.27771)",
-    )
 
     def stochastic_steps(self, steps: int) -> int:
         """Length of the window among ``steps`` denoising steps."""
@@ -118,17 +102,11 @@ class FlowConfig(Strict):
 
     @model_validator(mode="after")
     def _settings_are_of_the_likelihood(self) -> Self:
-        others = (
-            ("draws", "share_draws", "stratified", "adaptive", "norm_penalty")
-            if self.likelihood == "sde"
-            else ("sampler", "noise")
-        )
+        others = ("draws",) if self.likelihood == "sde" else ("sampler", "noise")
         defaults = {name: type(self).model_fields[name].default for name in others}
         if changed := [name for name in others if getattr(self, name) != defaults[name]]:
             back = ", ".join(f"{name}={defaults[name]}" for name in changed)
             raise ValueError(f"likelihood is {self.likelihood}, which has no {', '.join(changed)}: set {back}")
-        if self.stratified and self.window_start != 0:
-            raise ValueError("stratified draws levels from the whole schedule, so no window starts: set window_start=0")
         return self
 
 

@@ -21,11 +21,6 @@ class GRPOConfig(Strict):
     )
     prompts_per_step: int = Field(ge=1, description="prompts of a step, a group of samples each")
     group_size: int = Field(ge=2, description="samples of each prompt")
-    train_samples: int | None = Field(
-        default=None,
-        ge=2,
-        description="samples of each prompt that are trained, those of the highest and the lowest rewards; null = all",
-    )
     rollout_prompts: int | None = Field(
         default=None,
         ge=1,
@@ -79,12 +74,6 @@ class GRPOConfig(Strict):
         description="weight of the KL to the model without adapter: k3, nats a token; of a flow module the exact one,"
         " nats a latent element",
     )
-    anchor_weight: float = Field(
-        default=0.0,
-        ge=0,
-        description="weight of the loss on samples that the base model draws of the step's prompts (after DDRL, arXiv"
-        " 2512.04332): squared difference of velocities, or negative log-likelihood, nats a token; 0 = none",
-    )
     advantage_scale: Literal["group", "batch", "batch_centred", "none"] | None = Field(
         default=None,
         description="standard deviation that divides advantages: group: of the group's rewards; batch: of all rewards"
@@ -130,11 +119,6 @@ class GRPOConfig(Strict):
                 f"divergence_limit is for the loss dppo, not for {self.loss}: leave it out, or set loss=dppo"
             )
         return self
-
-    @property
-    def trained_rows(self) -> int:
-        """Samples that the updates of a step replay."""
-        return self.prompts_per_step * (self.train_samples or self.group_size)
 
     def replays(self, dtype: str) -> bool:
         """Returns whether the ratio's denominator is the replay's log-probs, for weights of ``dtype``."""
@@ -182,8 +166,6 @@ class ModuleConfig(Strict):
     clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
     clip_high: float | None = Field(None, gt=0, description="as grpo.clip_high")
     kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")
-    anchor_weight: float | None = Field(None, ge=0, description="as grpo.anchor_weight")
-    train_samples: int | None = Field(None, ge=2, description="as grpo.train_samples")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
     rewards: dict[str, float] = Field(

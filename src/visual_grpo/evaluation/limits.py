@@ -39,8 +39,7 @@ def limit_notes(history: pd.DataFrame, parameters: Mapping[str, Any], modules: S
 
 
 def _settings_of(module: str, parameters: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    # Trainings of older versions have neither setting.
-    shared = {"target_kl": None, "anchor_weight": 0.0} | parameters["grpo"]
+    shared = {"target_kl": None} | parameters["grpo"]  # Trainings of older versions have none.
     own = ModuleConfig.model_construct(**parameters.get("modules", {}).get(module) or {}).grpo()
     sections = (("grpo", shared), (f"modules.{module}", own))
     return {name: (f"{section}.{name}", value) for section, values in sections for name, value in values.items()}
@@ -61,8 +60,7 @@ def _eval_falls(history: pd.DataFrame, settings: Settings) -> str | None:
     return (
         f"the eval prompts fell from {scores[best]:.3g} at step {steps[best]:.0f} to {scores[-1]:.3g}, while the reward"
         " of the training samples rose, so it learned what does not carry over: let sampling.rollout agree with"
-        f" sampling.eval, or stay nearer to the base model ({_named(settings, 'kl_weight')},"
-        f" {_named(settings, 'anchor_weight')})"
+        f" sampling.eval, or stay nearer to the base model ({_named(settings, 'kl_weight')})"
     )
 
 

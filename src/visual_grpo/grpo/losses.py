@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,8 +25,6 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import ReplayChunk, Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
-
-T = TypeVar("T")
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
 
@@ -97,20 +95,6 @@ def gdpo_rewards(
 def zero_variance_groups(rewards: Tensor, group_size: int) -> Tensor:
     """[N] bool: True for groups whose scored rewards do not differ and so teach nothing."""
     return _constant(_as_groups(rewards, group_size))
-
-
-def extreme_rows(rewards: Tensor, group_size: int, count: int) -> Tensor:
-    """[B] bool: True for at most ``count`` scored rows of each group, those of the lowest rewards and, as many or one
-    more, of the highest.
-
-    The subset of the largest variance has only such rows (PODS, arXiv 2504.13818), though not always half of each.
-    """
-    groups = _as_groups(rewards, group_size)
-    unscored = groups.isnan()
-    lowest = groups.masked_fill(unscored, torch.inf).argsort(dim=1, stable=True)[:, : count // 2]
-    highest = groups.masked_fill(unscored, -torch.inf).argsort(dim=1, stable=True)[:, group_size - (count + 1) // 2 :]
-    chosen = torch.zeros_like(unscored).scatter(1, torch.cat([lowest, highest], 1), True)
-    return (chosen & ~unscored).view(-1)
 
 
 def used_rewards(rewards: Mapping[str, Tensor], weights: Mapping[str, float]) -> tuple[list[str], Tensor]:
@@ -250,7 +234,7 @@ class PolicyLoss:
     """The configured loss of one optimizer update on ``batches``, normalised by the counts of all of them."""
 
     def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]], *, reward_only: bool = False) -> None:
-        """``reward_only`` leaves out what no reward decides: the KL, the anchor and the policy's own penalties."""
+        """``reward_only`` leaves out the KL, which no reward decides."""
         self.config, self.kind, self.reward_only = config, LOSSES[config.loss], reward_only
         self.clip_low = config.clip_low if config.clip_low is not None else self.kind.clip_low
         self.clip_high = config.clip_high if config.clip_high is not None else self.kind.clip_high
@@ -290,13 +274,10 @@ class PolicyLoss:
             limit = self.config.divergence_limit or self.kind.divergence_limit
             loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
         if self.config.kl_weight and not self.reward_only:
-            kl = _given(chunk.kl, "kl_weight", self.config.kl_weight, "KL to its reference", "kl_reference")
-            loss = loss + self.config.kl_weight * kl
+            loss = loss + self.config.kl_weight * self._kl(chunk)
         if self.config.sampler_correction is not None:
             sampled = batch.rollout.log_probs[rows][:, chunk.steps]
             loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
-        penalties = [] if self.reward_only else self._penalties(chunk)
-        loss = sum(penalties, loss)
         weights = step_weights(mask, self.kind.aggregation, **self.counts)[:, chunk.steps]
         # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
         total = torch.where(counted, weights * loss, 0.0).sum()
@@ -311,24 +292,12 @@ class PolicyLoss:
             }
             if chunk.kl is not None:
                 metrics["kl"] = torch.where(counted, chunk.kl, 0.0)
-            if penalties:
-                metrics["penalty"] = torch.where(counted, sum(penalties), 0.0)
         return total, metrics, counted
 
-    def _penalties(self, chunk: ReplayChunk) -> list[Tensor]:
-        """The weighted parts of the loss that no reward decides, each [b, s] or [b, 1]."""
-        found = [compute() for compute in chunk.penalties]
-        if weight := self.config.anchor_weight:
-            anchor = _given(chunk.anchor, "anchor_weight", weight, "anchor to the base model", "anchor")
-            found.append(weight * anchor())
-        return found
-
-
-def _given(part: T | None, setting: str, weight: float, name: str, option: str) -> T:
-    """Raises UserError where the replay leaves out a part that has a weight."""
-    if part is None:
-        raise UserError(
-            f"{setting} is {weight:g}, but the policy's replay gives no {name}. Make the policy with it, as"
-            f" load_policy(..., {option}=True) does, or set {setting} to 0."
-        )
-    return part
+    def _kl(self, chunk: ReplayChunk) -> Tensor:
+        if chunk.kl is None:
+            raise UserError(
+                f"kl_weight is {self.config.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
+                " the policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
+            )
+        return chunk.kl

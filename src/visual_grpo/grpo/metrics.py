@@ -200,9 +200,8 @@ def _update_metrics(updates: list[UpdateMetrics]) -> dict[str, float]:
     first = updates[0].means()
     if SAMPLER_GAP in first:
         values[f"{SAMPLER_GAP}/mean"], values[f"{SAMPLER_GAP}/max"] = first[SAMPLER_GAP], updates[0].max_sampler_gap
-    for name in ("kl", "penalty"):
-        if name in last:  # A KL that was not measured is no KL of 0.
-            values[name] = last[name]
+    if "kl" in last:  # A KL that was not measured is no KL of 0.
+        values["kl"] = last["kl"]
     for number, stats in enumerate(updates, 1):
         means = stats.means()
         values[f"update_{number}/ratio"] = means["ratio"]

@@ -18,7 +18,7 @@ from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scor
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, extreme_rows, group_advantages, k3
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, group_advantages, k3
 from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
@@ -89,15 +89,14 @@ class GRPOTrainer(Generic[T]):
         return self.update(self.build_batches(scored), scored, clock)
 
     def build_batches(self, scored: Sequence[ScoredRollout[T]]) -> list[TrainBatch[T]]:
-        """Returns the rows to train on, each with its advantage over the mean of its prompt's trained samples."""
+        """Returns the rows to train on, each with its advantage over the mean of its prompt's scored samples."""
         config, size = self.config, self.config.group_size
         scored = [part for part in scored if len(part.groups)]
         rows = [(part.groups[:, None] * size + torch.arange(size)).reshape(-1) for part in scored]
         rewards = torch.cat([combined_rewards(part.scores, config)[r] for part, r in zip(scored, rows, strict=True)])
-        trained = extreme_rows(rewards, size, config.train_samples or size)
         usual = LOSSES[config.loss].advantage_scale if config.combine == "sum" else "batch_centred"
         advantages = group_advantages(
-            rewards.masked_fill(~trained, torch.nan),
+            rewards,
             size,
             scale=config.advantage_scale or usual,
             epsilon=config.advantage_epsilon,
@@ -105,12 +104,12 @@ class GRPOTrainer(Generic[T]):
         )
         batches = []
         lengths = [len(chosen) for chosen in rows]
-        parts = zip(scored, rows, advantages.split(lengths), trained.split(lengths), strict=True)
-        for (rollout, rollout_scores, _), chosen, row_advantages, is_trained in parts:
+        parts = zip(scored, rows, rewards.split(lengths), advantages.split(lengths), strict=True)
+        for (rollout, rollout_scores, _), chosen, row_rewards, row_advantages in parts:
             batch = TrainBatch(
                 rollout=rollout,
                 scores=rollout_scores,
-                rows=chosen[is_trained],
+                rows=chosen[~row_rewards.isnan()],
                 advantages=torch.zeros(len(rollout_scores.total)).index_put((chosen,), row_advantages),
                 replayed_log_probs=rollout.log_probs.clone() if config.replays(self.dtype) else None,
             )

@@ -143,20 +143,19 @@ class Model:
         rollout: SamplerConfig,
         evaluation: SamplerConfig,
         kl_reference: bool = False,
-        anchor: bool = False,
     ) -> AdapterPolicy[Any]:
         """Returns the policy of a module that has an adapter.
 
         ``rollout`` is for its training samples; ``evaluation`` for what an earlier, fixed module makes for it
         (GLM-Image's tokens for its decoder).
         """
-        adapter, base = self.adapters[module], {"kl_reference": kl_reference, "anchor": anchor}
+        adapter = self.adapters[module]
         if self.modules[module].kind == "tokens":
-            return TokenPolicy(self.part(module, rollout), adapter, rollout, self.config, **base)
+            return TokenPolicy(self.part(module, rollout), adapter, rollout, self.config, kl_reference=kl_reference)
         model = self.part(module, evaluation)
         if getattr(model, "distilled", False) and ranks.rank() == 0:
             console.note(DISTILLED)
-        return FlowPolicy(model, adapter, rollout, self.config, **base)
+        return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference)
 
     def joint_policy(self, outer: Any, inner: Any) -> Any:
         """Returns the policy of two modules that one rollout trains; it has ``joint_rollout``."""

@@ -55,10 +55,8 @@ SEED_RANGE = 2**62
 
 START_NOISE = 0x5851F42D
 STEP_NOISE = 0x2545F491
-ANCHOR_NOISE = 0x14057B7E
-"""XORed into a seed, so that tokens (the seed itself), start noise, the noise of stochastic denoising steps and that of
-the anchor's samples are independent; in a joint rollout the anchors of both modules share it. Below 2^32, since torch's
-CPU generator reads no higher bit of its seed.
+"""XORed into a seed, so that tokens (the seed itself), start noise and the noise of stochastic denoising steps are
+independent. Below 2^32, since torch's CPU generator reads no higher bit of its seed.
 """
 
 

@@ -174,13 +174,6 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
     joint, kinds = policy.stages == "joint", family.kinds()
     if joint:
         yield from _joint_problems(config, modules)
-    for name in modules:
-        own = config.grpo_of(name)
-        if (own.train_samples or 0) > own.group_size:
-            yield (
-                f"{name} has train_samples {own.train_samples}, more than its group_size, {own.group_size}. Lower"
-                " grpo.train_samples, or draw more samples of each prompt."
-            )
     tokens = [name for name in modules if family.modules[name].kind == "tokens"]
     if grpo.loss == "dppo" and tokens:
         yield (

@@ -105,7 +105,6 @@ def build_trainer(
                 rollout=spec.rollout,
                 evaluation=config.sampling.eval,
                 kl_reference=grpo.kl_weight > 0,
-                anchor=grpo.anchor_weight > 0,
             ),
             scorer.weighted(config.weights([module])),
             grpo,
@@ -188,7 +187,6 @@ def load_policy(
     policy: PolicyConfig | None = None,
     rollout: SamplerConfig | None = None,
     kl_reference: bool = False,
-    anchor: bool = False,
     family: str = "auto",
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
@@ -203,7 +201,6 @@ def load_policy(
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
         rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
-        anchor: needed where ``GRPOConfig.anchor_weight`` is above 0.
     """
     model_family = find_family(family, model)
     name = module or next(iter(model_family.modules))
@@ -226,7 +223,6 @@ def load_policy(
         rollout=rollout or _sampler(model_family, ROLLOUT),
         evaluation=_sampler(model_family, EVAL_SAMPLER),
         kl_reference=kl_reference,
-        anchor=anchor,
     )
 
 

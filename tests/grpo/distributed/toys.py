@@ -47,7 +47,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"advantage_scale": "batch", "combine": "gdpo"},
     {"old_log_probs": "replay", "micro_batch_size": 5},
     {"target_kl": 0.002, "micro_batch_size": 4},
-    {"train_samples": 4, "prompts_per_step": 5, "rollout_prompts": 3},
 ]
 
 

@@ -39,8 +39,6 @@ class DenoisedPath:
     """[B, W, C, h, w] float32 of the transitions that they were sampled from."""
     stds: list[float]
     """[W] standard deviations of those."""
-    weights: Tensor | None = None
-    """[B, W] float32 of their log-probabilities; None = 1."""
     stats: Mapping[str, float] = field(default_factory=dict)
     """Measurements for the metrics of a step."""
 
@@ -61,12 +59,6 @@ class Denoiser(Generic[C]):
         schedule = self.model.schedule(steps)
         with on_device(self.model.transformer), fast_lora(self.model.transformer):
             return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
-
-    @torch.no_grad()
-    def velocity(self, state: Tensor, conditions: C, entries: Tensor, timestep: float) -> Tensor:
-        """[B, C, h, w] -> the same, a batch at a time."""
-        with on_device(self.model.transformer):
-            return self._batched(state, entries, lambda part, own: self.model.velocity(conditions, own)(part, timestep))
 
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Sample]:

@@ -3,11 +3,10 @@
 The ODE generates a sample x0. Noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
 is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2), where v is the model's velocity of x:
 ``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise, so ratio, KL
-and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one. ``adaptive``
-weights the log-probability, and so the ratio, of each decision.
+and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one.
 
-Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; the penalty
-on the velocity's norm, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
+Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; what the
+velocity's norm tells, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ class MatchingDenoiser(Denoiser[C]):
 
     def window(self, steps: int, generator: torch.Generator) -> Sequence[int]:
         """Returns the step whose level each of the K noises has."""
-        if self.flow.stratified:
-            return stratified(steps, self.flow.stochastic_steps(steps) * self.flow.draws, generator)
         return [step for step in super().window(steps, generator) for _ in range(self.flow.draws)]
 
     @torch.no_grad()
@@ -68,14 +65,12 @@ class MatchingDenoiser(Denoiser[C]):
                 for column, step in enumerate(window)
             ]
         velocities = torch.stack([velocity for velocity, _ in found], 1)
-        sizes = (velocities - targets).abs().flatten(2).mean(2) if self.flow.adaptive else None
         return DenoisedPath(
             latents=clean,
             states=states,
             next_states=targets,
             means=velocities,
             stds=[std for _, std in found],
-            weights=None if sizes is None else torch.tensor(levels, device=sizes.device) / sizes,
             stats={"velocity_norm": float((_norms(velocities) / _norms(targets)).mean())},
         )
 
@@ -86,23 +81,11 @@ class MatchingDenoiser(Denoiser[C]):
         return self.model.velocity(conditions, entries)(state, schedule.timesteps[step]), STD
 
 
-def stratified(steps: int, count: int, generator: torch.Generator) -> list[int]:
-    """Draws ``count`` of ``steps`` denoising steps, one from each of so many equal parts."""
-    places = (torch.arange(count) + torch.rand(count, generator=generator)) * steps / count
-    drawn: list[int] = places.long().clamp(max=steps - 1).tolist()  # The last place can be rounded up to ``steps``.
-    return drawn
-
-
 def noised(clean: Tensor, seeds: Sequence[int], levels: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Returns x and u of b samples [b, C, h, w] at K noise levels, both [b, K, C, h, w]; ``seeds``: [b]."""
     noise = noises(seeds, len(levels), clean.shape[1:]).to(clean.device)
     level = torch.tensor(levels, device=clean.device).view(1, -1, *[1] * (clean.ndim - 1))
     return (1 - level) * clean[:, None] + level * noise, noise - clean[:, None]
-
-
-def norm_penalty(velocity: Tensor, reference: Tensor, weight: float) -> Tensor:
-    """[b, 1] on the CPU: the weighted share by which |v| exceeds that without the adapter; both are [b, C, h, w]."""
-    return weight * (_norms(velocity[:, None]) / _norms(reference[:, None]) - 1).clamp(min=0).cpu()
 
 
 def _norms(velocities: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ C x h x w latents of one image.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -19,8 +19,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow.anchor import Anchor, anchor_loss, draw_anchor
-from visual_grpo.models.flow.forward_process import denoiser_of, norm_penalty
+from visual_grpo.models.flow.forward_process import denoiser_of
 from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import log_prob, moved_by, transition_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
@@ -49,11 +48,8 @@ class FlowTrajectory(Generic[C]):
     shared_prefix: int
     """Number of neighbouring rows that are identical until ``first_stochastic_step`` adds noise."""
     first_stochastic_step: int
-    weights: Tensor | None = None
-    """[B, S] of the log-probabilities; None = 1."""
     reference_means: Tensor | None = None
     """[B, S, C, h, w] without the adapter; None without a KL penalty."""
-    anchor: Anchor | None = None
 
 
 class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
@@ -67,13 +63,10 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         config: PolicyConfig,
         *,
         kl_reference: bool = False,
-        anchor: bool = False,
     ) -> None:
-        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty, and
-        ``anchor`` pictures of the base model, for one to stay near them."""
+        """``sampler`` is for training samples; ``kl_reference`` stores the reference's means, for a KL penalty."""
         super().__init__(adapter)
-        self.model, self.config, self.anchored = model, config, anchor
-        self.kl_reference = kl_reference or config.flow.norm_penalty > 0
+        self.model, self.config, self.kl_reference = model, config, kl_reference
         self.steps, self.guidance_scale = sampler.denoising()
         self.denoiser = denoiser_of(model, config)
         if config.gradient_checkpointing:
@@ -112,8 +105,6 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         starts = step_seeds
         if self.config.share_start_noise:
             starts = [seed for seed in noise_seeds for _ in range(group_size)]
-        if self.config.flow.share_draws:
-            step_seeds = [seed for seed in step_seeds[::group_size] for _ in range(group_size)]
         entries = torch.arange(count).repeat_interleave(group_size)
         path = self.denoiser.sample_path(
             conditions, entries, starts, step_seeds, steps=self.steps, window=window, shared_prefix=shared_prefix
@@ -127,24 +118,17 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             states=path.states[:, columns],
             next_states=path.next_states[:, columns],
             means=path.means[:, columns],
-            weights=None if path.weights is None else path.weights[:, columns],
             shared_prefix=shared_prefix,
             first_stochastic_step=window[0],
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
-        if self.anchored:
-            anchor = draw_anchor(
-                self.denoiser, self.adapter, conditions, noise_seeds, self.steps, len(columns), generator
-            )
-            trajectory = replace(trajectory, anchor=anchor)
         found = [log_prob(path.next_states[:, c], path.means[:, c], path.stds[c]) for c in columns]
-        log_probs = torch.stack(found, 1)
         return Rollout(
             prompts=repeated(prompts, group_size),
             samples=self.denoiser.pixels(path.latents),
             trajectory=trajectory,
-            log_probs=(log_probs if trajectory.weights is None else log_probs * trajectory.weights).cpu(),
+            log_probs=torch.stack(found, 1).cpu(),
             mask=torch.ones(len(entries), len(columns), dtype=torch.bool),
             stats={"seconds/decode": time.perf_counter() - started, **path.stats},
         )
@@ -155,25 +139,15 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
             for column in range(len(trajectory.steps)):
                 mean, std = self._step(trajectory, column, rows)
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
-                if trajectory.weights is not None:
-                    log_probs = log_probs * trajectory.weights[rows, column]
-                kl, anchor, penalties = None, None, list[Callable[[], Tensor]]()
+                kl = None
                 if trajectory.reference_means is not None:
-                    reference_mean = trajectory.reference_means[rows, column]
-                    kl = transition_kl(mean, reference_mean, std)[:, None].cpu()
-                    if weight := self.config.flow.norm_penalty:
-                        penalties.append(partial(norm_penalty, mean, reference_mean, weight))
-                if trajectory.anchor is not None:
-                    given = column, trajectory.conditions, trajectory.entries[rows]
-                    anchor = partial(anchor_loss, self.model, trajectory.anchor, *given)
+                    kl = transition_kl(mean, trajectory.reference_means[rows, column], std)[:, None].cpu()
                 moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
                 yield ReplayChunk(
                     steps=slice(column, column + 1),
                     log_probs=log_probs[:, None].cpu(),
                     kl=kl,
                     divergence=moved,
-                    anchor=anchor,
-                    penalties=penalties,
                 )
 
     @torch.no_grad()

@@ -32,8 +32,6 @@ class TokenTrajectory(Generic[E]):
     """[B, T] bool on the CPU: up to and including the first end token."""
     reference_log_probs: Tensor | None = None
     """[B, T] float32 under the adapter-disabled model; None without a KL penalty."""
-    anchor: TokenTrajectory[E] | None = None
-    """The same of one row that the adapter-disabled model sampled for each prompt of the rollout; None without one."""
 
 
 class TokenModel(Protocol[E]):

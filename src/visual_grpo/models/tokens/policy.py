@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.offload import on_device
-from visual_grpo.models.rows import ANCHOR_NOISE, random_seeds, repeated
+from visual_grpo.models.rows import random_seeds, repeated
 from visual_grpo.models.tokens.generation import SampledTokens, sample_tokens
 from visual_grpo.models.tokens.interface import TokenModel, TokenTrajectory
 from visual_grpo.models.tokens.probabilities import chosen_log_probs, expected_gap
@@ -52,13 +51,10 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         config: PolicyConfig,
         *,
         kl_reference: bool = False,
-        anchor: bool = False,
     ) -> None:
-        """``sampler`` (without top-p or top-k) is for training samples; ``kl_reference`` stores log-probs for a KL, and
-        ``anchor`` the base model's tokens, to stay near them."""
+        """``sampler`` (without top-p or top-k) is for training samples; ``kl_reference`` stores log-probs for a KL."""
         super().__init__(adapter)
-        self.model, self.sampler, self.config = model, sampler, config
-        self.kl_reference, self.anchored = kl_reference, anchor
+        self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
         self.temperature = model.sampler(sampler).temperature
 
     @torch.no_grad()
@@ -77,22 +73,16 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
     def sample(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
     ) -> SampledGroups[E]:
-        """Samples the tokens of a rollout, with what a KL penalty and an anchor need of the base model."""
+        """Samples the tokens of a rollout, with the reference's log-probs if there is a KL penalty."""
         records = repeated(prompts, group_size)
         seeds = random_seeds(len(records), generator, share)
         decode_seeds = seeds
         if self.config.share_start_noise:
             decode_seeds = [seeds[row - row % group_size] for row in range(len(records))]
         sampled = sample_with_adapter(self.model, records, seeds, self.sampler, self.config)
-        trajectory = sampled.trajectory
         if self.kl_reference:
-            trajectory = replace(trajectory, reference_log_probs=self.reference_log_probs(trajectory))
-        if self.anchored:
-            own = [seed ^ ANCHOR_NOISE for seed in seeds[::group_size]]
-            with self.adapter.disabled():
-                base = sample_with_adapter(self.model, prompts, own, self.sampler, self.config)
-            trajectory = replace(trajectory, anchor=base.trajectory)
-        sampled = replace(sampled, trajectory=trajectory)
+            reference = self.reference_log_probs(sampled.trajectory)
+            sampled = replace(sampled, trajectory=replace(sampled.trajectory, reference_log_probs=reference))
         return SampledGroups(records=records, decode_seeds=decode_seeds, sampled=sampled)
 
     def as_rollout(
@@ -102,7 +92,6 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         sampled = groups.sampled
         trajectory = sampled.trajectory
         counted = float(trajectory.mask.sum())
-        drawn = counted + (0.0 if trajectory.anchor is None else float(trajectory.anchor.mask.sum()))
         return Rollout(
             prompts=groups.records,
             samples=samples,
@@ -112,7 +101,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
             stats={
                 "entropy": float(sampled.entropy[trajectory.mask].mean()),
                 "tokens_per_sample": counted / len(groups.records),
-                "speed/tokens_per_second": drawn / stats["seconds/tokens"],
+                "speed/tokens_per_second": counted / stats["seconds/tokens"],
                 **stats,
             },
             rounding=self._rounding(sampled),
@@ -122,13 +111,10 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         """Yields one chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
         with on_device(self.model.network):  # Also while the caller goes backward.
             log_probs = self._log_probs(trajectory, rows)
-            kl, anchor = None, None
+            kl = None
             if trajectory.reference_log_probs is not None:
                 kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
-            if trajectory.anchor is not None:
-                group_size = len(trajectory.tokens) // len(trajectory.anchor.tokens)
-                anchor = partial(self._anchor_loss, trajectory.anchor, rows // group_size)
-            yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl, anchor=anchor)
+            yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
 
     @torch.no_grad()
     def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
@@ -136,16 +122,6 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         with on_device(self.model.network), self.adapter.disabled():
             batches = torch.arange(len(trajectory.tokens)).split(self.config.rollout_batch)
             return torch.cat([self._log_probs(trajectory, rows) for rows in batches])
-
-    def _anchor_loss(self, anchor: TokenTrajectory[E], prompts: Tensor) -> Tensor:
-        """Returns the mean negative log-likelihood of the base model's tokens, [b, 1] with gradient.
-
-        ``prompts``: [b] int64, the rows' prompts, each of which is computed once.
-        """
-        own, row = prompts.unique(return_inverse=True)
-        mask = anchor.mask[own]
-        total = torch.where(mask, self._log_probs(anchor, own), 0.0).sum(1)
-        return -(total / mask.sum(1))[row, None]
 
     def _rounding(self, sampled: SampledTokens[E]) -> float:
         if sampled.deviation is None:

@@ -190,7 +190,7 @@ class DryRunner:
             stack.enter_context(phases_of(meter, self.trainer))
             for module, own in self.trainer.modules.items():
                 grpo = self.config.grpo_of(module)
-                rows = grpo.trained_rows
+                rows = grpo.prompts_per_step * grpo.group_size
                 micro_batches = -(-rows // (grpo.micro_batch_size or rows))
                 stack.enter_context(fewer_micro_batches(meter, own.policy, micro_batches))
             next(iter(self.trainer.fit(records)))

@@ -162,7 +162,7 @@ def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[s
     phases = {"policy.rollout_batch": ["tokens"], "policy.denoise_batch": ["denoising"]}
     for module in plan.modules:
         grpo = plan.config.grpo_of(module)
-        rows[module] = grpo.trained_rows
+        rows[module] = grpo.prompts_per_step * grpo.group_size
         name = f"modules.{module}.micro_batch_size" if len(plan.modules) > 1 else "grpo.micro_batch_size"
         values[name] = grpo.micro_batch_size or rows[module]
         phases[name] = [f"{module}: replay and gradient"]
