@@ -138,12 +138,7 @@ def _frames(file: Path) -> list[Tensor | Image.Image]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("answers", "pairs", "blind"))
-    parser.add_argument("output", type=Path, help="the run's folder of outputs")
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--answers", help="to a question about each pair of blind: A, B or =")
-    asked = parser.parse_args()
+    asked = _arguments()
     if asked.answers:
         print(preferred(asked.output, asked.answers))
         return
@@ -157,6 +152,15 @@ def main() -> None:
         return
     playing: dict[str, Any] = {"duration": MILLISECONDS, "loop": 0} if others else {}
     first.save(asked.file, quality=80, method=6, save_all=bool(others), append_images=others, **playing)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("answers", "pairs", "blind"))
+    parser.add_argument("output", type=Path, help="the run's folder of outputs")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--answers", help="to a question about each pair of blind: A, B or =")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
