@@ -96,8 +96,8 @@ def picture(text: str) -> Image.Image:
 class Worker:
     """Loads the model beside the server, so that /health answers meanwhile."""
 
-    def __init__(self, name: str, load: Callable[[], Score], weights: str) -> None:
-        self.name, self.load, self.weights = name, load, weights
+    def __init__(self, name: str, load: Callable[[], Score], hint: str) -> None:
+        self.name, self.load, self.hint = name, load, hint
         self.score: Score | None = None
         self.one_at_a_time = threading.Lock()
 
@@ -126,7 +126,7 @@ class Worker:
             first = (str(error).strip().splitlines() or [""])[0][:300]
             # After the traceback, where it is seen.
             sys.stderr.write(f"\nError: {self.name} could not be loaded: {type(error).__name__}: {first}\n")
-            sys.stderr.write(f"{self.weights}\n" if self.weights else "")
+            sys.stderr.write(f"{self.hint}\n" if self.hint else "")
             sys.stderr.flush()
             os._exit(1)  # A worker without weights would say "loading" for ever.
         say(f"{self.name}: ready")
@@ -181,13 +181,13 @@ def application(worker: Worker, key: str | None) -> FastAPI:
     return app
 
 
-def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
+def serve(name: str, load: Callable[[], Score], hint: str = "") -> None:
     """Serves until Ctrl-C.
 
     Args:
         name: name and version of the weights; clients check it.
         load: called once; returns the function that scores.
-        weights: where they come from and how to name others; shown if they cannot be loaded.
+        hint: where the weights come from and how to choose others; printed if loading fails.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
@@ -204,7 +204,7 @@ def serve(name: str, load: Callable[[], Score], weights: str = "") -> None:
             f"Error: cannot listen at {given.host}:{given.port}: {error}. Another worker may run there: stop it, or"
             " choose another port (make worker NAME=... PORT=8766; then set the reward's option url)"
         )
-    worker = Worker(name, load, weights)
+    worker = Worker(name, load, hint)
     say(f"{name}: http://{given.host}:{listener.getsockname()[1]}, loading")
     threading.Thread(target=start, args=(worker, given.until_eof), daemon=True).start()
     if given.until_eof:

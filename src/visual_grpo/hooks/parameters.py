@@ -126,27 +126,32 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
 
     Raises UserError where their record has what a stranger's may not (`tracking.trust`).
     """
-    if "adapters" not in pipeline.all_outputs():
-        latest = present.place("adapters")
-        tags = sorted(tag for tag in tags_of(pipeline) if tag.startswith(PARAMETERS_OF))
-        names: list[str] = [attrgetter(tag.removeprefix(PARAMETERS_OF))(present) for tag in tags]
-        named = next((name for name in names if name != NONE and (name != LATEST or latest.is_dir())), None)
-        if named is None:
-            return present
-        from visual_grpo.operations.reproduction.repeat import require_own  # It imports torch.
-        from visual_grpo.provenance import parameters_of_training, without_scoring
+    if "adapters" in pipeline.all_outputs():
+        return _for_training(present)
+    latest = present.place("adapters")
+    tags = sorted(tag for tag in tags_of(pipeline) if tag.startswith(PARAMETERS_OF))
+    names: list[str] = [attrgetter(tag.removeprefix(PARAMETERS_OF))(present) for tag in tags]
+    named = next((name for name in names if name != NONE and (name != LATEST or latest.is_dir())), None)
+    if named is None:
+        return present
+    from visual_grpo.operations.reproduction.repeat import require_own  # It imports torch.
+    from visual_grpo.provenance import parameters_of_training, without_scoring
 
-        folder = find_adapters(named, latest)
-        facts = read_facts(folder)
-        trained = facts.get("parameters", {})
-        require_version(folder, trained)
-        if "promotion_result" in pipeline.all_outputs():  # What is registered is this project's own from then on.
-            require_own(folder, facts, Path.cwd(), present)
-        tree = parameters_of_training(present.model_dump(mode="json"), trained, runtime)
-        if "unscored" in tags_of(pipeline):
-            tree = without_scoring(tree)
-        require_adapters(folder, tree, present, given=runtime)  # Before the world, which may be code.
-        return validate(with_world(tree))
+    folder = find_adapters(named, latest)
+    facts = read_facts(folder)
+    trained = facts.get("parameters", {})
+    require_version(folder, trained)
+    if "promotion_result" in pipeline.all_outputs():  # What is registered is this project's own from then on.
+        require_own(folder, facts, Path.cwd(), present)
+    tree = parameters_of_training(present.model_dump(mode="json"), trained, runtime)
+    if "unscored" in tags_of(pipeline):
+        tree = without_scoring(tree)
+    require_adapters(folder, tree, present, given=runtime)  # Before the world, which may be code.
+    return validate(with_world(tree))
+
+
+def _for_training(present: Parameters) -> Parameters:
+    """Refuses an adapter to judge beside the one that is trained, and replaces the champion by its version."""
     if present.adapter != LATEST:
         raise UserError(
             f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. Evaluate"

@@ -63,7 +63,7 @@ CHOICES = "01_raw/votes/choices.jsonl"
 """File in the folder ``output``, unless ``vote.choices`` names another."""
 _COLUMNS = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
 DRAW = "draw"
-DRAWN = "pairs.jsonl"
+PAIRS_FILE = "pairs.jsonl"
 """Beside the choices: the pairs that have been drawn, so that none is drawn twice."""
 
 
@@ -89,7 +89,7 @@ def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
     if parameters.vote.source == AB:
         _report_blind(ballot.standing(), folder)
     else:
-        _report_head(file)
+        _fit_head(file)
     standing = read_choices(file).standing
     write_csv(folder / "choices.csv", _table(standing))
     write_csv(folder / "scores.csv", family_scores(standing))
@@ -149,7 +149,7 @@ def _report_blind(choices: Sequence[Choice], folder: Path) -> None:
     )
 
 
-def _report_head(file: Path) -> None:
+def _fit_head(file: Path) -> None:
     """Fits a head, if there are enough choices, and says how to train with it."""
     decisive = decided(read_choices(file).standing)
     if decisive < LEAST:
@@ -213,7 +213,7 @@ def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
                         second=keep(pictures[row + 1], file),
                         sources=tuple(keep(read_image(path), file) for path in record.source_images),
                     )
-                    append_line(file.with_name(DRAWN), asdict(pair))
+                    append_line(file.with_name(PAIRS_FILE), asdict(pair))
                     drawn[pair.pair] = pair
                 bar.advance(len(batch) // 2)
     return [drawn[pair] for pair in asked]
@@ -239,7 +239,7 @@ def _asked(settings: VoteConfig, records: RecordTable, what: Mapping[str, Any]) 
 def _drawn_before(file: Path) -> dict[str, Pair]:
     """Reads the pairs whose pictures are still there, without damaged lines."""
     pairs: dict[str, Pair] = {}
-    listed = file.with_name(DRAWN)
+    listed = file.with_name(PAIRS_FILE)
     for line in listed.read_bytes().splitlines() if listed.is_file() else ():
         with suppress(ValueError, TypeError, KeyError):
             pair = Pair.of_line(json.loads(line))
