@@ -130,7 +130,11 @@ def tree(**changes: Any) -> dict[str, Any]:
 
 def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms() -> None:
     own = tree(
-        grpo={"loss": "dapo"}, seed=3, evaluation={"max_prompts": 7}, model={"device": "cuda", "dtype": "bfloat16"}
+        grpo={"loss": "dapo"},
+        seed=3,
+        evaluation={"max_prompts": 7},
+        model={"device": "cuda", "dtype": "bfloat16"},
+        data={"max_pixels": 10**12, "max_zip_ratio": 10**12},
     )
     present = tree(evaluation={"max_prompts": 9}, policy={"denoise_batch": 5}, adapter="a run")
     judged = parameters_of_training(present, own, {"sampling": {"eval": {"steps": 3}}})
@@ -139,6 +143,8 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
     assert judged["evaluation"]["max_prompts"] == 9
     assert judged["policy"]["denoise_batch"] == 5
     assert judged["adapter"] == "a run"
+    limits = {name: value for name, value in present["data"].items() if name.startswith("max_")}
+    assert judged["data"] == own["data"] | limits
     assert judged["sampling"]["eval"] == {**own["sampling"]["eval"], "steps": 3}
     removed = parameters(data={"path": "mine"}, reward="target", rewards={"edge_density": None}).public()
     assert list(validate(parameters_of_training(present, removed, {})).rewards) == ["ssim", "colour_entropy"]

@@ -111,6 +111,10 @@ def test_an_adapter_is_refused_on_other_files_than_it_was_trained_on(model: Path
     (model / LOADED[1]).write_text("edited")
     with pytest.raises(UserError, match="was trained on a base model with other files"):
         check_base(adapters, str(model))
+    facts = json.loads((adapters / "training.json").read_text())
+    (adapters / "training.json").write_text(json.dumps(facts | {"model": "models/sd3"}))
+    with pytest.raises(UserError, match=r"models/sd3, the folder of the base model of .*, is gone"):
+        check_base(adapters, "models/sd3")
 
 
 OUTPUT = "data"
