@@ -218,10 +218,10 @@ def test_the_checkpoints_of_a_run_are_known_by_what_they_reach(project: Project,
     tracker.own(PARAMETERS, parameters_digest(EVIL))
     tracker.end("FINISHED")
     later = merged(EVIL, {"resume": "auto", "grpo": {"steps": 99}})
-    require_checkpoint(tmp_path, "0" * 64, later, later, parameters())
+    require_checkpoint(tmp_path, "0" * 64, later, later, parameters(), {})
     edited = merged(EVIL, {"rewards": {"z": {"options": {"a": "b"}}}})
     with pytest.raises(UserError, match=rf"text: rewards\.z\.options\.a = 'b'(?s:.*)trust={'0' * 32}"):
-        require_checkpoint(tmp_path, "0" * 64, edited, edited, parameters())
+        require_checkpoint(tmp_path, "0" * 64, edited, edited, parameters(), {})
 
 
 def test_where_mlflow_is_away_the_refusal_says_so(folder: Path, tmp_path: Path) -> None:

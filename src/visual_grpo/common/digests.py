@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from visual_grpo.common.files import settled
+from visual_grpo.common.files import settled, walk
 
 _READERS = 4
 """Files that are read at once: a disk gives more than one core can digest."""
@@ -64,19 +63,9 @@ def content_digest(folder: str | Path) -> str | None:
     root = settled(Path(folder))
     if not root.is_dir():
         return None
-    inside = (file.relative_to(root) for file in _walk(root) if file.suffix in _LOADED and file.name not in _NOTES)
+    found = (Path(base, name) for base, _, names in walk(root) for name in names)
+    inside = (file.relative_to(root) for file in found if file.suffix in _LOADED and file.name not in _NOTES)
     return tree_digest(root, (root / file for file in inside if not any(part.startswith(".") for part in file.parts)))
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    """Yields the files below ``root``, also those behind links to folders, each folder once."""
-    seen = set()
-    for base, folders, files in os.walk(root, followlinks=True):
-        if (real := os.path.realpath(base)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (Path(base, name) for name in files)
 
 
 def record_content(folder: Path, **made: str) -> None:

@@ -196,6 +196,17 @@ def linked(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
+def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, also behind links to folders, each folder once."""
+    seen = set()
+    for base, folders, files in os.walk(root, followlinks=True):
+        if (real := os.path.realpath(base)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield base, folders, files
+
+
 def file_in(folder: Path, name: str) -> Path:
     """Returns the file that a list in ``folder`` names.
 

@@ -46,7 +46,7 @@ def unzipped(path: Path, data: DataConfig) -> Path:
                     for entry in archive.infolist():  # Windows' archives may have its separators.
                         entry.filename = entry.filename.replace("\\", "/")
                         archive.extract(entry, draft)  # Never more of a file than its header says.
-        except (BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, zlib.error) as error:
+        except (BadZipFile, RuntimeError, EOFError, OSError, ValueError, zlib.error) as error:
             raise UserError(f"{path} cannot be unpacked ({error}). Unpack it yourself and give the folder.") from error
     found = [path for path in folder.iterdir() if not is_system_file(path.name)]
     return found[0] if len(found) == 1 and found[0].is_dir() else folder

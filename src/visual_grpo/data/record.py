@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self, TextIO
 
 from visual_grpo.common.errors import UserError, sanitize, sentence
+from visual_grpo.common.files import walk
 from visual_grpo.config import DataConfig
 
 IMAGE_SUFFIXES = frozenset(
@@ -206,13 +207,8 @@ class Limits:
         Links to folders are followed, each folder once, but not out of the data's folder. Dotfiles and system files of
         Windows and macOS are skipped.
         """
-        seen = set()
-        for base, folders, files in os.walk(folder, followlinks=True):
+        for base, folders, files in walk(folder):
             self.require_inside(Path(base))
-            if (real := os.path.realpath(base)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
             folders[:] = sorted(name for name in folders if not is_system_file(name))
             below = Path(base).relative_to(folder)
             yield from ((below / name).as_posix() for name in sorted(files) if not is_system_file(name))

@@ -60,11 +60,11 @@ def summarise(
     ``entries`` come from `compare.compare`, ``controls`` from `compare.compare_controls`. ``verdict`` is ``better`` or
     ``worse`` if the interval excludes 0 and there are no `doubts`, else ``not shown``; or ``contradicted`` if it lies
     above 0 and a judge's below, on `FEW_PROMPTS` independent prompts or more; or `NOT_JUDGED` if no prompt was held
-    out. ``fallen`` are the guards that fell, ``judges`` those of `_judge`. ``names`` are of the two sides, for the
-    sentence, and ``notes`` sentences to be read with it. The control is that with the highest mean of the base model;
-    chosen on the same samples, it is optimistically biased. ``guard_to_add`` is the line of the parameters that adds a
-    guard of ``samples`` (images, videos or answers), where no guard and no judge scored any. It, ``task`` and
-    ``control`` are None if there is none.
+    out. ``fallen`` lists the guards that fell, and ``judges`` what `_judge` returns for each judge. ``names`` name the
+    two sides in the sentence, and ``notes`` are sentences to be read with it. The control is that with the highest mean
+    of the base model; chosen on the same samples, it is optimistically biased. ``guard_to_add`` is the line of the
+    parameters that adds a guard of ``samples`` (images, videos or answers), where no guard and no judge scored any. It,
+    ``task`` and ``control`` are None if there is none.
     """
     split, sampler = main_view(entries)
     rows = {entry["name"]: entry for entry in entries if (entry["split"], entry["sampler"]) == (split, sampler)}

@@ -1,4 +1,4 @@
-"""Parameters: completed, checked before anything else, those of an adapter's training where it is judged, typed."""
+"""Completes, checks and types the parameters before anything else; takes over those of a training to be judged."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ from kedro.pipeline.node import Node
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted, user_error
 from visual_grpo.config import Parameters, flatten
-from visual_grpo.config.adapter_folder import read_facts
+from visual_grpo.config.adapter_folder import adapter_digest, read_facts
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
 from visual_grpo.hooks.folders import tags_of
 from visual_grpo.operations.command import render
 from visual_grpo.tracking import lineage
-from visual_grpo.tracking.adapter_lookup import find_adapters, own_run, training_run
+from visual_grpo.tracking.adapter_lookup import find_adapters, training_run
 from visual_grpo.tracking.mlflow_api import NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
-from visual_grpo.tracking.sync import TAGGED, training_params
+from visual_grpo.tracking.sync import TAGGED, made_others, training_params
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.trust import PARAMETERS
 
@@ -112,12 +112,12 @@ class TrackingHooks:
 def _run_of(adapters: Path) -> str | None:
     """Returns the run of the training that made the adapters, in which their evaluation goes on."""
     facts = read_facts(adapters)
-    named = facts.get("mlflow_run_id")
     with suppress(UserError):  # MLflow is away: the run is found, or made, when the evaluation is logged.
-        if training_run(facts) is not None and own_run(adapters) is None:
-            log.warning("MLflow run %s made other adapters than %s: a new run begins", named, adapters)
+        run = training_run(facts)
+        if run is not None and made_others(run, adapter_digest(adapters)):
+            log.warning("MLflow run %s made other adapters than %s: a new run begins", run.info.run_id, adapters)
             return None
-    return named
+    return facts.get("mlflow_run_id")
 
 
 def run_name(

@@ -68,7 +68,7 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
         run = None if facts is None else _run_of(client, facts, file)
         if facts is None or run is None or run.data.tags.get(tag) == file_digest(file):
             continue
-        if add is _add_evaluation and made_others(run, json.loads(file.read_text(encoding="utf-8"))["adapter_digest"]):
+        if add is _add_evaluation and made_others(run, _judged(file)):
             continue
         add(client, run, output, facts)
         # Last: an attempt that is cut short is made again.
@@ -79,7 +79,12 @@ def sync_output(client: MlflowClient, output: Path, open_run: str | None = None)
     return additions
 
 
-def made_others(run: Run, digest: str) -> bool:
+def _judged(evaluation: Path) -> str | None:
+    """Returns the digest of the adapters that were judged; None for an evaluation by older code."""
+    return json.loads(evaluation.read_text(encoding="utf-8")).get("adapter_digest")
+
+
+def made_others(run: Run, digest: str | None) -> bool:
     """Returns whether ``run`` is known to have made other adapters than those with the ``digest``.
 
     The record of adapters may name any run, since it comes with their folder.

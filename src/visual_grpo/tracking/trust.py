@@ -61,7 +61,7 @@ def require_adapters(
 
     Args:
         present: the command's own parameters.
-        given: those of ``--params`` among them, as they were typed.
+        given: the parameters of ``--params`` before validation.
         also: lines about what else the command takes from a folder that is not this project's own.
     """
     if taken := [*also, *_taken(adopted, present, given)]:
@@ -75,7 +75,7 @@ def require_checkpoint(
     record: Mapping[str, Any],
     adopted: Mapping[str, Any],
     present: Parameters,
-    given: Mapping[str, Any] = _NOTHING,
+    given: Mapping[str, Any],
 ) -> None:
     """As `require_adapters`, of a checkpoint with the parameters ``record``, whose files have the ``digest``."""
     if taken := _taken(adopted, present, given):

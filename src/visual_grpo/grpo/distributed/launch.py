@@ -131,7 +131,7 @@ def recognise(group: Any, secret: str) -> None:
     strangers = [r for r, given in received.items() if not hmac.compare_digest(given.numpy().tobytes(), proof(r, own))]
     if strangers:
         raise LostRankError(
-            f"What answers as process {strangers[0] + 1} of this command is not one of its own processes."
+            f"A process that is not part of this command answers in the place of its process {strangers[0] + 1}."
         )
 
 

@@ -2,8 +2,8 @@
 
 The ODE generates a sample x0. Noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
 is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2), where v is the model's velocity of x:
-``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise, so ratio, KL
-and divergence are those of a stochastic step with the mean v, and `policy.FlowPolicy` trains it as one.
+``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise. So ratio, KL
+and divergence are computed as for a stochastic step with the mean v, and `policy.FlowPolicy` trains the model so.
 
 Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; what the
 velocity's norm tells, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.
