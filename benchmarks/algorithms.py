@@ -98,7 +98,7 @@ class Training:
         asked = plan_images({"held_out": held_out}, settings, {"eval": self.config.sampling.eval})
         with self.average.in_place() if averaged else adapter.disabled() if base else nullcontext():
             size = evaluation.batch_size
-            generate_and_score(self.model, self.scorer, asked, fresh, batch_size=size, depends_on={})
+            generate_and_score(self.model, self.scorer, asked, fresh, batch_size=size)
             norm = self.velocity_norm()
         pd.DataFrame(self.history).to_csv(fresh / "training.csv", index=False)
         facts = {

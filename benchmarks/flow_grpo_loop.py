@@ -150,7 +150,7 @@ class Loop:
         settings = config.evaluation.model_copy(update=changes)
         asked = plan_images({"held_out": records.split("held_out")}, settings, {"eval": config.sampling.eval})
         size = config.evaluation.batch_size
-        generate_and_score(self.model, self.scorer, asked, fresh, batch_size=size, depends_on={})
+        generate_and_score(self.model, self.scorer, asked, fresh, batch_size=size)
         facts = {
             "steps": self.trainer.step,
             "updates": self.trainer.step * self.trainer.config.updates_per_rollout,

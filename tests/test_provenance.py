@@ -13,18 +13,17 @@ from tests.evaluation.painter import brightness
 from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import load_attribute
-from visual_grpo.config import Parameters
-from visual_grpo.config.policy import PolicyConfig
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.schema import validate
-from visual_grpo.config.training import EvaluationConfig, ModuleConfig
+from visual_grpo.config.training import ModuleConfig
 from visual_grpo.provenance import (
-    UNREAD,
     code_notes,
-    decisive,
     differences,
     parameters_of_training,
+    require_made_from,
     require_pair,
     source_digest,
+    values,
     without_scoring,
 )
 from visual_grpo.rewards.catalogue import BUILT_IN, transport_of
@@ -34,7 +33,7 @@ HERE = "tests.test_provenance"
 
 def decided(pipeline: str, tree: dict[str, Any]) -> dict[str, Any]:
     """The parameters that decide a pipeline's result."""
-    return decisive({"parameters": tree}, UNREAD[pipeline])
+    return values({"parameters": tree}, PIPELINES[pipeline])
 
 
 class Patient:
@@ -67,7 +66,7 @@ def test_built_in_rewards_declare_only_options_that_they_have_and_nothing_that_d
     assert {"timeout", "retries", "concurrency", "deadline", "stop_after", "api_key"} == declared["vlm_judge"]
 
 
-@pytest.mark.parametrize("pipeline", list(UNREAD))
+@pytest.mark.parametrize("pipeline", list(PIPELINES))
 @pytest.mark.parametrize(
     ("name", "function", "transport", "other"),
     [
@@ -108,19 +107,11 @@ def test_the_signal_check_belongs_to_the_training() -> None:
     assert [decided(pipeline, tree) for pipeline in ("baseline", "train", "evaluate")] == [{}, read, {}]
 
 
-def test_what_decides_nothing_are_names_of_parameters() -> None:
-    known = set(Parameters.model_fields) | {f"evaluation.{name}" for name in EvaluationConfig.model_fields}
-    known |= {f"policy.{name}" for name in PolicyConfig.model_fields}
-    known |= {f"modules.*.{name}" for name in ModuleConfig.model_fields}
-    assert {name for names in UNREAD.values() for name in names} <= known
-
-
-def test_of_a_module_only_its_rewards_and_its_adapter_decide_what_is_evaluated() -> None:
+def test_of_a_module_only_its_rewards_decide_what_is_evaluated() -> None:
     training = {name: 1 for name in ModuleConfig.model_fields if name not in ("rewards", "lora")}
     tree = {"modules": {"dit": {**training, "rewards": {"ocr": 1.0}, "lora": {"rank": 4}}, "ar": training}}
-    for pipeline in ("baseline", "evaluate"):
-        assert decided(pipeline, tree) == {"modules.dit.rewards.ocr": 1.0, "modules.dit.lora.rank": 4}
-        assert decided(pipeline, {"modules": {}}) == decided(pipeline, {"modules": {"ar": training}})
+    assert decided("baseline", tree) == decided("baseline", {"modules": {}}) == {}
+    assert decided("evaluate", tree) == {"modules.dit.rewards.ocr": 1.0}
     assert len(decided("train", tree)) == 2 * len(training) + 2
 
 
@@ -135,11 +126,15 @@ def test_an_adapter_is_judged_with_its_own_parameters_on_the_present_ones_terms(
         evaluation={"max_prompts": 7},
         model={"device": "cuda", "dtype": "bfloat16"},
         data={"max_pixels": 10**12, "max_zip_ratio": 10**12},
+        distributed={"processes": 8},
     )
-    present = tree(evaluation={"max_prompts": 9}, policy={"denoise_batch": 5}, adapter="a run")
+    present = tree(
+        evaluation={"max_prompts": 9}, policy={"denoise_batch": 5}, adapter="a run", model={"offload": "phases"}
+    )
     judged = parameters_of_training(present, own, {"sampling": {"eval": {"steps": 3}}})
     assert (judged["grpo"]["loss"], judged["seed"]) == ("dapo", 3)
-    assert judged["model"] == {**own["model"], "device": "auto"}
+    assert judged["model"] == {**own["model"], "device": "auto", "offload": "phases"}
+    assert judged["distributed"]["processes"] == 1
     assert judged["evaluation"]["max_prompts"] == 9
     assert judged["policy"]["denoise_batch"] == 5
     assert judged["adapter"] == "a run"
@@ -182,61 +177,87 @@ def test_other_code_of_a_reward_than_the_trainings_is_told() -> None:
     assert note == "The code of reward warm has changed since the training."
 
 
-RECORD = {"parameters": {"seed": 0, "grpo": {"steps": 2}, "model": {"options": {}}}, "data": "d", "numerics": "torch 2"}
+TRAIN = PIPELINES["train"]
+TREE: dict[str, Any] = {"seed": 0, "grpo": {"steps": 2}, "model": {"options": {}}}
+RECORD: dict[str, Any] = {"parameters": TREE, "data": "d", "numerics": "torch 2"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "ignoring", "found"),
+    ("changes", "options", "found"),
     [
-        ({}, (), {}),
-        ({"steps": 9, "sums": {}, "model": "elsewhere"}, (), {}),  # Not of a record.
-        ({"data": "e"}, (), {"data": ("d", "e")}),
-        ({"data": "e"}, ("data",), {}),
-        ({"code of reward mine": "a"}, (), {"code of reward mine": (None, "a")}),
-        ({"parameters": {"seed": 1, "grpo": {"steps": 3}}}, ("grpo",), {"seed": (0, 1)}),
-        ({"parameters": {"seed": 0, "grpo": {"steps": 3, "clip_low": None}}}, (), {"grpo.steps": (2, 3)}),
-        ({"parameters": {"seed": 0, "grpo": {"steps": 3}}}, ("*.steps",), {}),
-        ({"parameters": {"grpo": {"steps": 2}}}, (), {"seed": (0, None)}),
+        ({}, {}, {}),
+        ({"steps": 9, "sums": {}, "model": "elsewhere"}, {}, {}),  # Not of a record.
+        ({"data": "e"}, {}, {"data": ("d", "e")}),
+        ({"data": "e"}, {"but": ["data"]}, {}),
+        ({"numerics": "torch 3"}, {}, {"numerics": ("torch 2", "torch 3")}),
+        ({"numerics": "torch 3"}, {"rounding": False}, {}),
+        ({"code of reward mine": "a"}, {}, {"code of reward mine": (None, "a")}),
+        ({"parameters": {"seed": 0, "grpo": {"steps": 3, "clip_low": None}}}, {}, {"grpo.steps": (2, 3)}),
+        ({"parameters": {"grpo": {"steps": 2}}}, {}, {"seed": (0, None)}),
+        # What the model never reads decides no sample, and a training all the same.
+        (
+            {"parameters": TREE | {"policy": {"flow": {"noise": 1}}}, "unread": ["policy.flow"]},
+            {},
+            {"policy.flow.noise": (None, 1)},
+        ),
+        (
+            {"parameters": TREE | {"policy": {"flow": {"noise": 1}}}, "unread": ["policy.flow"]},
+            {"about": PIPELINES["baseline"]},
+            {},
+        ),
+        ({"parameters": {"seed": 0, "a_new_parameter": 1, "grpo": {"steps": 2}}}, {}, {"a_new_parameter": (None, 1)}),
     ],
 )
-def test_two_records_differ_in_what_decides(changes: dict[str, Any], ignoring: tuple[str, ...], found: Any) -> None:
-    assert differences(RECORD, RECORD | changes, ignoring) == found
+def test_two_records_differ_in_what_decides(changes: dict[str, Any], options: dict[str, Any], found: Any) -> None:
+    assert differences(RECORD, RECORD | changes, **{"about": TRAIN, **options}) == found
 
 
-EACH, MOST, CONTROLS = (f"evaluation.{name}" for name in ("images_per_prompt", "max_prompts", "controls"))
-MADE = {"evaluation.seed": 0, "sampling.eval.steps": 10, "model_digest": "a"}
+def of(evaluation: dict[str, Any], digest: str = "a") -> dict[str, Any]:
+    """The record of samples."""
+    return {"parameters": {"evaluation": evaluation}, "model_digest": digest}
+
+
+EACH, MOST, CONTROLS, FRAMES = "images_per_prompt", "max_prompts", "controls", {"parameters": {"data": {"frames": 5}}}
+HIGH, LOW = {"guidance_scale": 3.0}, {"guidance_scale": 1.0}
 PAIRS: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
-    (MADE, MADE, []),
-    (
-        MADE,
-        {"evaluation.seed": 0, "sampling.eval.steps": 20, "model_digest": "b"},
-        ["base model", "sampling.eval.steps (was 10, is 20)"],
-    ),
+    (of({"seed": 0}), of({"seed": 0}), []),
+    (of({"seed": 1}), of({"seed": 0}, "b"), ["evaluation.seed (was 1, is 0)", "base model"]),
+    (FRAMES, {"parameters": {"data": {"frames": 9}}}, ["data.frames (was 5, is 9)"]),
+    ({"device": "cuda"}, {"device": "cpu"}, ["kind of device"]),
     # A baseline of more samples has those that are asked for.
-    ({EACH: 6}, {EACH: 2, MOST: 10}, []),
-    ({EACH: 6, MOST: 20}, {EACH: 6, MOST: 10}, []),
-    ({EACH: 6, MOST: 20}, {EACH: 6}, [f"{MOST} (was 20, is None)"]),
-    ({EACH: 6, MOST: 20}, {EACH: 6, MOST: 21}, [f"{MOST} (was 20, is 21)"]),
-    ({EACH: 6}, {EACH: 7}, [f"{EACH} (was 6, is 7)"]),
+    (of({EACH: 6}), of({EACH: 2, MOST: 10}), []),
+    (of({EACH: 6, MOST: 20}), of({EACH: 6, MOST: 10}), []),
+    (of({EACH: 6, MOST: 20}), of({EACH: 6}), [f"evaluation.{MOST} (was 20, is None)"]),
+    (of({EACH: 6, MOST: 20}), of({EACH: 6, MOST: 21}), [f"evaluation.{MOST} (was 20, is 21)"]),
+    (of({EACH: 6}), of({EACH: 7}), [f"evaluation.{EACH} (was 6, is 7)"]),
     # Controls that nobody asks for any more are no difference.
-    ({CONTROLS: ["high"]}, {CONTROLS: []}, []),
-    ({CONTROLS: []}, {CONTROLS: ["high"]}, [f"{CONTROLS} (was [], is ['high'])"]),
+    (of({CONTROLS: [HIGH, LOW]}), of({CONTROLS: [LOW]}), []),
+    (of({CONTROLS: []}), of({CONTROLS: [HIGH]}), [f"evaluation.{CONTROLS} (was [], is [{HIGH}])"]),
 ]
 
 
-@pytest.mark.parametrize(("made", "now", "differences"), PAIRS)
+@pytest.mark.parametrize(("made", "now", "listed_in_order"), PAIRS)
 def test_a_baseline_of_other_samples_is_refused_with_the_differences(
-    made: dict[str, Any], now: dict[str, Any], differences: list[str]
+    made: dict[str, Any], now: dict[str, Any], listed_in_order: list[str]
 ) -> None:
-    if not differences:
+    if not listed_in_order:
         require_pair(made, now)
         return
     with pytest.raises(UserError) as caught:
         require_pair(made, now)
     first, *listed, _ = str(caught.value).splitlines()
     assert first == "the baseline does not pair with this run:"
-    assert listed == [f"  {difference}" for difference in differences]
+    assert listed == [f"  {difference}" for difference in listed_in_order]
     assert caught.value.remedy == Remedy("baseline")
+
+
+def test_samples_of_an_earlier_adapter_are_refused() -> None:
+    made = {"made_from": {"adapters": "a", "baseline": "b"}}
+    require_made_from(made, Path("trained"), "evaluate", adapters="a", baseline="b")
+    for artifacts, named in (({"adapters": "c"}, "adapters"), ({"adapters": "c", "baseline": "d"}, "adapters and bas")):
+        with pytest.raises(UserError, match=f"^trained was made from other {named}") as caught:
+            require_made_from(made, Path("trained"), "evaluate", **artifacts)
+        assert caught.value.remedy == Remedy("evaluate")
 
 
 def test_the_code_of_a_function_that_an_option_names_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +270,7 @@ def test_the_code_of_a_function_that_an_option_names_decides(tmp_path: Path, mon
     file.write_text("def segment(image, prompt):\n    return image[0] > 9\n")
     now = provenance.code(config, hub=False)
     name = "code of reward negative_points: segmenter.function"
-    assert differences(before, now) == {name: (before[name], now[name])}
+    assert differences(before, now, TRAIN) == {name: (before[name], now[name])}
     [note] = code_notes(before, now)
     assert note == "The code of reward negative_points: segmenter.function has changed since the training."
 
@@ -259,5 +280,5 @@ def test_a_comparison_runs_no_code_that_a_record_names(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     record = {"parameters": {"rewards": {"z": {"function": "evil:score", "options": {"timeout": 1}}}}}
-    assert provenance.differences(record, {"parameters": {}})
+    assert provenance.differences(record, {"parameters": {}}, TRAIN)
     assert not Path("ran").exists()

@@ -334,7 +334,7 @@ def test_a_failed_evaluation_does_not_fail_the_training(runs):
 
 
 def test_resuming_goes_on_in_the_checkpoints_run(runs):
-    assert "made with other values of seed (was 0, is 77)" in runs["other"]["end"][1]
+    assert "made with different seed (was 0, is 77)" in runs["other"]["end"][1]
     assert runs["other"]["runs"] == runs["badly_judged"]["runs"], "refused before its first node"
     assert runs["resumed"]["end"] == "done"
     assert runs["resumed"]["runs"] == runs["elsewhere"]["runs"] == runs["badly_judged"]["runs"]

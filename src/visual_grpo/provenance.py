@@ -1,16 +1,18 @@
 """Provenance: what a result depends on, recorded beside it, and how two records differ.
 
-A record maps names to JSON values: ``parameters`` to the parameter tree, and the names of `MEANING` and of the rewards'
-code and files to digests. training.json is a record with other entries beside; a checkpoint's metadata hold one as
-``provenance``, its parameters apart. A baseline's stamp is a record, which says whether to draw it again; its scores
-have a `samples_record`, which says with what they pair. What may differ is a table of patterns below.
+A record maps names to JSON values: ``parameters`` to the parameter tree, the names of `INPUTS`, `RUNTIME` and of the
+rewards' code and files to digests, and ``unread`` to patterns of parameters that the model never reads. Folders of
+samples hold one in `RECORD`. training.json is one with other entries beside, and a checkpoint's metadata hold one as
+``provenance``, its parameters apart. `differences` compares two of them, as far as a kind of result is concerned
+(`config.decides`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
@@ -19,92 +21,56 @@ from typing import Any
 import torch
 
 from visual_grpo.common.device import device_kind, processor, resolve_device
-from visual_grpo.common.digests import option_files
+from visual_grpo.common.digests import option_files, tree_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.importing import code_digest, option_code
-from visual_grpo.config import (
-    BESIDE_FLOW,
-    DataConfig,
-    GRPOConfig,
-    ModelConfig,
-    Parameters,
-    PolicyConfig,
-    flatten,
-    merged,
-)
+from visual_grpo.config import GRPOConfig, ModelConfig, Parameters, flatten, merged
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE
+from visual_grpo.config.decides import PIPELINES, Decides, decides, declared, is_of_the_command
 from visual_grpo.config.presets import AUTO
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.catalogue import is_negative_points, reward_commits, transport_of
 
 Provenance = Mapping[str, Any]
 """A record."""
+Differences = dict[str, tuple[Any, Any]]
+"""Name -> value in the first and in the second record; None = not there."""
 
 SOURCES, NUMERICS = "source.digest", "numerics"
 RUNTIME = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
-MEANING = {
-    "model_digest": "base model",
-    "model_content": "files of the base model",
-    "data": "data",
-    "start": "adapters at the start",
-    "family_code": "code of the family",
-    **RUNTIME,
+"""Entry of a record -> what it identifies; another value changes the last bits."""
+INPUTS = {
+    "model_digest": (Decides.CONTENT | Decides.SAMPLES | Decides.TRAINING, "base model"),
+    "model_content": (Decides.SAMPLES | Decides.TRAINING, "files of the base model"),
+    "data": (Decides.CONTENT | Decides.ASKED | Decides.SAMPLES | Decides.TRAINING, "data"),
+    "start": (Decides.TRAINING, "adapters at the start"),
+    "family_code": (Decides.SAMPLES | Decides.TRAINING, "code of the family"),
+    # Samples of a GPU and of a CPU do not pair, but a training may go on elsewhere.
+    "device": (Decides.ASKED, "kind of device"),
 }
-"""Entry of a record -> what it identifies."""
-
-# Exceptions: patterns of parameters, of whole sections and of entries. A new parameter decides every result until it is
-# named here: a result that is made again for nothing costs time, one that is kept in spite of a change is wrong.
-UNDECISIVE = ("resume", "output", "trust", "tracking", "starter", "evaluation.redraw", *BESIDE_FLOW)
-"""Parameters of how results are written, and of other pipelines; the base model's digest stands for ``starter``."""
-_TRAINING_ONLY = (
-    *("seed", "train", "grpo", "alarm", "distributed", "evaluation.every", "evaluation.prompts", "evaluation.adapter"),
-    "policy.signal_check",
-    *(f"modules.*.{name}" for name in ("prompts_per_step", "group_size", "updates_per_rollout", "micro_batch_size")),
-    *(f"modules.*.{name}" for name in ("learning_rate", "target_kl", "clip_low", "clip_high", "kl_weight")),
-    "modules.*.advantage_epsilon",
-)
-_BASELINE_ONLY = tuple(
-    f"evaluation.{name}" for name in ("images_per_prompt", "max_prompts", "controls", "bootstrap_samples")
-)
-UNREAD = {
-    "baseline": (*UNDECISIVE, *_TRAINING_ONLY, "evaluation.bootstrap_samples"),
-    "train": (*UNDECISIVE, "adapter", *_BASELINE_ONLY),
-    "evaluate": (*UNDECISIVE, *_TRAINING_ONLY),
-}
-"""Pipeline -> parameters that change nothing in its result."""
-UNREAD_BY_SAMPLES = (
-    *(*UNREAD["baseline"], "adapter", "evaluation.batch_size", "modules"),
-    # A total is computed again from the scores.
-    *("reward", "rewards.*.weight", "rewards.*.max_failed_share"),
-    # Digests stand for records and model.
-    *(f"data.{name}" for name in DataConfig.model_fields if name not in ("height", "width")),
-    *(f"model.{name}" for name in ModelConfig.model_fields if name not in ("dtype", "base_weights", "options")),
-    *(f"policy.{name}" for name in PolicyConfig.model_fields if name != "flow"),
-)
-"""Parameters that may differ between a baseline and adapters that are compared with it, sample by sample."""
-ROUNDING = (
-    *("model.device", "model.offload", "grpo.micro_batch_size", "modules.*.micro_batch_size", "evaluation.batch_size"),
-    *("policy.rollout_batch", "policy.denoise_batch", "policy.decode_batch", "policy.gradient_checkpointing"),
-    *("model.attention", "model.compile", "distributed.processes", "distributed.sharded"),
-)
-"""Place, kernels and batch sizes of a computation: they change its rounding."""
-CHANGED_BY_RESUME = (*UNREAD["train"], "evaluation.every", "grpo.non_finite", "alarm", *ROUNDING)
-"""Parameters that a resumed training may change, beside ``grpo.steps`` where its schedule allows it."""
-PLACES = ("data.path", "starter.dataset", "starter.model", "model.path", "train.start")
-"""Parameters that name a place, whose content has a digest."""
-OF_THE_COMMAND = ("evaluation", "tracking", "resume", "output", "adapter", "trust", "starter", *BESIDE_FLOW)
-"""Sections that judging an adapter takes from the present command, not from its training; so `_MACHINE`."""
-_MACHINE = {
-    "data": ("max_pixels", "max_file_mb", "max_zip_ratio", "max_zip_files"),
-    "model": ("device", "threads", "attention", "compile"),
-    "policy": ("denoise_batch", "decode_batch", "rollout_batch"),
-}
+"""Entry of a record -> what it decides, and what it identifies."""
+MEANING = {name: meaning for name, (_, meaning) in INPUTS.items()} | RUNTIME
+RECORD, MADE_FROM = "provenance.json", "made_from"
+"""File in a folder of samples: its record, and the digest of its other files. Entry of a record: digests of the
+artifacts with which alone the result can be judged, by their names in the catalog."""
 
 
-def record(config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None) -> dict[str, Any]:
+def record(
+    spec: RunSpec, base_model: Mapping[str, Any], data: str, start: str | None = None, **made_from: str
+) -> dict[str, Any]:
     """Returns what a result depends on; see `inputs`."""
-    digests = inputs(config, base_model, data, start)
-    return {"parameters": config.public(), **digests, **runtime(config.model, config.grpo)}
+    config, unread = spec.config, []
+    if len(spec.samplers) == 1:
+        unread.append("sampling.rollout")
+    if not any(sampler.stochastic for sampler in spec.samplers.values()):
+        unread.append("policy.flow")
+    return {
+        "parameters": config.public(),
+        "unread": unread,
+        **inputs(config, base_model, data, start),
+        **runtime(config.model, config.grpo),
+        **({MADE_FROM: made_from} if made_from else {}),
+    }
 
 
 def inputs(
@@ -123,6 +89,7 @@ def inputs(
         "model_content": base_model["content"],
         "data": data,
         "start": start,
+        "device": device_kind(config.model.device),
         **code(config),
     }
     return {name: digest for name, digest in digests.items() if digest is not None}
@@ -141,43 +108,70 @@ def code(config: Parameters, *, hub: bool = True) -> dict[str, str]:
     return digests | ({"family_code": code_digest(config.model.family)} if ":" in config.model.family else {})
 
 
-def decisive(record: Provenance, ignoring: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the parameters that have a value, by their dotted names, and the digests of a record.
+def values(record: Provenance, about: Decides, *, rounding: bool = True) -> dict[str, Any]:
+    """Returns the parameters and digests of a record that decide results of the kinds ``about``, by dotted names.
 
     Args:
-        ignoring: patterns of names that are left out, with all below them; ``*`` is one part of a dotted name.
+        rounding: also those that change the last bits alone.
     """
     tree = record.get("parameters", {})
-    values = flatten(tree) | {name: value for name, value in record.items() if _is_digest(name)}
-    patterns = [pattern.split(".") for pattern in (*ignoring, *_transport(tree))]
-    # A section of which nothing decides may be there or not.
-    return {
+    ignored = [*_transport(tree), *(() if Decides.TRAINING in about else record.get("unread", ()))]
+    found = {
         name: value
-        for name, value in values.items()
-        if value not in (None, {}) and not any(_begins(name.split("."), pattern) for pattern in patterns)
+        for name, value in flatten(tree).items()
+        if decides(name, about & ~Decides.CONTENT, rounding=rounding)
+        and not any(_begins(name.split("."), pattern.split(".")) for pattern in ignored)
     }
+    found |= {name: digest for name, digest in record.items() if _kinds(name) & about}
+    if rounding:
+        found |= {name: record[name] for name in RUNTIME if name in record}
+    # A section of which nothing decides may be there or not.
+    return {name: value for name, value in found.items() if value not in (None, {})}
 
 
-def differences(before: Provenance, now: Provenance, ignoring: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """Returns the names of `decisive` that differ, in order, with both values; None = not there."""
-    return _changes(decisive(before, ignoring), decisive(now, ignoring))
+def differences(
+    before: Provenance,
+    now: Provenance,
+    about: Decides,
+    *,
+    rounding: bool = True,
+    covers: bool = False,
+    but: Sequence[str] = (),
+) -> Differences:
+    """Returns how two records differ as far as results of the kinds ``about`` are concerned, in order of the names.
+
+    Args:
+        rounding: also in what changes the last bits alone.
+        covers: a result of more samples than ``now`` asks for does not differ.
+        but: names that are left out.
+    """
+    first, second = (values(each, about, rounding=rounding) for each in (before, now))
+    names = sorted((first.keys() | second.keys()) - set(but))
+    found = {name: (first.get(name), second.get(name)) for name in names}
+    return {name: (a, b) for name, (a, b) in found.items() if a != b and not (covers and _covers(name, a, b))}
 
 
-def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
-
-
-def described(different: Mapping[str, tuple[Any, Any]]) -> list[str]:
+def described(different: Differences) -> list[str]:
     """Returns a phrase for each difference: a parameter with both values, the meaning of a digest."""
     return [
-        MEANING.get(name, name) if _is_digest(name) else f"{name} (was {before}, is {now})"
+        MEANING.get(name, name) if name in MEANING or _kinds(name) else f"{name} (was {before}, is {now})"
         for name, (before, now) in different.items()
     ]
 
 
-def _is_digest(name: str) -> bool:
-    return name in MEANING or name.startswith((CODE, FILE, COMMIT))
+def _kinds(digest: str) -> Decides:
+    if digest.startswith((CODE, FILE, COMMIT)):
+        return Decides.SCORES
+    return INPUTS.get(digest, (Decides.NOTHING, ""))[0]
+
+
+def _covers(name: str, generated: Any, asked: Any) -> bool:
+    """Returns whether a result of the samples ``generated`` has those that are ``asked`` for; None = all."""
+    if declared(name) != Decides.ASKED:
+        return False
+    if isinstance(generated, list) and isinstance(asked, list):
+        return all(one in generated for one in asked)
+    return generated is None or (asked is not None and asked <= generated)
 
 
 def _transport(tree: Mapping[str, Any]) -> Iterator[str]:
@@ -203,10 +197,18 @@ def parameters_of_training(
         training: those of the training.
         overrides: this command's ``--params``, which always count.
     """
-    tree = {**training, **{name: current[name] for name in OF_THE_COMMAND}}
-    for section, keys in _MACHINE.items():
-        tree[section] = {**tree[section], **{key: current[section][key] for key in keys}}
-    return merged(tree, overrides)
+    return merged(merged(training, _of_the_command(current, training)), overrides)
+
+
+def _of_the_command(current: Mapping[str, Any], training: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    taken = {}
+    for name, value in current.items():
+        before = training.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            taken[name] = _of_the_command(value, before, f"{prefix}{name}.")
+        elif is_of_the_command(f"{prefix}{name}"):
+            taken[name] = value
+    return taken
 
 
 def without_scoring(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,75 +218,85 @@ def without_scoring(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {**tree, "reward": AUTO, "rewards": kept, "modules": modules}
 
 
-def code_notes(training: Provenance, now: Provenance) -> list[str]:
-    """Returns a note where the code of a reward that judges ``now`` is not that of the training."""
-    names = [name for name in now if name.startswith(CODE) and training.get(name, now[name]) != now[name]]
-    changed = [name.removeprefix(CODE) for name in names]
-    return [f"The code of reward {', '.join(changed)} has changed since the training."] if changed else []
-
-
 # Results that are compared sample by sample.
 
 
-def samples_record(spec: RunSpec, base_model: Mapping[str, Any], data: str) -> dict[str, Any]:
-    """Returns what samples and scores depend on beside the adapters: names and values as of `decisive`."""
-    config = spec.config
-    unread = [*UNREAD_BY_SAMPLES, *(["sampling.rollout"] if len(spec.samplers) == 1 else [])]
-    if not any(sampler.stochastic for sampler in spec.samplers.values()):
-        unread.append("policy.flow")
-    found = decisive({"parameters": config.public(), **inputs(config, base_model, data)}, unread)
-    resolved = {"model.device": device_kind(config.model.device), "evaluation.controls": list(spec.controls)}
-    return found | resolved
+def write_record(folder: Path, record: Provenance) -> None:
+    """Writes the record of the samples in a folder, which is complete but for it."""
+    text = json.dumps({**record, "digest": _digest(folder)}, indent=1, ensure_ascii=False)
+    (folder / RECORD).write_text(text, encoding="utf-8")
 
 
-def require_pair(baseline: Mapping[str, Any], present: Mapping[str, Any], adapter: str | None = None) -> None:
-    """Raises UserError with every difference of two `samples_record`; a baseline of more samples or controls pairs too.
+def read_record(folder: Path, maker: str) -> dict[str, Any]:
+    """Returns the record of the samples in a folder; raises UserError, with the pipeline ``maker``, if it has none."""
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("digest"), str):
+        raise UserError(f"{folder} does not say what it was made with.", remedy=maker)
+    return found
+
+
+def is_intact(folder: Path, record: Provenance) -> bool:
+    """Returns whether the files in a folder are those that its record was written for."""
+    return bool(record["digest"] == _digest(folder))
+
+
+def _digest(folder: Path) -> str:
+    """Returns the digest of every file but the record."""
+    return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / RECORD))
+
+
+def require_pair(baseline: Provenance, present: Provenance, adapter: str | None = None) -> None:
+    """Raises UserError with every difference; a baseline of more samples or controls pairs too.
 
     Args:
-        adapter: the adapter that is evaluated with the parameters of its training; the baseline must be drawn with the
+        adapter: the adapter that is evaluated with the parameters of its training; the baseline must be made with the
             same ones.
     """
-    different = {
-        name: (before, now)
-        for name, (before, now) in _changes(baseline, present).items()
-        if not (name in _EXTENT and _EXTENT[name](before, now))
-    }
-    if different:
+    if different := differences(baseline, present, PIPELINES["baseline"], rounding=False, covers=True):
         listed = "\n".join(f"  {phrase}" for phrase in described(different))
         raise UserError(
-            f"the baseline does not pair with this run:\n{listed}\nDraw the baseline again.",
+            f"the baseline does not pair with this run:\n{listed}\nMake the baseline again.",
             remedy=Remedy("baseline", {} if adapter is None else {"adapter": adapter}),
         )
 
 
-def _includes(drawn: int | None, asked: int | None) -> bool:
-    """None = all."""
-    return drawn is None or (asked is not None and asked <= drawn)
-
-
-_EXTENT: Mapping[str, Callable[[Any, Any], bool]] = {
-    "evaluation.images_per_prompt": _includes,
-    "evaluation.max_prompts": _includes,
-    "evaluation.controls": lambda drawn, asked: set(asked) <= set(drawn),
-}
-"""Parameter -> whether a baseline with the first value has all samples that the second asks for."""
-
-
-def require_trained_on(training: Provenance, base_model: Mapping[str, Any], data: str) -> None:
-    """Raises UserError if the adapter was trained on another base model, or on other data.
-
-    On other data the held-out prompts may be among those that it was trained on.
-    """
-    if training["model_digest"] != base_model["digest"]:
+def require_made_from(result: Provenance, where: Path, maker: str, **artifacts: str) -> None:
+    """Raises UserError if the result in ``where`` was made from other artifacts than those with these digests."""
+    made_from = result.get(MADE_FROM, {})
+    changed = [name for name, digest in artifacts.items() if made_from.get(name) != digest]
+    if changed:
         raise UserError(
-            "the adapter was trained on another base model than the current one. Train again.", remedy="train"
+            f"{where} was made from other {' and '.join(changed)} than are there now. Make it again.", remedy=maker
         )
-    if training.get("data", data) != data:
+
+
+def require_trained_on(training: Provenance, present: Provenance) -> None:
+    """Raises UserError if the adapter was trained on a different base model, or on different data.
+
+    On different data the held-out prompts may be among those that it was trained on.
+    """
+    found = differences(training, present, Decides.CONTENT)
+    different = [name for name, (before, _) in found.items() if before is not None]
+    if "model_digest" in different:
+        raise UserError(
+            "the adapter was trained on a different base model than the current one. Train again.", remedy="train"
+        )
+    if "data" in different:
         raise UserError(
             "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
             " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out.",
             remedy=Remedy("compare", {"compare.second": "ADAPTER"}),
         )
+
+
+def code_notes(training: Provenance, now: Provenance) -> list[str]:
+    """Returns a note where the code of a reward that judges ``now`` is not that of the training."""
+    names = [name for name in now if name.startswith(CODE) and training.get(name, now[name]) != now[name]]
+    changed = [name.removeprefix(CODE) for name in names]
+    return [f"The code of reward {', '.join(changed)} has changed since the training."] if changed else []
 
 
 # Source files, libraries and processor.

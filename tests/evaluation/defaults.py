@@ -11,6 +11,7 @@ import yaml
 
 from visual_grpo import provenance
 from visual_grpo.config import Parameters
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.schema import merged
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.starter.parameters import with_world
@@ -25,8 +26,12 @@ def parameters(**changes: Any) -> Parameters:
 
 
 def samples_record(config: Parameters, commits: Mapping[str, Any] | None = None, **report: Any) -> dict[str, Any]:
-    """What samples of these parameters depend on; ``report`` are entries of the starter's report, ``commits`` those of
-    the hub's files that rewards read."""
+    """What samples pair by; ``report`` are entries of the starter's report, ``commits`` those of the hub's files that
+    rewards read."""
     starter = {"model": "m", "digest": "model", "content": None} | report
-    with patch.object(provenance, "reward_commits", return_value=commits or {}):
-        return provenance.samples_record(resolve(config), starter, "data")
+    with (
+        patch.object(provenance, "reward_commits", return_value=commits or {}),
+        patch.object(provenance, "runtime", return_value={}),  # It asks for the device, which need not be here.
+    ):
+        record = provenance.record(resolve(config), starter, "data")
+    return provenance.values(record, PIPELINES["baseline"], rounding=False)

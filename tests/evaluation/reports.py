@@ -29,8 +29,7 @@ def drawn(folder: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]
     samplers = {"rollout": ROLLOUT, "eval": EVAL_SAMPLER}
     controls = {} if gain else {"eval steps=20": EVAL_SAMPLER.model_copy(update={"steps": 20})}
     plan = plan_images(splits, EvaluationConfig(every=0, prompts=1, images_per_prompt=2), samplers, controls)
-    depends_on = {"evaluation.controls": list(controls)}
-    return generate_and_score(Painter(gain), scorer, plan, folder, batch_size=8, depends_on=depends_on)
+    return generate_and_score(Painter(gain), scorer, plan, folder, batch_size=8)
 
 
 def reported(tmp_path: Path, gain: float, splits: Mapping[str, Sequence[PromptRecord]] = SPLITS, **facts: Any) -> Path:

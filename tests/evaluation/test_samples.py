@@ -44,7 +44,7 @@ def made(
 ) -> pd.DataFrame:
     """Scores at the eval sampler, read from their file."""
     draws = {"eval": (EVAL_SAMPLER, asked)}
-    generate_and_score(policy or Painter(), judge or scorer(), draws, folder, batch_size=batch_size, depends_on={})
+    generate_and_score(policy or Painter(), judge or scorer(), draws, folder, batch_size=batch_size)
     return read_scores(folder)
 
 
@@ -52,17 +52,13 @@ def paint(folder: Path, batch_size: int = 4, advance: Callable[..., object] | No
     """Of two splits at two samplers."""
     splits = {"held_out": records("held_out", 3), "eval": records("eval", 2)}
     plan = plan_images(splits, EvaluationConfig(every=0, prompts=1, images_per_prompt=2), SAMPLERS)
-    depends_on = {"seed": 0}
-    return generate_and_score(
-        Painter(), scorer(), plan, folder, batch_size=batch_size, depends_on=depends_on, advance=advance
-    )
+    return generate_and_score(Painter(), scorer(), plan, folder, batch_size=batch_size, advance=advance)
 
 
-def test_scores_are_those_of_the_files_which_keep_what_they_depend_on(tmp_path: Path) -> None:
+def test_scores_are_those_of_the_files(tmp_path: Path) -> None:
     drawn, table = paint(tmp_path), read_scores(tmp_path)
     pd.testing.assert_frame_equal(table, drawn)
     assert table.attrs == {
-        "depends_on": {"seed": 0},
         "weights": {"brightness": 2.0, "halves": 0.0},
         "judges": {},
         "measures": {},

@@ -57,7 +57,7 @@ class Filmer:
 
 
 def filmed(folder: Path, filmer: Filmer, asked: Asked = ASKED) -> pd.DataFrame:
-    return generate_and_score(filmer, SCORER, asked, folder, batch_size=4, depends_on={})
+    return generate_and_score(filmer, SCORER, asked, folder, batch_size=4)
 
 
 def test_videos_are_kept_as_they_were_scored(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.grpo.checkpoint import SUMS, save_checkpoint
 from visual_grpo.hooks.cli import parsed
 from visual_grpo.hooks.parameters import RUN_SPEC, ParameterHooks, ProjectConfigLoader
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 
@@ -98,7 +99,7 @@ def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: py
     base_model = {"model": "data/06_models/base", "digest": "digest", "content": None}
     hooks = hooks_of("resume=same,train.start=start")
     config = hooks._parameters
-    made = provenance.record(config, base_model, "data", adapter_digest(tmp_path / "start"))
+    made = provenance.record(resolve(config), base_model, "data", adapter_digest(tmp_path / "start"))
     metadata = {"parameters": made.pop("parameters"), "provenance": made, "mlflow_run_id": None}
     save_checkpoint(Path(config.tracking.checkpoints), 1, {"a": torch.zeros(1)}, metadata)
 

@@ -10,6 +10,7 @@ from tests.evaluation.defaults import parameters, samples_record
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
+from visual_grpo.evaluation.compare import controls_of
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.training import components
@@ -28,7 +29,7 @@ def test_every_eval_and_held_out_prompt_is_drawn_without_an_adapter(painted: Pro
     controls = ["eval guidance_scale=1", "eval guidance_scale=3", "eval temperature=0.5"]
     held_out_only = {(control, "held_out"): {"nunique": 3, "size": 6} for control in controls}
     assert drawn.to_dict("index") == everywhere | held_out_only
-    assert scores.attrs["depends_on"]["evaluation.controls"] == controls
+    assert controls_of(scores) == controls
     assert all((painted.folder / "07_model_output/baseline" / file).is_file() for file in scores["file"])
 
 

@@ -87,7 +87,7 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
         (
             {},
             {"evaluation": SMALL | {"controls": [{"top_p": 0.5}]}},
-            r"evaluation\.controls \(was \[.*\], is \[.eval top_p=0\.5.\]\)",
+            r"evaluation\.controls \(was \[.*\], is \[.*'top_p': 0\.5",
             Remedy("baseline"),
         ),
         (
@@ -96,7 +96,7 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
             r"sampling\.eval\.steps \(was 10, is 3\)",
             Remedy("baseline", {"adapter": "a run"}),
         ),
-        ({"digest": "another digest"}, {}, "another base model", Remedy("train")),
+        ({"digest": "another digest"}, {}, "different base model", Remedy("train")),
         ({"data": "other data"}, {}, "trained on other data", Remedy("compare", {"compare.second": "ADAPTER"})),
     ],
 )

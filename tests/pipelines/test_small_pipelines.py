@@ -271,6 +271,6 @@ def test_settings_that_decided_nothing_in_either_training_are_no_difference(tmp_
     elsewhere = {"plan": {"prompt_words": 9}, "model": {"device": "cuda"}, "evaluation": {"seed": 3}}
     overridden: dict[str, Any] = elsewhere | {"modules": {"ar": {"kl_weight": 0.5}, "dit": {"learning_rate": 0.5}}}
     dit, too = side(tmp_path / "dit", ("dit",)), side(tmp_path / "too", ("dit",), **overridden)
-    assert differences(dit, too) == {"modules.dit.learning_rate": [0.0006, 0.5]}
+    assert differences(dit, too) == {"evaluation.seed": [0, 3], "modules.dit.learning_rate": [0.0006, 0.5]}
     both = side(tmp_path / "both", ("ar", "dit"), **overridden)
-    assert sorted(differences(dit, both)) == ["modules.ar.kl_weight", "modules.dit.learning_rate"]
+    assert sorted(differences(dit, both)) == [*("evaluation.seed", "modules.ar.kl_weight", "modules.dit.learning_rate")]

@@ -24,7 +24,9 @@ from tests.pipelines.painted import folders
 from tests.training.few_steps import STEPS, parameters
 from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.config import merged
 from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.decides import Decides
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
@@ -39,7 +41,7 @@ from visual_grpo.tracking.tracker import Tracker
 class Project:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model = folder, model
-        self.depends_on: dict[str, Any] = {}
+        self.made_otherwise: dict[str, Any] = {}
         """What the baseline has otherwise than the run."""
         rows = [
             {"id": f"r{i}", "prompt": f"a thing {i}", "split": "train" if i < 6 else "eval", "metadata": "{}"}
@@ -82,9 +84,10 @@ class Project:
             rows.append(row | {"total": -10.0} | rewards)
         scores = pd.DataFrame(rows)
         scores.attrs["weights"] = {name: reward.weight for name, reward in spec.config.rewards.items()}
-        present = provenance.samples_record(spec, starter, catalog.load("records").digest)
-        scores.attrs["depends_on"] = present | self.depends_on
         scores.to_parquet(self.folder / "07_model_output/baseline/scores.parquet")
+        present = provenance.record(spec, starter, catalog.load("records").digest)
+        tree = merged(present["parameters"], self.made_otherwise)
+        provenance.write_record(self.folder / "07_model_output/baseline", {**present, "parameters": tree})
 
 
 @pytest.fixture
@@ -195,7 +198,7 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, m
 
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:
-    project.depends_on = {"evaluation.seed": 99}
+    project.made_otherwise = {"evaluation": {"seed": 99}}
     with pytest.raises(UserError, match=r"(?s)does not pair .*evaluation\.seed \(was 99, is 0\)\n") as refused:
         project.run()
     assert refused.value.remedy == Remedy("baseline")
@@ -212,8 +215,8 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
     rewards = {"brightness": {"function": "an_edited_judge:brightness"}}
     project.run(rewards=rewards)
     file.write_text(file.read_text() + "# edited\n")
-    project.depends_on = {"evaluation.seed": 99}
-    with pytest.raises(UserError, match=r"has changed: code of reward brightness\. .*Put that back as it was"):
+    project.made_otherwise = {"evaluation": {"seed": 99}}
+    with pytest.raises(UserError, match=r"made with different code of reward brightness: .*Put what differs back"):
         project.run(rewards=rewards, resume="auto")
 
 
@@ -249,7 +252,7 @@ def test_other_adapters_to_start_from_are_another_training(project: Project) -> 
     with pytest.raises(UserError, match="was trained on a base model with other files"):
         project.run(grpo=few, train={"start": str(adapters)})
     shutil.copytree(again, adapters, dirs_exist_ok=True)
-    with pytest.raises(UserError, match="has changed: adapters at the start"):
+    with pytest.raises(UserError, match="made with different adapters at the start"):
         project.run(grpo=few, train={"start": str(adapters)}, resume="auto")
 
 
@@ -305,6 +308,8 @@ def test_weights_of_a_reward_from_the_hub_belong_to_the_training(project: Projec
     config = parameters(project.folder, rewards={"clip_score": {"weight": 1.0, "options": options}})
     for entries in (
         provenance.inputs(config, starter, records.digest),
-        provenance.samples_record(resolve(config, starter["model"]), starter, records.digest),
+        provenance.values(
+            provenance.record(resolve(config, starter["model"]), starter, records.digest), Decides.SCORES
+        ),
     ):
         assert entries["commit of reward clip_score: model"] == "c" * 40

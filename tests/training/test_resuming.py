@@ -21,9 +21,9 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.config.schema import validate
 from visual_grpo.grpo.checkpoint import METADATA, SUMS, _line, save_checkpoint
-from visual_grpo.provenance import MEANING, RUNTIME
+from visual_grpo.provenance import INPUTS, MEANING
 from visual_grpo.training import resuming
-from visual_grpo.training.resuming import Origin, mark_finished, why_another
+from visual_grpo.training.resuming import ResumedRun, mark_finished, why_another
 from visual_grpo.training.run import Callbacks, TrainingRun
 
 CONSTANT = {"schedule": "constant", "warmup_steps": 3}
@@ -106,26 +106,29 @@ def test_cadences_device_and_memory_may_change_and_what_decides_the_result_may_n
     for name, changes in FREE.items():
         resuming.resumed_run(parameters(tmp_path, resume="auto", **{name: changes}))
     for name, changes in DECISIVE:
-        said = rf"made with other values of {name}.*\(was .*, is .*resuming would mix two runs"
+        said = rf"made with different {name}.*\(was .*, is .*resuming would mix two runs"
         with pytest.raises(UserError, match=said):
             resuming.resumed_run(parameters(tmp_path, resume="auto", **{name: changes}))
 
 
 def test_what_a_resume_changes_in_the_result_is_noted(tmp_path: Path) -> None:
-    run = Origin(tmp_path / "step-000006", {"parameters": parameters(tmp_path).public()})
+    run = ResumedRun(tmp_path / "step-000006", {"parameters": parameters(tmp_path).public()})
     changed = {name: FREE[name] for name in ("tracking", "evaluation", "model", "grpo", "generate")}
     now = parameters(tmp_path, **changed).public()
     noted = [line.removesuffix(" after step 6") for line in resuming.adjusted(run, now)]
     assert noted == ["evaluation.batch_size: 32, 1", "evaluation.every: 2, 4", "grpo.micro_batch_size: None, 2"]
 
 
-@pytest.mark.parametrize("name", [*sorted(MEANING.keys() - RUNTIME.keys()), "code of reward mine"])
-def test_other_inputs_are_refused(name: str) -> None:
-    run = Origin(Path("step-000001"), {"provenance": {name: "a", "numerics": "torch 1"}})
-    resuming.refuse_other_inputs(run, {name: "a"})
-    for now in ({name: "b"}, {}):
-        with pytest.raises(UserError, match=f"depends on has changed: {MEANING.get(name, name)}"):
-            resuming.refuse_other_inputs(run, now)
+def test_other_inputs_are_refused(tmp_path: Path) -> None:
+    finished(tmp_path)
+    config = parameters(tmp_path, resume="auto")
+    record = {"parameters": config.public(), **COMPUTED}
+    for name in (*(INPUTS.keys() - {"device"}), "code of reward mine"):
+        note_provenance(tmp_path, **{name: "a"})
+        resuming.resumed_run(config, {**record, name: "a", "numerics": "torch 2"})
+        for now in ({name: "b"}, {}):
+            with pytest.raises(UserError, match=f"was made with different {MEANING.get(name, name)}: resuming would"):
+                resuming.resumed_run(config, {**record, **now})
 
 
 def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -> None:
@@ -343,7 +346,7 @@ def test_a_training_in_parts_goes_on_with_one_process(tmp_path: Path) -> None:
     run = resuming.find_run("auto", tmp_path / "checkpoints")
     assert run is not None
     parts = {**run.parameters, "distributed": {"processes": 2, "sharded": True}}
-    in_parts = Origin(checkpoint=run.checkpoint, metadata={**run.metadata, "parameters": parts})
+    in_parts = ResumedRun(checkpoint=run.checkpoint, metadata={**run.metadata, "parameters": parts})
     alone = validate(resuming.parameters_of_run(in_parts, {"distributed": {"processes": 1}})).distributed
     assert (alone.processes, alone.sharded) == (1, False)
     assert validate(resuming.parameters_of_run(in_parts, {})).distributed.sharded

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from visual_grpo.config.decides import Decides
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,13 @@ class Strict(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    decides: ClassVar[Decides | None] = None
+    """What its fields decide that declare nothing themselves; None = what the outer section says."""
+
+    def __init_subclass__(cls, *, decides: Decides | None = None, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if decides is not None:
+            cls.decides = decides
 
     @field_validator("*", mode="before")
     @classmethod
@@ -54,7 +63,7 @@ class Strict(BaseModel):
         return value
 
 
-class OnRequest(Strict):
+class OnRequest(Strict, decides=Decides.NOTHING):
     """A section of a pipeline beside the data flow: no result of the flow depends on it."""
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from visual_grpo.config.base import REACHES, BuiltIn, NotEmpty, Share, Side, Strict, Task, Words
+from visual_grpo.config.decides import Decides
 
 Limit = Annotated[float, Field(ge=0, le=1)]
 
@@ -30,7 +31,7 @@ class ColumnsConfig(Strict):
         return [name for name in (self.prompt, *self.source, self.target) if name is not None]
 
 
-class DataConfig(Strict):
+class DataConfig(Strict, decides=Decides.CONTENT):
     """Place and preparation of the records."""
 
     path: NotEmpty = Field(
@@ -49,7 +50,7 @@ class DataConfig(Strict):
         None, description="split to hold out instead of held_out_share; its prompts and pictures never train"
     )
     revision: str | None = Field(None, description="branch, tag or commit of a hub dataset; null = its main branch")
-    task: Task = Field(
+    task: Annotated[Task, Decides.SAMPLES] = Field(
         "t2i",
         description="t2i: prompts; i2i: edits of source images; mixed: both; segmentation: a query about one source"
         " image, and its mask as the target",
@@ -57,12 +58,12 @@ class DataConfig(Strict):
     mask_value: int | None = Field(
         None, ge=0, description="value of the object in masks of class numbers; a record's own mask_value comes first"
     )
-    height: Side
-    width: Side
-    frames: int | None = Field(
+    height: Annotated[Side, Decides.SAMPLES]
+    width: Annotated[Side, Decides.SAMPLES]
+    frames: Annotated[int | None, Decides.SAMPLES] = Field(
         None, ge=1, description="frames of a video, for a model that draws videos; null = images"
     )
-    fps: float = Field(16.0, gt=0, description="frames per second of a video")
+    fps: Annotated[float, Decides.SAMPLES] = Field(16.0, gt=0, description="frames per second of a video")
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
     held_out_share: Share = Field(
         0.2, description="share of prompts that never occur in training; 0 = none, and no gain is judged"
@@ -74,12 +75,16 @@ class DataConfig(Strict):
     allow_outside: Annotated[bool, REACHES] = Field(
         False, description="accept files outside the data's folder; only for records that you trust"
     )
-    max_pixels: int = Field(178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit")
-    max_file_mb: float = Field(1000, gt=0, description="MB (10^6 bytes) of an image file, or of a record in a tar")
-    max_zip_ratio: float = Field(
+    max_pixels: Annotated[int, Decides.NOTHING] = Field(
+        178_956_970, ge=1024, description="pixels of an image; the default is Pillow's limit"
+    )
+    max_file_mb: Annotated[float, Decides.NOTHING] = Field(
+        1000, gt=0, description="MB (10^6 bytes) of an image file, or of a record in a tar"
+    )
+    max_zip_ratio: Annotated[float, Decides.NOTHING] = Field(
         100, ge=1, description="times its own size that a zip may unpack to, if that is more than 100 MB"
     )
-    max_zip_files: int = Field(10_000_000, ge=1, description="files in a zip")
+    max_zip_files: Annotated[int, Decides.NOTHING] = Field(10_000_000, ge=1, description="files in a zip")
 
     @field_validator("path")
     @classmethod
@@ -95,7 +100,7 @@ class DataConfig(Strict):
         return self
 
 
-class StarterConfig(Strict):
+class StarterConfig(Strict, decides=Decides.NOTHING):  # The digests of data and model stand for it.
     """The dataset and the small model that are made on the spot where ``data.path`` and ``model.path`` are null."""
 
     world: BuiltIn = Field(description="what is rendered and learnt (starter/worlds.py), or package.module:WORLD")

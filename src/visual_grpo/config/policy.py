@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from visual_grpo.config.base import BuiltIn, Dtype, NotEmpty, Strict, Words
+from visual_grpo.config.decides import Decides
 
 
-class ModelConfig(Strict):
+class ModelConfig(Strict, decides=Decides.SAMPLES):
     """The model, and how it is held in memory."""
 
     family: BuiltIn = Field(
         default="auto",
         description="a built-in family (docs/own_model.md) or package.module:FAMILY; auto = the saved model's",
     )
-    path: NotEmpty = Field(description="folder or hub id of a saved model; null = the starter makes a small one")
+    path: Annotated[NotEmpty, Decides.CONTENT] = Field(
+        description="folder or hub id of a saved model; null = the starter makes a small one"
+    )
     revision: str | None = Field(default=None, description="branch, tag or commit of a hub id; null = newest")
     dtype: Dtype = Field(
         default="float32", description="precision of the weights; float16 is trained with loss scaling"
@@ -27,19 +30,21 @@ class ModelConfig(Strict):
         description="precision of the frozen Linear layers in the networks' blocks (not of the VAE); 8bit and 4bit "
         "(NF4) need make quantised",
     )
-    device: Words = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    offload: Literal["none", "phases"] = Field(
+    device: Annotated[Words, Decides.SAMPLES | Decides.ROUNDING] = Field(
+        default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N"
+    )
+    offload: Annotated[Literal["none", "phases"], Decides.SAMPLES | Decides.ROUNDING] = Field(
         default="none", description="phases: each network is on the GPU only while it computes; same results"
     )
-    attention: NotEmpty | dict[str, str] | None = Field(
+    attention: Annotated[NotEmpty | dict[str, str] | None, Decides.SAMPLES | Decides.ROUNDING] = Field(
         default=None,
         description="attention backend by diffusers' name (flow modules) or transformers' (sdpa, eager); "
         "model.attention.MODULE=NAME for one of several; null = the library's",
     )
-    compile: bool = Field(
+    compile: Annotated[bool, Decides.SAMPLES | Decides.ROUNDING] = Field(
         default=False, description="torch.compile the blocks of the trained networks: minutes once, then faster steps"
     )
-    threads: int = Field(
+    threads: Annotated[int, Decides.SAMPLES | Decides.ROUNDING] = Field(
         default=1, ge=1, le=1024, description="CPU threads of torch; results can differ in their last bits"
     )
     options: dict[str, object] = Field(
@@ -47,7 +52,7 @@ class ModelConfig(Strict):
     )
 
 
-class LoraParams(Strict):
+class LoraParams(Strict, decides=Decides.TRAINING):
     rank: int = Field(default=8, ge=1, le=65536, description="rank of the two matrices added to each target layer")
     alpha: int = Field(default=16, ge=1, description="scale of their product: alpha / rank")
     target_modules: Words | list[Words] | None = Field(
@@ -57,7 +62,7 @@ class LoraParams(Strict):
     )
 
 
-class FlowConfig(Strict):
+class FlowConfig(Strict, decides=Decides.SAMPLES):
     """The trained decisions of a flow module: stochastic denoising steps, or draws of noise on its samples."""
 
     likelihood: Literal["sde", "matching"] = Field(
@@ -110,7 +115,7 @@ class FlowConfig(Strict):
         return self
 
 
-class SignalCheckConfig(Strict):
+class SignalCheckConfig(Strict, decides=Decides.TRAINING):
     """A check, before the first step, that the policy gradients of independent rollouts agree.
 
     The run stops where their mean cosine cannot be told from 0 although a useful one would have been.
@@ -135,7 +140,7 @@ class SignalCheckConfig(Strict):
         return min(max(steps // 4, 6), 48) if self.rollouts is None else self.rollouts
 
 
-class PolicyConfig(Strict):
+class PolicyConfig(Strict, decides=Decides.TRAINING):
     """The trained modules, and how their samples are computed."""
 
     train: Words | list[Words] = Field(
@@ -148,7 +153,7 @@ class PolicyConfig(Strict):
     lora: LoraParams = Field(default=LoraParams(), description="LoRA of every module; modules.NAME.lora overrides it")
     flow: FlowConfig = FlowConfig()
     signal_check: SignalCheckConfig = SignalCheckConfig()
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Annotated[bool, Decides.TRAINING | Decides.ROUNDING] = Field(
         default=False, description="recompute activations in the backward pass: less memory, more time"
     )
     share_start_noise: bool = Field(default=True, description="one start noise of the decoder per prompt")
@@ -157,11 +162,15 @@ class PolicyConfig(Strict):
         ge=1,
         description="guidance in the pictures of a token module's samples; null = sampling.rollout.guidance_scale",
     )
-    denoise_batch: int = Field(default=64, ge=1, description="images denoised at a time (on a CPU by each core)")
-    decode_batch: int = Field(
+    denoise_batch: Annotated[int, Decides.SAMPLES | Decides.ROUNDING] = Field(
+        default=64, ge=1, description="images denoised at a time (on a CPU by each core)"
+    )
+    decode_batch: Annotated[int, Decides.SAMPLES | Decides.ROUNDING] = Field(
         default=8, ge=1, description="images decoded by the VAE at a time (on a CPU by each core)"
     )
-    rollout_batch: int = Field(default=64, ge=1, description="rows of tokens sampled at a time")
+    rollout_batch: Annotated[int, Decides.SAMPLES | Decides.ROUNDING] = Field(
+        default=64, ge=1, description="rows of tokens sampled at a time"
+    )
 
     @model_validator(mode="after")
     def _samples_of_the_ode_differ(self) -> Self:
@@ -173,7 +182,7 @@ class PolicyConfig(Strict):
         return self
 
 
-class SamplerSettings(Strict):
+class SamplerSettings(Strict, decides=Decides.SAMPLES):
     """Settings of a sampler. Temperature, top_p and top_k are for token modules, the rest is for flow modules."""
 
     temperature: float | None = Field(
@@ -221,7 +230,7 @@ class SamplingConfig(Strict):
         return self
 
 
-class DistributedConfig(Strict):
+class DistributedConfig(Strict, decides=Decides.TRAINING | Decides.ROUNDING):
     """Several processes that train together."""
 
     processes: int = Field(

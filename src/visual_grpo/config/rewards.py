@@ -8,13 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from visual_grpo.config.base import NotEmpty, Stated, Strict
+from visual_grpo.config.decides import Decides
 
 
-class RewardConfig(Strict):
+class RewardConfig(Strict, decides=Decides.SCORES):
     """One reward: a built-in by name or any ``package.module:function``."""
 
     function: NotEmpty | None = Field(None, description="package.module:function; null = the built-in of this name")
-    weight: float = Field(1.0, description="0 = reported, never optimised")
+    weight: Annotated[float, Decides.TRAINING | Decides.JUDGEMENT] = Field(
+        1.0, description="0 = reported, never optimised"
+    )
     judge: bool = Field(
         False, description="a second opinion: scored at baseline and evaluations, never in rollouts; weight 0"
     )
@@ -35,7 +38,7 @@ class RewardConfig(Strict):
         description="least scores of other rewards, such as {ocr: 0.9}; below them this reward counts as the worst "
         "end of clip",
     )
-    max_failed_share: float = Field(
+    max_failed_share: Annotated[float, Decides.NOTHING] = Field(
         0.05,
         ge=0,
         lt=1,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -23,6 +23,7 @@ from visual_grpo.common.errors import UserError, nearest, nearest_hint
 from visual_grpo.config.base import AdapterName, NotEmpty, OnRequest, Strict
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.data import DataConfig, StarterConfig
+from visual_grpo.config.decides import Decides
 from visual_grpo.config.pipelines import (
     CompareConfig,
     GenerateConfig,
@@ -61,24 +62,26 @@ class Resume(StrEnum):
 class Parameters(Strict):
     """The whole parameter tree."""
 
-    output: NotEmpty = Field(
+    output: Annotated[NotEmpty, Decides.NOTHING] = Field(
         "data",
         description="folder of all results; null = data, data/NAME for an environment, and a folder in that, named"
         " after data.path, for data of your own",
     )
-    seed: int = Field(ge=0, lt=2**31, description="seed of all draws but the evaluation's: starter, split, rollouts")
-    resume: str = Field(
+    seed: Annotated[int, Decides.TRAINING] = Field(
+        ge=0, lt=2**31, description="seed of all draws but the evaluation's: starter, split, rollouts"
+    )
+    resume: Annotated[str, Decides.NOTHING] = Field(
         Resume.NEVER.value,
         min_length=1,
         description="auto: from the newest checkpoint, with its parameters and MLflow run; same: only where it is of"
         " this very training, unfinished; or the folder of a checkpoint or several; never: start at step 1",
     )
-    adapter: AdapterName = Field(
+    adapter: Annotated[AdapterName, Decides.JUDGEMENT] = Field(
         "latest",
         description="judged by evaluate, drawn with by generate: latest, a folder, an MLflow run's id or name,"
         " models:/NAME@ALIAS or models:/NAME/VERSION, or (generate) none = the base",
     )
-    trust: list[str] = Field(
+    trust: Annotated[list[str], Decides.NOTHING] = Field(
         [],
         description="digest, or digests, of folders of others whose records may name code, addresses, files and"
         " variables: at least 32 hex digits, as the refusal tells it; null = none",
@@ -91,7 +94,7 @@ class Parameters(Strict):
     promotion: PromotionConfig = PromotionConfig()
     plan: PlanConfig = PlanConfig()
     gpu_check: GpuCheckConfig = GpuCheckConfig()
-    run: AdapterName | None = Field(
+    run: Annotated[AdapterName | None, Decides.NOTHING] = Field(
         None, description="the training that reproduce repeats: an MLflow run's id or name, its adapters, or latest"
     )
     reproduce: ReproduceConfig = ReproduceConfig()
@@ -104,7 +107,7 @@ class Parameters(Strict):
         default_factory=dict, description="per-module overrides: a section for each module whose settings differ"
     )
     sampling: SamplingConfig
-    reward: Literal["auto", PresetName] | None = Field(
+    reward: Annotated[Literal["auto", PresetName] | None, Decides.SCORES] = Field(
         "auto",
         description="preset of rewards (config/presets.py); auto = what the records allow; null = rewards and guards",
     )

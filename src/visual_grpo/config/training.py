@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from visual_grpo.config.base import REACHES, AdapterName, NotEmpty, Strict
+from visual_grpo.config.decides import Decides
 from visual_grpo.config.policy import LoraParams, SamplerSettings
 
 
-class GRPOConfig(Strict):
+class GRPOConfig(Strict, decides=Decides.TRAINING):
     """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
 
     loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo"] = Field(
@@ -29,7 +30,9 @@ class GRPOConfig(Strict):
     updates_per_rollout: int = Field(
         default=1, ge=1, description="optimiser updates on the same samples; 1 = on-policy"
     )
-    micro_batch_size: int | None = Field(default=None, ge=1, description="rows per backward pass; null = all at once")
+    micro_batch_size: Annotated[int | None, Decides.TRAINING | Decides.ROUNDING] = Field(
+        default=None, ge=1, description="rows per backward pass; null = all at once"
+    )
     optimizer: Literal["adamw", "adamw_8bit"] = Field(
         default="adamw",
         description="adamw, or adamw_8bit: moments of large matrices in 8 bits (arXiv 2110.02861); needs make "
@@ -93,7 +96,7 @@ class GRPOConfig(Strict):
         description="DAPO's dynamic sampling, with any loss: how often groups without variance are replaced by those"
         " of new prompts",
     )
-    non_finite: Literal["stop", "skip"] = Field(
+    non_finite: Annotated[Literal["stop", "skip"], Decides.STOPPING] = Field(
         default="stop",
         description="an update whose loss or gradient is NaN or infinite: stop the run; or skip it, and end the run"
         " after 3 in a row",
@@ -127,7 +130,7 @@ class GRPOConfig(Strict):
         return self.old_log_probs == "replay"
 
 
-class TrainConfig(Strict):
+class TrainConfig(Strict, decides=Decides.TRAINING):
     """The start of a training, and the weights that are its result."""
 
     seed: int | None = Field(
@@ -136,7 +139,7 @@ class TrainConfig(Strict):
         lt=2**31,
         description="of the training's draws: initial adapters, order of prompts, rollouts; null = seed",
     )
-    start: AdapterName = Field(
+    start: Annotated[AdapterName, Decides.CONTENT] = Field(
         "base", description="base: fresh adapters; champion: the promoted one; or as the parameter adapter names one"
     )
     ema_decay: float | None = Field(
@@ -148,7 +151,7 @@ class TrainConfig(Strict):
     )
 
 
-class ModuleConfig(Strict):
+class ModuleConfig(Strict, decides=Decides.TRAINING):
     """Overrides for one module of the model; null = as for all.
 
     A flow module's log-probs are in a unit (``models.flow.transitions.log_prob``) in which a clip of 0.2 means what it
@@ -160,7 +163,9 @@ class ModuleConfig(Strict):
         None, ge=2, description="as grpo.group_size; of the second stage in a joint rollout: decodes of each sample"
     )
     updates_per_rollout: int | None = Field(None, ge=1, description="as grpo.updates_per_rollout")
-    micro_batch_size: int | None = Field(None, ge=1, description="as grpo.micro_batch_size")
+    micro_batch_size: Annotated[int | None, Decides.TRAINING | Decides.ROUNDING] = Field(
+        None, ge=1, description="as grpo.micro_batch_size"
+    )
     learning_rate: float | None = Field(None, gt=0, description="as grpo.learning_rate")
     target_kl: float | None = Field(None, gt=0, description="as grpo.target_kl")
     clip_low: float | None = Field(None, gt=0, lt=1, description="as grpo.clip_low")
@@ -168,7 +173,7 @@ class ModuleConfig(Strict):
     kl_weight: float | None = Field(None, ge=0, description="as grpo.kl_weight")
     advantage_epsilon: float | None = Field(None, gt=0, description="as grpo.advantage_epsilon")
     lora: LoraParams | None = Field(None, description="as policy.lora")
-    rewards: dict[str, float] = Field(
+    rewards: Annotated[dict[str, float], Decides.TRAINING | Decides.JUDGEMENT] = Field(
         default_factory=dict, description="weights in this module's training that are not rewards.NAME.weight"
     )
 
@@ -192,33 +197,39 @@ class ControlConfig(SamplerSettings):
         return self.model_dump(exclude_none=True)
 
 
-class EvaluationConfig(Strict):
-    seed: int = Field(
+class EvaluationConfig(Strict, decides=Decides.ASKED):
+    seed: Annotated[int, Decides.ASKED | Decides.TRAINING] = Field(
         0,
         ge=0,
         lt=2**31,
         description="of the draws of baseline and evaluation and of their intervals, whatever the training's seed",
     )
-    every: int = Field(ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end")
-    prompts: int = Field(ge=1, description="eval prompts used while training")
+    every: Annotated[int, Decides.STOPPING] = Field(
+        ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end"
+    )
+    prompts: Annotated[int, Decides.TRAINING] = Field(ge=1, description="eval prompts used while training")
     images_per_prompt: int = Field(ge=1, description="images of each eval and held-out prompt in baseline and evaluate")
     max_prompts: int | None = Field(None, ge=1, description="most prompts of each split; null = all")
-    batch_size: int = Field(32, ge=1, description="images generated at a time")
-    redraw: bool = Field(
+    batch_size: Annotated[int, Decides.SAMPLES | Decides.ROUNDING] = Field(
+        32, ge=1, description="images generated at a time"
+    )
+    redraw: Annotated[bool, Decides.NOTHING] = Field(
         False, description="draw the baseline again although nothing has changed, as an own reward may need it"
     )
-    bootstrap_samples: int = Field(5000, ge=100, description="resamples of the prompts behind each interval of a ratio")
+    bootstrap_samples: Annotated[int, Decides.JUDGEMENT] = Field(
+        5000, ge=100, description="resamples of the prompts behind each interval of a ratio"
+    )
     controls: list[ControlConfig] = Field(
         default_factory=list,
         description="the base model's held-out samples with other settings, as {guidance_scale: 3.0}: a gain that a"
         " setting gives as well is no gain of training",
     )
-    adapter: Literal["best", "last"] = Field(
+    adapter: Annotated[Literal["best", "last"], Decides.TRAINING] = Field(
         "best", description="the adapter of a run: best on eval prompts while training, or that of the last step"
     )
 
 
-class AlarmConfig(Strict):
+class AlarmConfig(Strict, decides=Decides.STOPPING):
     """Detects a training that cheats its reward: compares it with the base model at every evaluation."""
 
     action: Literal["warn", "stop", "rollback"] = Field(
@@ -243,7 +254,7 @@ class AlarmConfig(Strict):
     )
 
 
-class TrackingConfig(Strict):
+class TrackingConfig(Strict, decides=Decides.NOTHING):
     """MLflow is always on; the others are written beside it."""
 
     tensorboard: str | None = Field(None, description="folder for TensorBoard's event files; null = none")

@@ -18,7 +18,6 @@ EVAL_SAMPLER = "eval"
 """The sampler of the plain pipeline."""
 KEY = ["sampler", "split", "id", "index", "seed"]
 NUMERATOR, DENOMINATOR = "numerator/", "denominator/"
-_EXTENT = ("evaluation.images_per_prompt", "evaluation.max_prompts")
 
 
 def compare(
@@ -57,8 +56,8 @@ def compare_controls(
 
 
 def controls_of(scores: pd.DataFrame) -> list[str]:
-    """Lists the samplers that only the base model has (``evaluation.controls``)."""
-    return list(scores.attrs.get("depends_on", {}).get("evaluation.controls", ()))
+    """Lists the samplers that only the base model has (``evaluation.controls``): ``eval guidance_scale=3``."""
+    return [name for name in scores["sampler"].unique() if name.startswith(f"{EVAL_SAMPLER} ")]
 
 
 def judges_of(scores: pd.DataFrame) -> dict[str, str]:
@@ -189,9 +188,6 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
 
 
 def asked_for(baseline: pd.DataFrame, trained: pd.DataFrame) -> pd.DataFrame:
-    """Selects the baseline's samples of the prompts and seeds of ``trained``, if that was asked for fewer."""
-    before, after = ([s.attrs.get("depends_on", {}).get(name) for name in _EXTENT] for s in (baseline, trained))
-    if before == after:
-        return baseline
+    """Selects the baseline's samples of the prompts and seeds of ``trained``, which may have been asked for fewer."""
     drawn = pd.MultiIndex.from_frame(trained[["split", "id", "index"]])
     return baseline[pd.MultiIndex.from_frame(baseline[["split", "id", "index"]]).isin(drawn)]

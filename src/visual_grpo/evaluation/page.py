@@ -113,7 +113,7 @@ def render(
         film=film,
         differences=evaluation.get("differences", {}),
         configuration=configuration(parameters, defaults) if parameters else None,
-        depends_on=evaluation.get("depends_on", {}),
+        depends_on=evaluation.get("depends_on"),
         eval_note=EVAL_NOTE,
     )
 

@@ -48,7 +48,7 @@ def evaluate(
         measure(before, after, bootstrap_samples=settings.bootstrap_samples, seed=settings.seed)
         for measure in (compare, compare_controls)
     )
-    known = {"training": training, "depends_on": after.attrs["depends_on"], "rewards": entries, "controls": controls}
+    known = {"training": training, "rewards": entries, "controls": controls}
     is_video = after["file"].str.endswith(SUFFIX).any()
     samples = "answers" if "answer" in after else "videos" if is_video else "images"
     return {"headline": summarise(entries, controls, names=names, notes=notes, samples=samples), **about, **known}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
 import pandas as pd
 
@@ -130,7 +130,6 @@ def generate_and_score(
     folder: Path,
     *,
     batch_size: int,
-    depends_on: Mapping[str, Any],
     advance: Callable[..., object] | None = None,
 ) -> pd.DataFrame:
     """Writes ``<sampler>/<id>_<index>.png`` (videos: .webp) and ``scores.parquet`` into ``folder``; returns the scores.
@@ -139,9 +138,8 @@ def generate_and_score(
     reward/<name>, part/<reward>/<part>, numerator/<reward>/<ratio> and denominator/<reward>/<ratio>; NaN = unscored.
     Optional columns: ``answer``, the text of a text sample, and, relative to ``folder``, ``source``, the images that
     were edited, and ``target`` (the picture of a text sample already shows its image). ``DataFrame.attrs``, which
-    Parquet preserves, has ``depends_on`` (what decides the samples), and weights, judges, measures and guards of the
-    rewards. ``advance`` is called after every batch with the number of samples and their mean reward so far
-    (``console.progress(...).advance``).
+    Parquet preserves, has the weights, judges, measures and guards of the rewards. ``advance`` is called after every
+    batch with the number of samples and their mean reward so far (``console.progress(...).advance``).
     """
     frames: list[pd.DataFrame] = []
     summed, scored = 0.0, 0
@@ -163,10 +161,10 @@ def generate_and_score(
                 advance(len(batch), reward=summed / scored)
     table = pd.concat(frames, ignore_index=True)
     table = table.drop(columns=[column for column in ("answer", "source", "target") if table[column].isna().all()])
-    return _write_scores(table, scorer, folder, depends_on)
+    return _write_scores(table, scorer, folder)
 
 
-def write_no_scores(scorer: RewardSet, folder: Path, depends_on: Mapping[str, Any]) -> None:
+def write_no_scores(scorer: RewardSet, folder: Path) -> None:
     """Writes what ``generate_and_score`` would if it were asked for no sample."""
     kinds = {
         **dict.fromkeys(("sampler", "split", "id", "prompt", "unit", "file"), "object"),
@@ -174,12 +172,12 @@ def write_no_scores(scorer: RewardSet, folder: Path, depends_on: Mapping[str, An
         **dict.fromkeys(("total", *(f"reward/{name}" for name in scorer.weights)), "float32"),
     }
     table = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in kinds.items()})
-    _write_scores(table, scorer, folder, depends_on)
+    _write_scores(table, scorer, folder)
 
 
-def _write_scores(table: pd.DataFrame, scorer: RewardSet, folder: Path, depends_on: Mapping[str, Any]) -> pd.DataFrame:
-    table.attrs = {"depends_on": dict(depends_on), "weights": dict(scorer.weights)}
-    table.attrs |= {"judges": scorer.judges, "measures": scorer.measures, "guards": scorer.guards}
+def _write_scores(table: pd.DataFrame, scorer: RewardSet, folder: Path) -> pd.DataFrame:
+    table.attrs = {"weights": dict(scorer.weights), "judges": scorer.judges}
+    table.attrs |= {"measures": scorer.measures, "guards": scorer.guards}
     table.to_parquet(folder / SCORES, index=False)
     return table
 

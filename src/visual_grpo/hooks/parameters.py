@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kedro.config import AbstractConfigLoader, OmegaConfigLoader
 from kedro.framework.context import KedroContext
@@ -28,6 +28,9 @@ from visual_grpo.starter.parameters import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
 from visual_grpo.tracking.trust import require_adapters, require_checkpoint, require_version
+
+if TYPE_CHECKING:
+    from visual_grpo.models.run_spec import RunSpec  # It imports torch.
 
 RUN_SPEC = "params:run_spec"
 """The parameters, resolved for the model (`models.run_spec`)."""
@@ -91,7 +94,8 @@ class ParameterHooks:
             rerun(present.distributed.processes)
         parameters, spec, notes = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
         if parameters.resume == Resume.SAME and "adapters" in makes:
-            parameters = _same_or_fresh(parameters, pipeline, catalog)
+            assert spec is not None  # Every pipeline that trains resolves the model.
+            parameters = _same_or_fresh(replace(spec, config=parameters), pipeline, catalog)
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
@@ -178,7 +182,7 @@ def _for_all_modules(tree: dict[str, Any], runtime: dict[str, Any]) -> dict[str,
     return {**tree, "modules": kept}
 
 
-def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
+def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol) -> Parameters:
     """Resolves ``resume=same``: ``auto`` if the newest checkpoint is of this very training, else ``never``."""
     from visual_grpo import provenance
     from visual_grpo.training import resuming
@@ -189,10 +193,10 @@ def _same_or_fresh(parameters: Parameters, pipeline: Pipeline, catalog: CatalogP
             " alone.",
             remedy="train",
         )
-    base_model, records = catalog.load("base_model"), catalog.load("records")
+    parameters, base_model, records = spec.config, catalog.load("base_model"), catalog.load("records")
     start = adapters_or_base(parameters.train.start, parameters.place("adapters"))
     digest = None if start is None else adapter_digest(start)
-    now = provenance.record(parameters, base_model, records.digest, digest)
+    now = provenance.record(spec, base_model, records.digest, digest)
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
     if why is not None:
         console.note(f"Starting at step 1: {why}")

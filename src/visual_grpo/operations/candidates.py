@@ -17,6 +17,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import EvaluationConfig, Parameters, PromotionConfig
 from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_of, read_facts
+from visual_grpo.config.decides import Decides
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation.compare import EVAL_SAMPLER
@@ -121,7 +122,6 @@ def draw_model(
             {EVAL_SAMPLER: (sampler, asked)},
             folder,
             batch_size=settings.batch_size,
-            depends_on={"model": facts["model_digest"], "sampler": sampler.model_dump(mode="json")},
             advance=bar.advance,
         )
 
@@ -158,7 +158,8 @@ def _rewards_of(record: provenance.Provenance, model: ComparedModel) -> dict[str
 
 
 def _differences(before: provenance.Provenance, now: provenance.Provenance) -> list[str]:
-    return provenance.described(provenance.differences(before, now, ("rewards.*.max_failed_share",)))
+    about = Decides.SCORES | Decides.JUDGEMENT
+    return provenance.described(provenance.differences(before, now, about))
 
 
 def sampled_alike(parameters: Parameters, facts: Mapping[str, Any]) -> RunSpec:

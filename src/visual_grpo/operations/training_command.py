@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -159,17 +159,20 @@ def show_replaced(config: Parameters, run_id: str | None) -> None:
 
 def training_provenance(
     config: Parameters,
-    base_model: dict[str, Any],
-    inputs: Mapping[str, Any],
+    present: provenance.Provenance,
     project: Path,
     start: Path | None,
-    origin: resuming.Origin | None,
+    origin: resuming.ResumedRun | None,
 ) -> dict[str, Any]:
-    """Returns what the adapters depend on, ``inputs`` and more, with the commands that resumed their training."""
+    """Returns the record of the adapters apart from their parameters, with the commands that resumed their training.
+
+    ``present`` is the record of this part of the training.
+    """
+    inputs = {name: value for name, value in present.items() if name not in ("parameters", *provenance.RUNTIME)}
     now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
-    now |= provenance.runtime(config.model, config.grpo)
+    now |= {name: present[name] for name in provenance.RUNTIME}
     records, *others = (config.place(name) for name in ("records", "base_model", "baseline"))
-    now |= lineage.dvc_tags(project, [config.data.path, base_model["model"], records.parent, *others])
+    now |= lineage.dvc_tags(project, [config.data.path, present["model"], records.parent, *others])
     if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
         now[START_RUN] = run_id
     if origin is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
-from visual_grpo.common.digests import tree_digest
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.training import components
@@ -26,17 +26,13 @@ def create_pipeline() -> Pipeline:
     )
 
 
-STAMP = "made_with.json"
-"""File in the baseline's folder: what it depends on, and the digest of its other files."""
-
-
 def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTable) -> Path:
     """Draws and scores the policy without an adapter, also at each control's settings.
 
     An existing baseline is kept if the same one would be drawn.
     """
     components.check_unchanged(base_model, spec)
-    now = provenance.record(spec.config, base_model, records.digest)
+    now = provenance.record(spec, base_model, records.digest)
     present = spec.config.place("baseline")
     # The files of a model on the hub whose revision is no commit may be others now.
     known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
@@ -47,10 +43,8 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
     folder = new_folder(present)
-    depends_on = provenance.samples_record(spec, base_model, records.digest)
-    generate_samples(folder, spec, records, depends_on, adapters=None, title="baseline")
-    stamp = {"provenance": now, "digest": _digest(folder)}
-    (folder / STAMP).write_text(json.dumps(stamp, indent=1, ensure_ascii=False), encoding="utf-8")
+    generate_samples(folder, spec, records, adapters=None, title="baseline")
+    provenance.write_record(folder, now)
     return folder
 
 
@@ -66,17 +60,11 @@ def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known
     if not folder.is_dir():
         return "there is none"
     try:
-        stamp = json.loads((folder / STAMP).read_text(encoding="utf-8"))
-        before, digest = stamp["provenance"], stamp["digest"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"{folder} does not say what it was made with"
+        before = provenance.read_record(folder, "baseline")
+    except UserError as error:
+        return str(error).rstrip(".")
     if not known:
         return "model.path is on the hub and model.revision names no commit, so that its files may be others now"
-    if different := provenance.differences(before, now, provenance.UNREAD["baseline"]):
-        return f"other {', '.join(provenance.described(different))}"
-    return None if digest == _digest(folder) else f"a file in {folder} was changed, added or removed"
-
-
-def _digest(folder: Path) -> str:
-    """Returns the digest of every file but the stamp."""
-    return tree_digest(folder, (file for file in folder.rglob("*") if file != folder / STAMP))
+    if different := provenance.differences(before, now, PIPELINES["baseline"]):
+        return f"different {', '.join(provenance.described(different))}"
+    return None if provenance.is_intact(folder, before) else f"a file in {folder} was changed, added or removed"

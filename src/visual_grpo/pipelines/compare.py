@@ -13,6 +13,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import modules_of
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
@@ -25,10 +26,6 @@ def create_pipeline() -> Pipeline:
         [Node(compare_adapters, ["parameters", "records"], "comparison", name="compare_adapters")],
         tags=["apart", "model", "parameters_of.compare.adapter"],
     )
-
-
-_UNCOMPARED = (*provenance.UNREAD["train"], "evaluation", "model.device", "model_content")
-"""What changes nothing in a training; of the base model, one digest is enough."""
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
@@ -75,10 +72,13 @@ def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[A
     if first.folder is None or second.folder is None:
         return {}
     trained = {*modules_of(first.folder), *modules_of(second.folder)}
-    idle = [f"modules.{name}" for side in (first, second) for name in side.facts["parameters"]["modules"]]
-    ignoring = [*_UNCOMPARED, *(name for name in idle if name.removeprefix("modules.") not in trained)]
-    found = provenance.differences(first.facts, second.facts, ignoring)
-    changed = {provenance.MEANING.get(name, name): list(values) for name, values in found.items()}
+    # Of the base model, one digest is enough.
+    found = provenance.differences(first.facts, second.facts, PIPELINES["train"], but=["model_content", "model.device"])
+    changed = {
+        provenance.MEANING.get(name, name): list(values)
+        for name, values in found.items()
+        if not name.startswith("modules.") or name.split(".")[1] in trained
+    }
     commits = [side.facts.get("git.commit") for side in (first, second)]
     return changed | ({"commit": commits} if commits[0] != commits[1] else {})
 

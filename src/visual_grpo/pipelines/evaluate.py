@@ -12,12 +12,12 @@ from visual_grpo.common import console
 from visual_grpo.common.files import from_here, new_folder, require_no_links
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import adapter_digest, modules_of, read_facts
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.limits import limit_notes
-from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.evaluation.verdict import change, decimals, extent, result
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.starter.parameters import default_parameters
@@ -71,12 +71,14 @@ def draw_trained(
 ) -> Path:
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(base_model, spec)
-    present = provenance.samples_record(spec, base_model, records.digest)
-    training = read_facts(adapters)
-    provenance.require_pair(read_scores(baseline).attrs["depends_on"], present, training.get("mlflow_run_id"))
-    provenance.require_trained_on(training, base_model, records.digest)
+    training, before = read_facts(adapters), provenance.read_record(baseline, "baseline")
+    made_from = {"baseline": before["digest"], "adapters": adapter_digest(adapters)}
+    present = provenance.record(spec, base_model, records.digest, **made_from)
+    provenance.require_pair(before, present, training.get("mlflow_run_id"))
+    provenance.require_trained_on(training, present)
     folder = new_folder(spec.config.place("trained"))
-    generate_samples(folder, spec, records, present, adapters=adapters, title="evaluate")
+    generate_samples(folder, spec, records, adapters=adapters, title="evaluate")
+    provenance.write_record(folder, present)
     return folder
 
 
@@ -84,9 +86,11 @@ def compare_with_baseline(
     settings: EvaluationConfig, baseline: Path, trained: Path, adapters: Path
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
-    training, modules = read_facts(adapters), modules_of(adapters)
+    training, modules, digest = read_facts(adapters), modules_of(adapters), adapter_digest(adapters)
+    now, before = (provenance.read_record(folder, "evaluate") for folder in (trained, baseline))
+    provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=digest)
     limits = limit_notes(report.read_history(adapters), training.get("parameters", {}), modules)
-    changed = provenance.code_notes(training, read_scores(trained).attrs["depends_on"])
+    changed = provenance.code_notes(training, now)
     evaluation = report.evaluate(
         baseline,
         trained,
@@ -96,8 +100,9 @@ def compare_with_baseline(
         seed=settings.seed,
         # A result should not depend on where it was made.
         adapter=", ".join(str(from_here(adapters / module)) for module in modules),
-        adapter_digest=adapter_digest(adapters),
+        adapter_digest=digest,
         modules=modules,
+        depends_on=provenance.values(now, PIPELINES["baseline"], rounding=False),
     )
     return evaluation, result(evaluation["headline"])
 

@@ -26,7 +26,6 @@ from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.alarm import HackingMonitor
-from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.grpo.distributed import launch, ranks
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
@@ -72,14 +71,13 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     start = adapters_or_base(config.train.start, config.place("adapters"))
     if start is not None:
         _check_start(spec, start)
-    inputs = provenance.inputs(config, base_model, records.digest, None if start is None else adapter_digest(start))
-    origin = resuming.resumed_run(config)
-    if origin is not None:  # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
-        resuming.refuse_other_inputs(origin, inputs)
-    present = provenance.samples_record(spec, base_model, records.digest)
-    drawn = read_scores(baseline).attrs["depends_on"]
-    provenance.require_pair(drawn, present)
-    extent = {name: drawn.get(f"evaluation.{name}") for name in ("images_per_prompt", "max_prompts")}
+    digest = None if start is None else adapter_digest(start)
+    present = provenance.record(spec, base_model, records.digest, digest)
+    # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
+    origin = resuming.resumed_run(config, present)
+    before = provenance.read_record(baseline, "baseline")
+    provenance.require_pair(before, present)
+    extent = {name: before["parameters"]["evaluation"][name] for name in ("images_per_prompt", "max_prompts")}
     scorer = components.build_scorer(spec)
     data = {split: records.split(split) for split in OPEN}
     for split in ("train", "eval"):
@@ -87,7 +85,7 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
     arguments = {
         "data": data,
-        "provenance": training_provenance(config, base_model, inputs, project, start, origin) | {BASELINE: extent},
+        "provenance": training_provenance(config, present, project, start, origin) | {BASELINE: extent},
         "origin": origin,
         "run_id": tracker.run_id,
     }

@@ -39,11 +39,11 @@ from visual_grpo.evaluation.compare import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
-from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed, read_scores
+from visual_grpo.evaluation.samples import SCORES, Request, distinct_prompts, generate_batches, image_seed
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.candidates import model_in, sampled_alike
 from visual_grpo.pipelines.generate import LISTED
-from visual_grpo.provenance import require_pair
+from visual_grpo.provenance import read_record, require_pair
 from visual_grpo.rewards.catalogue import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
@@ -251,10 +251,12 @@ def _drawn_before(file: Path) -> dict[str, Pair]:
 def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: Path) -> list[Pair]:
     """Pairs samples of held-out prompts with the same seed, the base model's first."""
     folders = [place(output, name) for name in ("baseline", "trained")]
-    for folder, maker in zip(folders, ("baseline", "evaluate"), strict=True):
+    makers = ("baseline", "evaluate")
+    for folder, maker in zip(folders, makers, strict=True):
         if not (folder / SCORES).is_file():
             raise UserError(f"vote.source=ab compares {folders[0]} with {folders[1]}. Make {folder}.", remedy=maker)
-    require_pair(*(read_scores(folder).attrs["depends_on"] for folder in folders))
+    baseline, trained = (read_record(folder, maker) for folder, maker in zip(folders, makers, strict=True))
+    require_pair(baseline, trained)
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:

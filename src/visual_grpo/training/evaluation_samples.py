@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from visual_grpo.common import console
 from visual_grpo.data.manifest import RecordTable
@@ -26,7 +24,6 @@ def generate_samples(
     folder: Path,
     spec: RunSpec,
     records: RecordTable,
-    depends_on: Mapping[str, Any],
     *,
     adapters: Path | None,
     title: str,
@@ -34,7 +31,7 @@ def generate_samples(
     """Draws and scores every eval and held-out sample into ``folder``; without adapters also those of the controls.
 
     Samples depend on parameters, model, records and adapters only, so that baseline and trained ones pair. Records are
-    checked against the rewards before the model is loaded. ``depends_on`` is their `samples_record`.
+    checked against the rewards before the model is loaded.
     """
     scorer, splits = components.build_scorer(spec), {split: records.split(split) for split in SPLITS}
     for split in splits.values():
@@ -42,7 +39,7 @@ def generate_samples(
     asked = plan_images(splits, spec.config.evaluation, spec.samplers, spec.controls if adapters is None else {})
     if not any(requests for _, requests in asked.values()):
         console.note("There is nothing to draw: no prompt is held out or in eval.")
-        write_no_scores(scorer, folder, depends_on)
+        write_no_scores(scorer, folder)
         return
     with (
         launch.running_ranks(spec, generate_on_rank, adapters=adapters, asked=asked),
@@ -54,7 +51,6 @@ def generate_samples(
             asked,
             folder,
             batch_size=_batch_size(spec),
-            depends_on=depends_on,
             advance=bar.advance,
         )
 

@@ -11,6 +11,7 @@ from visual_grpo import provenance
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.files import require_no_links, settled, write_atomically
 from visual_grpo.config import Parameters, flatten, merged, presets
+from visual_grpo.config.decides import PIPELINES, Decides
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.grpo import checkpoint
 
@@ -20,7 +21,7 @@ FINISHED = "finished.txt"
 
 
 @dataclass(frozen=True)
-class Origin:
+class ResumedRun:
     """The run to resume."""
 
     checkpoint: Path
@@ -35,24 +36,32 @@ class Origin:
         return self.metadata["mlflow_run_id"]
 
     @property
-    def provenance(self) -> dict[str, str]:
-        """Digests of what the training so far depends on, with its commands, commit and versions."""
+    def provenance(self) -> dict[str, Any]:
+        """The record without the parameters, with the commands, commit and versions of the training so far."""
         return dict(self.metadata["provenance"])
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the training so far depends on (`provenance`)."""
+        return {**self.provenance, "parameters": self.parameters}
 
-def resumed_run(config: Parameters) -> Origin | None:
+
+def resumed_run(config: Parameters, now: provenance.Provenance | None = None) -> ResumedRun | None:
     """The run that ``config`` resumes; None = start at step 1. Only reads.
 
+    Args:
+        now: the record of the training as it would go on; None = only the parameters are known yet.
+
     Raises:
-        UserError: see `find_run`; or the run's parameters were others.
+        UserError: see `find_run`; or what the run depends on has changed.
     """
     run = find_run(config.resume, Path(config.tracking.checkpoints))
     if run is not None:
-        _refuse_changes(run, config)
+        _refuse_changes(run, config, now or {**run.record, "parameters": config.public()})
     return run
 
 
-def find_run(resume: str, folder: Path) -> Origin | None:
+def find_run(resume: str, folder: Path) -> ResumedRun | None:
     """The run that ``resume`` names, at its newest intact checkpoint; None = start at step 1. Only reads.
 
     Args:
@@ -67,7 +76,7 @@ def find_run(resume: str, folder: Path) -> Origin | None:
     path = named if _is_one(named) else checkpoint.newest_intact(named)
     if path is not None:
         require_no_links(named)  # Pictures beside the checkpoints are copied to the adapters.
-    return None if path is None else Origin(path, checkpoint.load_metadata(path))
+    return None if path is None else ResumedRun(path, checkpoint.load_metadata(path))
 
 
 def _named(resume: str, folder: Path) -> Path:
@@ -88,7 +97,7 @@ def _is_one(folder: Path) -> bool:
     return (folder / checkpoint.SUMS).is_file()
 
 
-def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def parameters_of_run(run: ResumedRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
     resumed = merged(run.parameters, overrides)
     distributed, given = resumed["distributed"], overrides.get("distributed", {})
@@ -98,7 +107,7 @@ def parameters_of_run(run: Origin, overrides: Mapping[str, Any]) -> dict[str, An
     return resumed
 
 
-def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
+def inherited_parameters(run: ResumedRun, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
     configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
     by_records = ["reward"] if configuration["reward"] == presets.AUTO else []
@@ -113,9 +122,9 @@ def inherited_parameters(run: Origin, configured: Mapping[str, Any], used: Mappi
     }
 
 
-def _refuse_changes(run: Origin, config: Parameters) -> None:
-    """Raises UserError with each parameter that differs from the checkpoint's and may not."""
-    path, ignoring, why = run.checkpoint, provenance.CHANGED_BY_RESUME, ""
+def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provenance) -> None:
+    """Raises UserError with all that differs from what the checkpoint was made with, and may not."""
+    path, may_differ, why = run.checkpoint, [], ""
     done, steps = checkpoint.step_of(path), config.grpo.steps
     if steps != run.parameters["grpo"]["steps"]:
         if config.grpo.schedule == "constant":
@@ -123,35 +132,25 @@ def _refuse_changes(run: Origin, config: Parameters) -> None:
                 raise UserError(
                     f"{STEPS} is {steps}, but the checkpoint {path} has done {done} steps: give at least {done}."
                 )
-            ignoring = (*ignoring, STEPS)
+            may_differ.append(STEPS)
         else:
             why = (
                 f" The steps decide the learning rate of the schedule {config.grpo.schedule!r}; with"
                 " grpo.schedule=constant they could change."
             )
-    before, now = ({"parameters": tree} for tree in (run.parameters, config.public()))
-    if different := provenance.differences(before, now, ignoring):
+    about = PIPELINES["train"] & ~Decides.STOPPING
+    if different := provenance.differences(run.record, now, about, rounding=False, but=may_differ):
         raise UserError(
-            f"The checkpoint {path} was made with other values of {', '.join(provenance.described(different))}:"
-            f" resuming would mix two runs.{why} Leave out what differs, or start at step 1 without resume."
+            f"The checkpoint {path} was made with different {', '.join(provenance.described(different))}: resuming"
+            f" would mix two runs.{why} Put what differs back as it was, or start at step 1 without resume."
         )
 
 
-def refuse_other_inputs(run: Origin, inputs: Mapping[str, Any]) -> None:
-    """Raises UserError with what else the run depends on, and is not what it was: model, data, code of rewards."""
-    if different := provenance.differences(run.provenance, inputs, [*provenance.RUNTIME]):
-        changed = ", ".join(provenance.described(different))
-        raise UserError(
-            f"What the checkpoint {run.checkpoint} depends on has changed: {changed}."
-            " Resuming would mix two runs. Put that back as it was, or start at step 1 without resume."
-        )
-
-
-def adjusted(run: Origin, parameters: Mapping[str, Any]) -> list[str]:
+def adjusted(run: ResumedRun, parameters: Mapping[str, Any]) -> list[str]:
     """Lines ``NAME: BEFORE, NOW after step N`` of the parameters that decide or round the result and have changed."""
     before, now = ({"parameters": tree} for tree in (run.parameters, parameters))
-    # Of another device, `provenance.runtime` tells.
-    different = provenance.differences(before, now, (*provenance.UNREAD["train"], "model.device"))
+    # `provenance.runtime` tells of a different device.
+    different = provenance.differences(before, now, PIPELINES["train"], but=["model.device"])
     step = checkpoint.step_of(run.checkpoint)
     return [f"{name}: {was}, {is_now} after step {step}" for name, (was, is_now) in different.items()]
 
@@ -179,8 +178,7 @@ def why_another(folder: Path, now: provenance.Provenance) -> str | None:
         return f"{folder} has no checkpoint"
     if is_finished(newest):
         return f"the training of the checkpoints in {folder} is finished"
-    run = Origin(newest, checkpoint.load_metadata(newest))
-    before = {"parameters": run.parameters, **run.provenance}
-    different = provenance.described(provenance.differences(before, now, provenance.UNREAD["train"]))
+    run = ResumedRun(newest, checkpoint.load_metadata(newest))
+    different = provenance.described(provenance.differences(run.record, now, PIPELINES["train"]))
     different += [meaning for name, meaning in provenance.RUNTIME.items() if f"resumed.{name}" in run.provenance]
     return f"the checkpoints in {folder} are of another training: {', '.join(different)}" if different else None

@@ -34,7 +34,7 @@ from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.ema import AdapterAverage
-from visual_grpo.training.resuming import Origin
+from visual_grpo.training.resuming import ResumedRun
 from visual_grpo.training.run_checkpoints import PICTURES, Progress, RunCheckpoints
 
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
@@ -86,7 +86,7 @@ class TrainingRun:
         data: Mapping[str, Sequence[PromptRecord]],
         provenance: Mapping[str, Any],
         run_id: str | None,
-        origin: Origin | None = None,
+        origin: ResumedRun | None = None,
         monitor: HackingMonitor | None = None,
     ) -> None:
         """

@@ -55,7 +55,7 @@ class RunCheckpoints:
         *,
         provenance: Mapping[str, Any],
         run_id: str | None,
-        origin: resuming.Origin | None,
+        origin: resuming.ResumedRun | None,
     ) -> None:
         """``provenance`` is what the run depends on beside the parameters, ``run_id`` its MLflow run, ``origin`` the
         run to resume."""
@@ -139,7 +139,7 @@ class RunCheckpoints:
         if self._saved_step != self.trainer.step:
             self.save()
 
-    def _load(self, origin: resuming.Origin, tensors: Mapping[str, Tensor]) -> None:
+    def _load(self, origin: resuming.ResumedRun, tensors: Mapping[str, Tensor]) -> None:
         metadata = origin.metadata
         vars(self.progress).update(metadata["progress"], best_adapter=tensors_under("best", tensors))
         self.trainer.load_state(tensors_under("trainer", tensors), metadata["trainer"])

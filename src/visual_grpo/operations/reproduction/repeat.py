@@ -20,6 +20,7 @@ from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.processes import ProgramError, git, run
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BASELINE, CHANGES, HISTORY, read_facts, weight_sums
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import ROOT, place
 from visual_grpo.grpo.metrics import is_timing
@@ -193,9 +194,9 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[R
         if name != provenance.NUMERICS:
             yield Row.compare(provenance.MEANING[name], run[name], here.get(name))
     yield Row.compare("seed", run.get("seed"), here.get("seed"))
-    ignoring = (*provenance.UNREAD["train"], *provenance.PLACES, *provenance.MEANING)
-    same = len(provenance.decisive(run, ignoring))
-    different = provenance.differences(run, here, ignoring)
+    named = list(provenance.MEANING)
+    same = len(provenance.values(run, PIPELINES["train"]).keys() - named)
+    different = provenance.differences(run, here, PIPELINES["train"], but=named)
     if not different:
         yield Row.compare("parameters and code of rewards", f"{same} values", f"{same} values")
     for name, values in different.items():

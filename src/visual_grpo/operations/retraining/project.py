@@ -22,6 +22,7 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.config import Parameters, RetrainConfig
+from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
@@ -97,7 +98,7 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
     return {
         "starter": {name: tree[name] for name in ("data", "model", "seed", "starter")},
         "data_preparation": {"data": tree["data"]},
-        **{pipeline: provenance.decisive(record, unread) for pipeline, unread in provenance.UNREAD.items()},
+        **{pipeline: provenance.values(record, about) for pipeline, about in PIPELINES.items()},
     }
 
 
