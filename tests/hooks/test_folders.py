@@ -48,3 +48,6 @@ def test_a_command_has_its_folders_alone(pipeline: str, checkpoints: str, locks:
     catalog = DataCatalog({Path(place).name: FolderDataset(filepath=f"data/{place}") for place in places})
     found = _locks(Path("data"), Path(checkpoints), register_pipelines()[pipeline], catalog)
     assert set(map(str, found)) == locks
+    catalog["adapters"] = FolderDataset(filepath="/disk/adapters")
+    found = _locks(Path("data"), Path(checkpoints), register_pipelines()["train"], catalog)
+    assert "/disk/.adapters.lock" in map(str, found)

@@ -60,7 +60,7 @@ def test_a_slip_is_named(given: str, named: str) -> None:
             {"parameters.yml": b"seed: 3", "parameters_mine.yml": b"seed: 4"},
             r"Duplicate keys found in .*parameters\w*.yml and .*parameters\w*.yml: seed",
         ),
-        ({"parameters.yml": b"[1, 2]"}, r"The parameters in .*conf cannot be read"),
+        ({"parameters.yml": b"[1, 2]"}, r"The configuration in .*conf cannot be read"),
         ({"catalog.yml": b"# \xe9"}, r"conf/local/catalog.yml is not valid UTF-8: .*0xe9.* Save it"),
     ],
 )

@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +15,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, settled
 
 CATALOG = Path(__file__).parents[3] / "conf/base/catalog.yml"
+OUTPUT = "${output:}"
+"""Stands for the parameter ``output`` in the catalog."""
 ROOT = "data"
 UNNAMED_ENVIRONMENTS = (None, "base", "local")
 
@@ -44,14 +45,33 @@ def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
 
 
 def place(output: str | Path, dataset: str) -> Path:
-    """Returns where a dataset of the catalog is, in the folder of results ``output``, for whoever reads it there."""
-    return settled(Path(output) / _places()[dataset])
+    """Returns where a dataset of the catalog is; ``output`` is the folder of results that stands for `OUTPUT` in it.
+
+    Raises UserError if the catalog of the project has moved it to where no command could read it.
+    """
+    filepath = _catalog[0].get(dataset)
+    if filepath is None or "://" in filepath:
+        raise UserError(
+            f"The catalog says that {dataset} is {'not in a file' if filepath is None else f'at {filepath}'}: expected"
+            " the filepath of a file or folder of this machine, which other commands read. Change its entry in"
+            " conf/*/catalog.yml."
+        )
+    return settled(Path(filepath.replace(OUTPUT, str(output))))
 
 
-@cache
-def _places() -> dict[str, str]:
-    entries = yaml.safe_load(CATALOG.read_text(encoding="utf-8")).items()
-    return {name: entry["filepath"].removeprefix("${output:}/") for name, entry in entries if "filepath" in entry}
+def use_catalog(entries: Mapping[str, Any]) -> None:
+    """Takes over the catalog of a project: its merged entries, in which `OUTPUT` stands for the folder of results."""
+    _catalog[0] = {name: entry["filepath"] for name, entry in entries.items() if "filepath" in entry}
+
+
+def _default_catalog() -> dict[str, str]:
+    entries = yaml.safe_load(CATALOG.read_text(encoding="utf-8"))
+    return {name: entry["filepath"] for name, entry in entries.items() if "filepath" in entry}
+
+
+_catalog = [_default_catalog()]
+"""Filepaths of the datasets in the project whose configuration was loaded; without one, such as in a script, those of
+conf/base."""
 
 
 def or_default(value: Any, default: str) -> Any:

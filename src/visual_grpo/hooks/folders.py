@@ -57,7 +57,8 @@ def _locks(output: Path, checkpoints: Path, pipeline: Pipeline, catalog: Catalog
     """Yields a file for each folder that the command must have alone: its output folder, or what a node apart makes."""
     for node in pipeline.nodes:
         for path in filter(None, (path_of(catalog, name) for name in node.outputs)):
-            yield path.with_name(f".{path.name}.lock") if "apart" in node.tags else output / ".lock"
+            apart = "apart" in node.tags or output.resolve() not in path.resolve().parents
+            yield path.with_name(f".{path.name}.lock") if apart else output / ".lock"
     if "adapters" in pipeline.all_outputs() and output.resolve() not in checkpoints.resolve().parents:
         yield checkpoints.with_name(f".{checkpoints.name}.lock")
 

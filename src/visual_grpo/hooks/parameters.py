@@ -22,6 +22,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
+from visual_grpo.config.presets import OUTPUT, use_catalog
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.hooks.folders import tags_of
 from visual_grpo.starter.parameters import with_world
@@ -48,11 +49,23 @@ class ProjectConfigLoader(OmegaConfigLoader):
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         if key == "parameters" and key not in self:
+            use_catalog(self._catalog())
             self[key] = with_world(super().__getitem__(key), self.env)
-        elif key == "catalog":
-            output = self["parameters"]["output"]
-            OmegaConf.register_new_resolver("output", lambda: output, replace=True)
+        elif key == "catalog" and key not in self:
+            self[key] = _placed(self._catalog(), self["parameters"]["output"])
         return super().__getitem__(key)
+
+    def _catalog(self) -> dict[str, Any]:
+        """Reads the catalog with `OUTPUT` in it, since it also says where the results of other commands are."""
+        OmegaConf.register_new_resolver("output", lambda: OUTPUT, replace=True)
+        return super().__getitem__("catalog")
+
+
+def _placed(value: Any, output: str) -> Any:
+    """Returns a part of the catalog with ``output`` in the place of `OUTPUT`."""
+    if isinstance(value, dict):
+        return {name: _placed(part, output) for name, part in value.items()}
+    return value.replace(OUTPUT, output) if isinstance(value, str) else value
 
 
 class ParameterHooks:
@@ -119,10 +132,10 @@ def _read(loader: AbstractConfigLoader, what: str) -> dict[str, Any]:
     try:
         return dict(loader[what])
     except UnicodeDecodeError as error:  # It has the file's content, not its name.
-        files = (file for file in Path(loader.conf_source).rglob(f"{what}*") if file.read_bytes() == error.object)
+        files = (file for file in Path(loader.conf_source).rglob("*.y*ml") if file.read_bytes() == error.object)
         raise UserError(f"{next(files, loader.conf_source)} is not valid UTF-8: {error}. Save it as UTF-8.") from error
     except (ValueError, AttributeError) as error:
-        raise UserError(f"The {what} in {loader.conf_source} cannot be read: {error}") from error
+        raise UserError(f"The configuration in {loader.conf_source} cannot be read: {error}") from error
 
 
 def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, Any]) -> Parameters:

@@ -16,6 +16,7 @@ import yaml
 from tests.evaluation.defaults import parameters
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
+from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat
 from visual_grpo.operations.reproduction.worktree import bring_inputs
@@ -57,8 +58,10 @@ def bring(project: Path, hashes: dict[str, str] | None = None, **changes: Any) -
     }
     if "rewards" in changes:
         facts["file of reward own: words"] = "ca978112ca1b"
-    (project.parent / "code").mkdir(exist_ok=True)
-    lacking = bring_inputs(project, project.parent / "code", facts, parameters_to_repeat(own))
+    code = project.parent / "code"
+    code.mkdir(exist_ok=True)
+    places = {name: place(code / "data", name) for name in ("records", "baseline", "base_model")}
+    lacking = bring_inputs(project, code, places, facts, parameters_to_repeat(own))
     return [pipeline for pipeline, _, _ in lacking]
 
 

@@ -20,6 +20,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED
 from visual_grpo.config.pipelines import ReproduceConfig
+from visual_grpo.config.presets import CATALOG
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
@@ -179,12 +180,18 @@ def test_kedro_reads_the_tree_as_it_is_and_nothing_else(tmp_path: Path) -> None:
     conf = tmp_path / "code/conf/base"
     conf.mkdir(parents=True)
     (conf / "parameters.yml").write_text("seed: 1\nold: 1\n")
-    (conf / "catalog.yml").write_text("records: {type: MemoryDataset}\n")
-    own = {"seed": 3, "rewards": {"ours": {"options": {"text": "${oc.env:HOME}, ü"}}}}
-    written = write_configuration(Worktree(tmp_path, tmp_path / "code"), own)
-    loader = OmegaConfigLoader(str(written), base_env="base", default_run_env="local")
+    moved = "adapters: {type: Folder, filepath: /mnt/adapters}\nevaluation: {type: JSON, filepath: e/f.json}\n"
+    (conf / "catalog.yml").write_text("records: {type: P, filepath: '${output:}/r.parquet'}\n" + moved)
+    own = {"output": "data", "seed": 3, "rewards": {"ours": {"options": {"text": "${oc.env:HOME}, ü"}}}}
+    written, places = write_configuration(Worktree(tmp_path, tmp_path / "code"), own)
+    resolvers = {"output": lambda: "data"}
+    loader = OmegaConfigLoader(str(written), base_env="base", default_run_env="local", custom_resolvers=resolvers)
     assert loader["parameters"] == own
-    assert "records" in loader["catalog"]
+    inside = {"records": "r.parquet", "adapters": "moved/adapters", "evaluation": "moved/evaluation.json"}
+    assert places == {name: tmp_path / "code/data" / path for name, path in inside.items()}
+    assert {name: entry["filepath"] for name, entry in loader["catalog"].items()} == {
+        name: f"data/{path}" for name, path in inside.items()
+    }
     assert (conf / "parameters.yml").read_text() == "seed: 1\nold: 1\n"
 
 
@@ -225,7 +232,7 @@ def test_the_two_trainings_are_compared(
         KEDRO.replace("FACTS", repr(facts)).replace("PREPARED", "x" if differing == "data" else "d")
     )
     (project / "conf/base").mkdir(parents=True)
-    (project / "conf/base/catalog.yml").touch()
+    shutil.copy(CATALOG, project / "conf/base/catalog.yml")
     (project / LOCK).touch()
     (project / "src/code.py").touch()
     git(project, "init", "-q")

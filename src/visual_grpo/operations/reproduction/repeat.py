@@ -22,7 +22,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BASELINE, CHANGES, HISTORY, read_facts, weight_sums
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.pipelines import ReproduceConfig
-from visual_grpo.config.presets import ROOT, place
+from visual_grpo.config.presets import ROOT
 from visual_grpo.grpo.metrics import is_timing
 from visual_grpo.operations.reproduction.worktree import (
     LOCK,
@@ -145,17 +145,17 @@ def _repeat_in(
     tree["evaluation"] |= facts.get(BASELINE, {})
     python = python_of(worktree, project, facts.get("version.python"))
     yield Row(LOCK, "of the commit", f"{'this' if python == Path(sys.executable) else 'a new'} environment", "equal")
-    lacking = bring_inputs(project, worktree.code, facts, tree)
-    conf, output = write_configuration(worktree, tree), worktree.code / tree["output"]
+    conf, places = write_configuration(worktree, tree)
+    lacking = bring_inputs(project, worktree.code, places, facts, tree)
     for pipeline, fact, dataset in lacking:
         _run(worktree, python, conf, pipeline)
-        digest = json.loads(place(output, dataset).read_text(encoding="utf-8"))["digest"]
+        digest = json.loads(places[dataset].read_text(encoding="utf-8"))["digest"]
         row = Row.compare(provenance.MEANING[fact], facts.get(fact), digest)
         if row.result == "differs":
             yield row
             return
     _run(worktree, python, conf, "baseline,train")
-    adapters = place(output, "adapters")
+    adapters = places["adapters"]
     repeated = read_facts(adapters)
     yield from (environment_row(facts, repeated), *identity_rows(facts, repeated))
     # A GPU does not give the same bits twice.

@@ -22,7 +22,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import write_atomically
 from visual_grpo.common.processes import ProgramError, git, output_of
 from visual_grpo.config.adapter_folder import CHANGES, FILE
-from visual_grpo.config.presets import place
+from visual_grpo.config.presets import OUTPUT, place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import IMAGES
 from visual_grpo.data.tabular import HUB
@@ -69,15 +69,27 @@ def checked_out(project: Path, commit: str, changes: bytes) -> Iterator[Worktree
                 git(project, "worktree", "prune")
 
 
-def write_configuration(worktree: Worktree, tree: Mapping[str, Any]) -> Path:
-    """Writes the commit's configuration with the parameters ``tree`` alone; returns its folder."""
+def write_configuration(worktree: Worktree, tree: Mapping[str, Any]) -> tuple[Path, dict[str, Path]]:
+    """Writes the commit's configuration with the parameters ``tree`` alone.
+
+    Returns its folder, and where each dataset is: all in the worktree, even those that the commit's catalog has
+    elsewhere, where results of the user's may be.
+    """
     conf = worktree.folder / "conf"
     shutil.copytree(worktree.code / "conf", conf, ignore=shutil.ignore_patterns("parameters*"))
     (conf / "local").mkdir(exist_ok=True)
     # OmegaConf would look up what ${...} names.
     text = yaml.safe_dump(dict(tree), allow_unicode=True, sort_keys=False).replace("${", "\\${")
     (conf / "base/parameters.yml").write_text(text, encoding="utf-8")
-    return conf
+    file, places = conf / "base/catalog.yml", {}
+    catalog = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for name, entry in catalog.items():
+        if filepath := entry.get("filepath"):
+            if not filepath.startswith(OUTPUT):
+                entry["filepath"] = filepath = f"{OUTPUT}/moved/{name}{Path(filepath).suffix}"
+            places[name] = worktree.code / filepath.replace(OUTPUT, tree["output"])
+    file.write_text(yaml.safe_dump(catalog, sort_keys=False), encoding="utf-8")
+    return conf, places
 
 
 def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
@@ -107,15 +119,17 @@ def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
 
 
 def bring_inputs(
-    project: Path, code: Path, facts: Mapping[str, Any], tree: Mapping[str, Any]
+    project: Path, code: Path, places: Mapping[str, Path], facts: Mapping[str, Any], tree: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """Brings what the run read into ``code``; returns the pipelines that make the rest again, each with the fact that
-    has the digest of its result, and the dataset that has it too.
+    """Brings what the run read into ``code``, whose datasets are at ``places``.
+
+    Returns the pipelines that make the rest again, each with the fact that has the digest of its result, and the
+    dataset that has it too.
 
     Prepared records and a base model that are still the run's are used as they are: they may have been made with other
     parameters than the training's, such as another seed. Raises UserError if something is nowhere, or not what it was.
     """
-    before, output, model = facts["parameters"], code / tree["output"], tree["model"]["path"]
+    before, model = facts["parameters"], tree["model"]["path"]
     is_pretrained = model == tree["starter"]["model"]
     content = facts.get("model_content")  # None: it is on a hub.
     has_base = content_digest(project / Path(facts["model"]).expanduser()) == content
@@ -123,14 +137,14 @@ def bring_inputs(
     images = records.with_name(IMAGES)
     has_data = records.is_file() and RecordTable(records).digest == facts["data"]
     if baseline.is_dir():  # Its pipeline keeps it where it would draw the same.
-        shutil.copytree(baseline, place(output, "baseline"), dirs_exist_ok=True)
+        shutil.copytree(baseline, places["baseline"], dirs_exist_ok=True)
     if has_base and is_pretrained and content is not None:
         shutil.copytree(project / before["model"]["path"], code / model, dirs_exist_ok=True)
     _bring_reward_files(project, code, facts, tree)
     if not is_pretrained and content is not None:
         _bring(project, code, model, facts)
     if has_data:
-        here = place(output, "records")
+        here = places["records"]
         _link(records, here)
         if images.exists():
             _link(images, here.with_name(IMAGES))
@@ -142,7 +156,7 @@ def bring_inputs(
     if not has_base:
         return [starter]
     report = {"dataset": tree["data"]["path"], "model": model, "digest": facts["model_digest"], "content": content}
-    write_atomically(place(output, "base_model"), json.dumps(report))
+    write_atomically(places["base_model"], json.dumps(report))
     return []
 
 

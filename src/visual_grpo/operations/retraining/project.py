@@ -24,11 +24,17 @@ from visual_grpo.common.files import from_here, write_atomically
 from visual_grpo.config import Parameters, RetrainConfig
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
+from visual_grpo.data.preparation import IMAGES
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
 TRAIN_PARAMS = "train_params"
+DATASETS = (
+    *("base_model", "records", "data_report", "baseline", "adapters", "training_history"),
+    *("trained", "evaluation", "evaluation_report", "result"),
+)
+"""Datasets of the catalog that dvc.yaml names."""
 HEADER = """\
 # The values of dvc.yaml, written by `make repro` and `make retrain`; train_params is yours too:
 # further parameters of the stage train, as --params has them, such as grpo.steps=100,seed=3
@@ -88,7 +94,15 @@ class Project:
             "data": _here(config.data.path) or starter.dataset,
             "model": own_model or starter.model,
             "starter_reads": own_model or "requirements.lock",
+            **{name: self._inside(self.config.place(name)) for name in DATASETS},
+            "images": self._inside(self.config.place("records").with_name(IMAGES)),
         }
+
+    def _inside(self, path: Path) -> str:
+        """Returns a path as a stage has it; raises UserError for one that DVC cannot keep."""
+        if from_here(path).is_absolute():
+            raise UserError(f"The catalog has {path} outside of the project, where DVC keeps no result of a stage.")
+        return from_here(path).as_posix()
 
 
 def stage_parameters(config: Parameters) -> dict[str, Any]:
