@@ -14,7 +14,7 @@ COMMANDS = """
 kedro run
 kedro run --pipeline=generate "--params=generate.prompt=a small red circle in the centre"
 kedro run --pipeline=compare
-kedro run --pipeline=score --params=score.path=elsewhere/generated
+kedro run --pipeline=score --params=score.path=elsewhere/generated,reward=null,rewards.jpeg_size.weight=1
 kedro run --pipeline=reward_report --params=reward_report.prompts=2,reward_report.samples=2
 kedro run --pipeline=plan
 kedro run --pipeline=promote

@@ -21,8 +21,9 @@ from PIL import Image
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.config import Parameters
-from visual_grpo.data.datasets import FolderDataset, RecordsDataset
+from visual_grpo.data.datasets import Draft, FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
+from visual_grpo.hooks.folders import OutputHooks
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.training import components
@@ -50,10 +51,18 @@ PLACES = {
 
 def folders(parent: Path, made_by: Mapping[str, str]) -> dict[str, AbstractDataset[Any, Any]]:
     """Catalog entries of folders, as conf/base/catalog.yml has them."""
-    return {
+    return {"draft": Draft()} | {
         name: FolderDataset(filepath=str(parent / PLACES.get(name, name)), metadata={"made_by": maker})
         for name, maker in made_by.items()
     }
+
+
+def run_nodes(pipeline: Pipeline, catalog: DataCatalog, *hooks: object) -> dict[str, Any]:
+    """Runs nodes with the hook that gives each its draft, and no other hook of the project."""
+    manager = _create_hook_manager()
+    for hook in (OutputHooks(), *hooks):
+        manager.register(hook)
+    return SequentialRunner().run(pipeline, catalog, hook_manager=manager)
 
 
 class Failures:
@@ -123,9 +132,7 @@ class Project:
             | {"evaluation": MemoryDataset(), "result": MemoryDataset()}
             | folders(self.folder, MADE_BY)
         )
-        hooks = _create_hook_manager()
-        hooks.register(Failures(failed if failed is not None else []))
-        SequentialRunner().run(pipeline, catalog, hook_manager=hooks)
+        run_nodes(pipeline, catalog, Failures(failed if failed is not None else []))
         return catalog
 
     def train(self, digest: str = "digest", **facts_too: Any) -> None:

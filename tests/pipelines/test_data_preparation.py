@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 from kedro.io import DataCatalog, MemoryDataset
-from kedro.runner import SequentialRunner
 
 from tests.data.making import jsonl, picture
+from tests.pipelines.painted import run_nodes
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
-from visual_grpo.data.datasets import RecordsDataset
+from visual_grpo.data.datasets import Draft, RecordsDataset
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import register_pipelines
@@ -32,6 +32,10 @@ def parameters(tmp_path):
 FOLDER = "05_model_input"
 
 
+def draft_in(folder: Path) -> Path:
+    return RecordsDataset(filepath=str(folder / FOLDER / "records.parquet")).draft()
+
+
 @pytest.fixture
 def data(tmp_path):
     picture(tmp_path / "data/a.png")
@@ -40,7 +44,7 @@ def data(tmp_path):
 
 
 def test_nodes_as_functions(parameters, data, tmp_path, capsys):
-    draft, report = prepare_records(parameters.data, str(tmp_path), {})
+    draft, report = prepare_records(parameters.data, {}, draft_in(tmp_path))
     table = RecordTable(draft)
     assert len(table) == 30
     assert report["digest"] == table.digest
@@ -56,7 +60,7 @@ def test_nodes_as_functions(parameters, data, tmp_path, capsys):
 def test_sealed_records_are_counted_beside_the_others(parameters, data, tmp_path, capsys):
     jsonl(data, [{"prompt": f"a cat {n}"} for n in range(30)])
     config = parameters.data.model_copy(update={"sealed_share": 0.3})
-    draft, report = prepare_records(config, str(tmp_path), {})
+    draft, report = prepare_records(config, {}, draft_in(tmp_path))
     sealed = len(RecordTable(draft).split("sealed"))
     assert sealed > 3
     assert report["splits"]["sealed"] == {"records": sealed, "prompts": sealed}
@@ -75,7 +79,7 @@ def test_several_sources_are_counted(numbers, shown, parameters, data, tmp_path,
     rows = [{"prompt": f"a {n}", "group": n, "source_image": ["a.png"] * numbers[n % len(numbers)]} for n in range(30)]
     jsonl(data, rows)
     config = parameters.data.model_copy(update={"task": "mixed"})
-    prepare_records(config, str(tmp_path), {})
+    prepare_records(config, {}, draft_in(tmp_path))
     printed = " ".join(capsys.readouterr().out.split())
     assert shown in printed if shown else "a record" not in printed
 
@@ -98,10 +102,11 @@ def run(parameters, folder):
         {name: MemoryDataset(value) for name, value in parameter_entries(changed).items()}
         | {
             "base_model": MemoryDataset({}),
+            "draft": Draft(),
             "records": RecordsDataset(filepath=str(folder / FOLDER / "records.parquet")),
         }
     )
-    return SequentialRunner().run(register_pipelines()["data_preparation"], catalog)
+    return run_nodes(register_pipelines()["data_preparation"], catalog)
 
 
 def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(parameters, data, tmp_path):
@@ -109,7 +114,7 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
     images, manifest = tmp_path / FOLDER / "images", tmp_path / FOLDER / "records.parquet"
     before, old = {path.name for path in images.iterdir()}, manifest.read_bytes()
     picture(tmp_path / "data/a.png", colour="blue")
-    draft, _ = prepare_records(parameters.data, str(tmp_path), {})
+    draft, _ = prepare_records(parameters.data, {}, draft_in(tmp_path))
     assert manifest.read_bytes() == old
     assert before < {path.name for path in images.iterdir()}, "a crash now leaves the old records with their images"
     RecordsDataset(filepath=str(manifest)).save(draft)
@@ -120,5 +125,5 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
 
 def test_missing_data_are_refused_before_anything_is_done(parameters, tmp_path):
     with pytest.raises(UserError, match="Or draw the default dataset"):
-        prepare_records(parameters.data, str(tmp_path), {})
-    assert not (tmp_path / FOLDER).exists()
+        prepare_records(parameters.data, {}, draft_in(tmp_path))
+    assert list((tmp_path / FOLDER).iterdir()) == []

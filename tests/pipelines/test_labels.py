@@ -11,13 +11,12 @@ import pytest
 import torch
 import yaml
 from kedro.io import DataCatalog, MemoryDataset
-from kedro.runner import SequentialRunner
 from PIL import Image
 from torch import Tensor
 
 from tests.evaluation.defaults import FILE, parameters
 from tests.evaluation.test_pictures import where
-from tests.pipelines.painted import folders
+from tests.pipelines.painted import folders, run_nodes
 from tests.rewards.segmentation.small_sam2 import save_sam2
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
@@ -57,7 +56,7 @@ def run(folder: Path, tree: dict[str, Any], count: int = 1) -> tuple[Path, list[
     records = RecordsDataset(filepath=str(write_records(folder, count)))
     typed = {name: MemoryDataset(value) for name, value in parameter_entries(Parameters.model_validate(tree)).items()}
     catalog = DataCatalog(typed | {"records": records} | folders(folder, {"negative_labels": "labels"}))
-    SequentialRunner().run(register_pipelines()["labels"], catalog)
+    run_nodes(register_pipelines()["labels"], catalog)
     labels = folder / "negative_labels"
     return labels, [json.loads(line) for line in (labels / "labels.jsonl").read_text().splitlines()]
 

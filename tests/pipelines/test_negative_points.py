@@ -13,13 +13,12 @@ import pytest
 import torch
 from kedro.config import OmegaConfigLoader
 from kedro.io import AbstractDataset, DataCatalog, MemoryDataset
-from kedro.runner import SequentialRunner
 from kedro_datasets.json import JSONDataset
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from tests.pipelines.painted import folders
+from tests.pipelines.painted import folders, run_nodes
 from tests.rewards.segmentation.small_sam2 import save_sam2
 from tests.starter.tasks import in_this_process
 from visual_grpo.common.images import read_size
@@ -73,7 +72,7 @@ def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataCatalog:
 
 def test_from_scenes_to_an_evaluation(catalog: DataCatalog, tmp_path: Path) -> None:
     for name in FLOW:
-        SequentialRunner().run(register_pipelines()[name], catalog)
+        run_nodes(register_pipelines()[name], catalog)
     report = catalog.load("data_report")
     assert report["rejected"]["total"] == 0
     assert report["warnings"] == [], "the independent units are the images, not the queries"

@@ -16,6 +16,7 @@ from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from tests.tracking.toy_adapters import base_model, with_facts
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
@@ -69,7 +70,7 @@ class Gate:
         """What the pipeline leaves; the parameters are those of the candidate's training, as the hook makes them."""
         config = self._config(promotion={"candidate": candidate, **promotion}, **(judged_by or {}))
         self.drawn.clear()
-        filled, judgement = judge(config, self.records)
+        filled, judgement = judge(config, self.records, new_folder(self.folder / "promotion"))
         folder = filled.rename(self.folder / f"out{len(list(self.folder.glob('out*')))}")
         return promote(config, folder, judgement) | {"report": folder}
 
@@ -167,7 +168,7 @@ def test_a_champion_whose_gate_a_kill_left_unnoted_is_noted_by_the_next_call(gat
 def test_a_decision_promotes_only_what_was_judged_against_the_champion_that_is_there(gate: Gate) -> None:
     first, second = gate.train("first", 0.1), gate.train("second", 0.2)
     of_first = gate._config(promotion={"candidate": first})
-    out, judgement = judge(of_first, gate.records)
+    out, judgement = judge(of_first, gate.records, new_folder(gate.folder / "promotion"))
     with pytest.raises(UserError, match="is not the one that was judged"):
         promote(gate._config(promotion={"candidate": second}), out, judgement)
     gate.ask(second)

@@ -15,6 +15,7 @@ from PIL import Image
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.files import new_folder
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import RunSpec, resolve
@@ -35,7 +36,7 @@ def draw(folder: Path, model: Path, **settings: Any) -> list[dict[str, Any]]:
     config = parameters(
         data=SIZE, model={"path": str(model)}, adapter="none", generate=settings, rewards=BRIGHTNESS, output=str(folder)
     )
-    drawn = draw_prompts(resolve(config)).rename(folder / "drawn")
+    drawn = draw_prompts(resolve(config), new_folder(folder / "generated")).rename(folder / "drawn")
     return [json.loads(line) for line in (drawn / "metadata.jsonl").read_text().splitlines()]
 
 
@@ -64,11 +65,11 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
     assert row["text"] == "a red circle"
     for given in ({}, {"prompt": "a", "prompts": "b.txt"}):
         with pytest.raises(UserError, match=r"(?s)either one prompt or a file.*generate\.prompts=prompts\.txt"):
-            draw_prompts(resolve(parameters(generate=given)))
+            draw_prompts(resolve(parameters(generate=given)), tmp_path)
     with pytest.raises(UserError, match=r"^generate\.prompts: there is no "):
-        draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})))
+        draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})), tmp_path)
     with pytest.raises(UserError, match="is not the folder of a training"):
-        draw_prompts(resolve(parameters(generate={"prompt": "a"}, output=str(tmp_path))))
+        draw_prompts(resolve(parameters(generate={"prompt": "a"}, output=str(tmp_path))), tmp_path)
 
 
 def pictures(folder: Path, levels: dict[str, int]) -> str:
@@ -83,7 +84,8 @@ def pictures(folder: Path, levels: dict[str, int]) -> str:
 def test_pictures_are_scored_by_any_rewards(tmp_path: Path) -> None:
     path = pictures(tmp_path / "in", {"a": 0, "b": 51, "c": 255})
     rewards = {"brightness": {**BRIGHTNESS["brightness"], "weight": 2.0}}
-    out = score_folder(parameters(data=SIZE, score={"path": path}, rewards=rewards, output=str(tmp_path)))
+    config = parameters(data=SIZE, score={"path": path}, rewards=rewards)
+    out = score_folder(config, new_folder(tmp_path / "out"))
     table = pd.read_csv(out / "scores.csv").set_index("prompt")
     assert table["file"].tolist() == ["a.png", "b.png", "c.png"]
     assert table.index.tolist() == ["a picture of a", "a picture of b", "a picture of c"]
@@ -98,7 +100,7 @@ def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: py
         (tmp_path / f"in/x{number}.png").write_bytes(b"no picture")
     (tmp_path / "in/x5.txt").unlink()
     config = parameters(data=SIZE, score={"path": path}, rewards=BRIGHTNESS, output=str(tmp_path))
-    out = score_folder(config)
+    out = score_folder(config, new_folder(tmp_path / "out"))
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "6 records rejected:"
     assert f"): {path}/x0.png: cannot be read as an image" in said[1]
@@ -106,7 +108,7 @@ def test_score_says_which_files_it_leaves_out_and_why(tmp_path: Path, capsys: py
     assert len(pd.read_csv(out / "scores.csv")) == 3
     (tmp_path / "in/x4.png").unlink()
     (tmp_path / "in/x3.png").unlink()
-    score_folder(config)
+    score_folder(config, new_folder(tmp_path / "out"))
     assert "  x5.png: it has no caption. Write its prompt to x5.txt." in capsys.readouterr().out
 
 
@@ -124,14 +126,14 @@ def test_the_share_of_variance_shows_a_drowned_reward() -> None:
 
 def test_score_needs_a_folder_with_pictures(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"score needs a folder of pictures.*\n.*score\.path=FOLDER"):
-        score_folder(parameters())
+        score_folder(parameters(), tmp_path)
     with pytest.raises(UserError, match=r"^score\.path: there is no .*none\..* --params=score\.path=FOLDER\.$"):
-        score_folder(parameters(score={"path": str(tmp_path / "none")}))
+        score_folder(parameters(score={"path": str(tmp_path / "none")}), tmp_path)
     with pytest.raises(UserError, match=r"^score\.path: no records found in "):
-        score_folder(parameters(score={"path": str(tmp_path)}))
+        score_folder(parameters(score={"path": str(tmp_path)}), tmp_path)
     (tmp_path / "prompts.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match=r"2 records of .* without a picture"):
-        score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS))
+        score_folder(parameters(score={"path": str(tmp_path)}, rewards=BRIGHTNESS), tmp_path)
 
 
 class Trainings:
@@ -185,7 +187,7 @@ class Trainings:
         )
         out = self.folder / "out"
         shutil.rmtree(out, ignore_errors=True)
-        compare_adapters(config, self.records).rename(out)
+        compare_adapters(config, self.records, new_folder(out)).rename(out)
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
         return found
 

@@ -14,20 +14,19 @@ from typing import Any
 import mlflow
 import pytest
 import torch
-from kedro.framework.hooks.manager import _create_hook_manager
-from kedro.io import DataCatalog, MemoryDataset
-from kedro.runner import SequentialRunner
+from kedro.io import DataCatalog
 
 from tests.evaluation.defaults import parameters
 from tests.evaluation.painter import Painter, records
 from tests.hooks.test_parameters import context_of
 from tests.operations.reproduction.repositories import git, repository
+from tests.pipelines.painted import run_nodes
 from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
 from visual_grpo.config.schema import merged
 from visual_grpo.config.stated import parameters_digest
-from visual_grpo.data.datasets import RecordsDataset
+from visual_grpo.data.datasets import Draft, FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.grpo.checkpoint import save_checkpoint
 from visual_grpo.hooks.parameters import ParameterHooks, _with_adapters
@@ -78,12 +77,12 @@ class Place:
         hooks, nodes = ParameterHooks(), register_pipelines()[pipeline]
         hooks.after_context_created(context_of(given))
         table = RecordsDataset(filepath=str(self.folder / "records.parquet"))
-        outputs = {name: MemoryDataset() for name in nodes.all_outputs()}
-        catalog = DataCatalog({**outputs, "records": table})
+        outputs = {name: FolderDataset(filepath=str(self.folder / name)) for name in nodes.all_outputs()}
+        catalog = DataCatalog({**outputs, "records": table, "draft": Draft()})
         hooks.after_catalog_created(catalog)
         hooks.before_pipeline_run(nodes, catalog)
         if pipeline not in ("evaluate", "baseline", "train"):
-            SequentialRunner().run(nodes, catalog, hook_manager=_create_hook_manager())
+            run_nodes(nodes, catalog)
 
     def attack(self, kind: str) -> dict[str, Any]:
         """Changes of a record."""

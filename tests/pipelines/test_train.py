@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
-from kedro.runner import SequentialRunner
 from PIL import Image
 
 from tests.conftest import SIZE
-from tests.pipelines.painted import folders
+from tests.pipelines.painted import folders, run_nodes
 from tests.training.few_steps import STEPS, parameters
 from visual_grpo import provenance
 from visual_grpo.common.errors import Remedy, UserError
@@ -68,7 +67,7 @@ class Project:
             | folders(self.folder, {"baseline": "baseline", "adapters": "train"})
         )
         self._draw_baseline(catalog)
-        SequentialRunner().run(register_pipelines()["train"], catalog)
+        run_nodes(register_pipelines()["train"], catalog)
         return catalog
 
     def _draw_baseline(self, catalog: DataCatalog) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from kedro.io import AbstractDataset, DatasetError
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import replace_folder, settled
+from visual_grpo.common.files import new_draft, new_folder, replace_folder, settled
 from visual_grpo.data.manifest import RecordTable
 
 if TYPE_CHECKING:
@@ -40,8 +40,31 @@ class _PathDataset(AbstractDataset[Any, Any]):
         return self._path
 
 
+class Draft(AbstractDataset[None, None]):
+    """Stands for the empty folder beside its output's place that a node fills and returns (`hooks.folders`)."""
+
+    def __init__(self, *, metadata: dict[str, Any] | None = None) -> None:
+        self.metadata = metadata
+
+    def load(self) -> None:
+        """Returns nothing: the hook puts the folder in its place."""
+
+    def save(self, data: None) -> None:
+        raise DataError("a draft is only loaded")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {}
+
+
 class FolderDataset(_PathDataset):
     """Loads as the folder's path; saves by moving a folder that a node has filled into its place."""
+
+    def draft(self) -> Path:
+        """Returns an empty folder beside its own, on the same disk."""
+        return new_folder(self._path)
 
     def load(self) -> Path:
         return self._require()
@@ -69,6 +92,10 @@ class RecordsDataset(_PathDataset):
 
     def load(self) -> RecordTable:
         return RecordTable(self._require())
+
+    def draft(self) -> Path:
+        """Returns a path beside the manifest for the next one, whose images are in the same folder."""
+        return new_draft(self._path)
 
     def save(self, data: Path) -> None:
         """Replaces the manifest, and removes prepared images that the new one does not name."""

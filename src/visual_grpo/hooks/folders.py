@@ -10,11 +10,13 @@ from kedro.framework.hooks import hook_impl
 from kedro.framework.project import pipelines
 from kedro.io import CatalogProtocol, MemoryDataset
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 
 from visual_grpo.common import files
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import FLOW
+from visual_grpo.data.datasets import FolderDataset, RecordsDataset
 from visual_grpo.operations.command import Command
 
 
@@ -44,6 +46,14 @@ class OutputHooks:
         config: Parameters = catalog.load("parameters")
         for file in sorted(set(_locks(Path(config.output), Path(config.tracking.checkpoints), pipeline, catalog))):
             files.hold(file)
+
+    @hook_impl
+    def before_node_run(self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any]) -> dict[str, Any] | None:
+        """Puts the ``draft`` of the node's first output that has one beside its place."""
+        if "draft" not in inputs:
+            return None
+        made = (catalog.get(name) for name in node.outputs)
+        return next(({"draft": one.draft()} for one in made if isinstance(one, FolderDataset | RecordsDataset)), None)
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:

@@ -11,7 +11,6 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import new_folder
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.models.run_spec import RunSpec
@@ -21,12 +20,12 @@ from visual_grpo.training.evaluation_samples import generate_samples
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(draw_baseline, ["params:run_spec", "base_model", "records"], "baseline", name="draw_baseline")],
+        [Node(draw_baseline, ["params:run_spec", "base_model", "records", "draft"], "baseline", name="draw_baseline")],
         tags=["tracked", "distributed", "training", "rewards", "parameters_of.named_adapter"],
     )
 
 
-def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTable) -> Path:
+def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, draft: Path) -> Path:
     """Draws and scores the policy without an adapter, also at each control's settings.
 
     An existing baseline is kept if the same one would be drawn.
@@ -42,10 +41,9 @@ def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTabl
         return present
     if present.is_dir():
         console.note(f"The baseline is drawn again: {why}")
-    folder = new_folder(present)
-    generate_samples(folder, spec, records, adapters=None, title="baseline")
-    provenance.write_record(folder, now)
-    return folder
+    generate_samples(draft, spec, records, adapters=None, title="baseline")
+    provenance.write_record(draft, now)
+    return draft
 
 
 def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known: bool) -> str | None:

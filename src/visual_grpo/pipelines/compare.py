@@ -10,7 +10,6 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import modules_of
 from visual_grpo.config.decides import PIPELINES
@@ -23,12 +22,12 @@ from visual_grpo.starter.parameters import default_parameters
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(compare_adapters, ["parameters", "records"], "comparison", name="compare_adapters")],
+        [Node(compare_adapters, ["parameters", "records", "draft"], "comparison", name="compare_adapters")],
         tags=["apart", "model", "parameters_of.compare.adapter"],
     )
 
 
-def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
+def compare_adapters(parameters: Parameters, records: RecordTable, draft: Path) -> Path:
     """Draws both models and reports the differences, with the parameters of the second's training."""
     asked = parameters.compare
     first, second = (find_model(named, parameters) for named in (asked.first, asked.second))
@@ -36,8 +35,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
         raise UserError("compare: first and second are both none, the base model; name an adapter")
     settings = parameters.evaluation
     shared = distinct_prompts(unseen(records, (first, second), "compare"), settings.max_prompts)
-    folder = new_folder(parameters.place("comparison"))
-    before, after = folder / "first", folder / "second"
+    before, after = draft / "first", draft / "second"
     scorer = shared_scorer(parameters, second.facts or first.facts, shared)
     draw_model(parameters, first, second, shared, scorer, before)
     draw_model(parameters, second, first, shared, scorer, after)
@@ -57,11 +55,11 @@ def compare_adapters(parameters: Parameters, records: RecordTable) -> Path:
         differences=differences(first, second),
     )
     history = report.read_history(second.folder or first.folder or Path())
-    report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
+    report.write_report(draft, evaluation, before, after, history, defaults=default_parameters())
     if evaluation["differences"]:
         rows = [[name, *map(_short, values)] for name, values in evaluation["differences"].items()]
         console.table("What differs between the trainings", ["", "first", "second"], rows)
-    return folder
+    return draft
 
 
 def differences(first: ComparedModel, second: ComparedModel) -> dict[str, list[Any]]:

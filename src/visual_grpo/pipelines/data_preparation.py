@@ -10,9 +10,7 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import counted, sentence
-from visual_grpo.common.files import new_draft
 from visual_grpo.config import DataConfig
-from visual_grpo.config.presets import place
 from visual_grpo.data.found import columns_line, files_line, splits_line
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import Preparation
@@ -21,25 +19,24 @@ from visual_grpo.data.splits import SEALED
 
 
 def create_pipeline() -> Pipeline:
-    inputs, outputs = ["params:data", "params:output", "base_model"], ["records", "data_report"]
+    inputs, outputs = ["params:data", "base_model", "draft"], ["records", "data_report"]
     return Pipeline([Node(prepare_records, inputs, outputs, name="prepare_records")], tags=["tracked"])
 
 
-def prepare_records(data: DataConfig, output: str, base_model: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+def prepare_records(data: DataConfig, base_model: dict[str, Any], draft: Path) -> tuple[Path, dict[str, Any]]:
     """Writes the manifest of the records at ``data.path``, with their prepared images beside it; prints the report.
 
     One node does both: Kedro may run a node that only reports after nodes that use the records for an hour.
     ``base_model`` is not used: as an input it makes Kedro run the starter first.
     """
     preparation = Preparation(data)
-    manifest = new_draft(place(output, "records"))
     with console.progress("Preparing records", preparation.source.count()) as bar:
-        preparation.write(manifest, bar.advance)
+        preparation.write(draft, bar.advance)
         bar.complete()  # Blank lines were counted, too.
-    records = RecordTable(manifest)
+    records = RecordTable(draft)
     report = {**records.report, "digest": records.digest}
     _print_report(report)
-    return manifest, report
+    return draft, report
 
 
 def _print_report(report: Mapping[str, Any]) -> None:

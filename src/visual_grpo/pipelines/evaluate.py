@@ -9,11 +9,10 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
-from visual_grpo.common.files import from_here, new_folder, require_no_links
+from visual_grpo.common.files import from_here, require_no_links
 from visual_grpo.config import EvaluationConfig
 from visual_grpo.config.adapter_folder import adapter_digest, modules_of, read_facts
 from visual_grpo.config.decides import PIPELINES
-from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.alarm import alarm_notes
@@ -32,7 +31,7 @@ def create_pipeline() -> Pipeline:
             Node(choose_adapters, ["params:adapter", "adapters"], "judged_adapters", name="choose_adapters"),
             Node(
                 draw_trained,
-                ["params:run_spec", "base_model", "records", "baseline", "judged_adapters"],
+                ["params:run_spec", "base_model", "records", "baseline", "judged_adapters", "draft"],
                 "trained",
                 name="draw_trained",
             ),
@@ -44,7 +43,7 @@ def create_pipeline() -> Pipeline:
             ),
             Node(
                 write_report,
-                ["params:output", "evaluation", "baseline", "trained", "judged_adapters"],
+                ["evaluation", "baseline", "trained", "judged_adapters", "draft"],
                 "evaluation_report",
                 name="write_report",
             ),
@@ -68,6 +67,7 @@ def draw_trained(
     records: RecordTable,
     baseline: Path,
     adapters: Path,
+    draft: Path,
 ) -> Path:
     """Draws the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(base_model, spec)
@@ -76,10 +76,9 @@ def draw_trained(
     present = provenance.record(spec, base_model, records.digest, **made_from)
     provenance.require_pair(before, present, training.get("mlflow_run_id"))
     provenance.require_trained_on(training, present)
-    folder = new_folder(spec.config.place("trained"))
-    generate_samples(folder, spec, records, adapters=adapters, title="evaluate")
-    provenance.write_record(folder, present)
-    return folder
+    generate_samples(draft, spec, records, adapters=adapters, title="evaluate")
+    provenance.write_record(draft, present)
+    return draft
 
 
 def compare_with_baseline(
@@ -107,11 +106,10 @@ def compare_with_baseline(
     return evaluation, result(evaluation["headline"])
 
 
-def write_report(output: str, evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path) -> Path:
-    folder = new_folder(place(output, "evaluation_report"))
+def write_report(evaluation: dict[str, Any], baseline: Path, trained: Path, adapters: Path, draft: Path) -> Path:
     history = report.read_history(adapters)
-    report.write_report(folder, evaluation, baseline, trained, history, adapters, default_parameters())
-    return folder
+    report.write_report(draft, evaluation, baseline, trained, history, adapters, default_parameters())
+    return draft
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:

@@ -11,7 +11,6 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import DataConfig
 from visual_grpo.config.pipelines import GenerateConfig
@@ -26,7 +25,7 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(draw_prompts, ["params:run_spec"], "generated", name="draw_prompts")],
+        [Node(draw_prompts, ["params:run_spec", "draft"], "generated", name="draw_prompts")],
         tags=["apart", "model", "unscored", "parameters_of.adapter"],
     )
 
@@ -36,7 +35,7 @@ LISTED = "metadata.jsonl"
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 
 
-def draw_prompts(spec: RunSpec) -> Path:
+def draw_prompts(spec: RunSpec, draft: Path) -> Path:
     """Writes a picture of each sample, a list of them, and a contact sheet."""
     parameters, settings = spec.config, spec.config.generate
     with _prompts(settings, parameters.data) as records:
@@ -49,11 +48,10 @@ def draw_prompts(spec: RunSpec) -> Path:
             for batch, samples in generate_batches(model, asked, sampler, parameters.evaluation.batch_size):
                 drawn += zip(batch, samples, strict=True)
                 bar.advance(len(batch))
-        folder = new_folder(parameters.place("generated"))
-        _write(folder, drawn, painter, settings.samples)
+        _write(draft, drawn, painter, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
     console.note(f"Drew {counted(len(drawn), 'picture')} of {counted(len(records), 'prompt')} {with_what}.")
-    return folder
+    return draft
 
 
 @contextmanager

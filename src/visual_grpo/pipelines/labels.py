@@ -15,13 +15,11 @@ from torch import Generator, Tensor
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.common.files import new_folder
 from visual_grpo.common.geometry import Box, Pixel, Point, edge, multimask, ring
 from visual_grpo.common.images import read_image, to_pil, to_tensor
 from visual_grpo.common.masks import read_mask
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, RewardConfig
-from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.pictures import BETTER, INK, PAPER, WIDTH, WORSE, caption, grid
@@ -40,7 +38,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 label_records,
-                ["params:seed", "params:data", "params:rewards", "params:output", "records"],
+                ["params:seed", "params:data", "params:rewards", "records", "draft"],
                 "negative_labels",
                 name="label_records",
             ),
@@ -60,7 +58,7 @@ DOT = 5
 
 
 def label_records(
-    seed: int, data: DataConfig, rewards: dict[str, RewardConfig], output: str, records: RecordTable
+    seed: int, data: DataConfig, rewards: dict[str, RewardConfig], records: RecordTable, draft: Path
 ) -> Path:
     """Writes ``labels.jsonl`` (id, kind, points: a line for each record and kind) and ``labels.png``, made
     with the segmenter of the reward ``negative_points``."""
@@ -82,11 +80,10 @@ def label_records(
                 shown.append(labelled)
             bar.advance()
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    folder = new_folder(place(output, "negative_labels"))
-    (folder / "labels.jsonl").write_text(text, encoding="utf-8")
+    (draft / "labels.jsonl").write_text(text, encoding="utf-8")
     if shown:
-        draw(shown).save(folder / "labels.png")
-    return folder
+        draw(shown).save(draft / "labels.png")
+    return draft
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import new_folder
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable
@@ -34,14 +33,14 @@ from visual_grpo.tracking.registry import Registry
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(judge, ["parameters", "records"], ["promotion", "judgement"], name="judge_candidate"),
+            Node(judge, ["parameters", "records", "draft"], ["promotion", "judgement"], name="judge_candidate"),
             Node(promote, ["parameters", "promotion", "judgement"], "promotion_result", name="promote_candidate"),
         ],
         tags=["model", "parameters_of.promotion.candidate"],
     )
 
 
-def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str, Any]]:
+def judge(parameters: Parameters, records: RecordTable, draft: Path) -> tuple[Path, dict[str, Any]]:
     """Draws all models and returns their folder with the report, and the gate's decision.
 
     Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
@@ -63,20 +62,19 @@ def judge(parameters: Parameters, records: RecordTable) -> tuple[Path, dict[str,
         "already": False,
         "stages": {},
     }
-    folder = new_folder(parameters.place("promotion"))
     if champion is not None and champion.weights == digest:
         sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
-        stages = earlier_stages(parameters.output, digest, folder)
-        return folder, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
+        stages = earlier_stages(parameters.output, digest, draft)
+        return draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
     references = find_references(candidate, champion, parameters)
     if reason := refusal(settings, registry, candidate, references):
-        return folder, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
+        return draft, known | {"sentence": f"Not promoted: {candidate.name} {reason}"}
     excluding = digest, gate_settings(settings, parameters.evaluation)
     check_number_of_gates(settings.gates_per_year, registry, excluding)
-    stages = judge_stages(parameters, records, candidate, references, folder)
-    _write_report(parameters, candidate, stages, folder, next(iter(references)))
+    stages = judge_stages(parameters, records, candidate, references, draft)
+    _write_report(parameters, candidate, stages, draft, next(iter(references)))
     last = list(stages.values())[-1]  # It is reached only if the others hold.
-    return folder, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
+    return draft, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
 
 
 def _write_report(

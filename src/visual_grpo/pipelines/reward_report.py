@@ -16,7 +16,7 @@ from PIL.Image import Image
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder, write_csv
+from visual_grpo.common.files import write_csv
 from visual_grpo.common.types import PromptRecord, Sample, Scores
 from visual_grpo.config import GRPOConfig
 from visual_grpo.data.manifest import RecordTable
@@ -31,7 +31,14 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(report_rewards, ["params:run_spec", "base_model", "records"], "reward_report", name="report_rewards")],
+        [
+            Node(
+                report_rewards,
+                ["params:run_spec", "base_model", "records", "draft"],
+                "reward_report",
+                name="report_rewards",
+            )
+        ],
         tags=["apart", "training", "rewards"],
     )
 
@@ -56,7 +63,7 @@ _COLUMNS = {
 }
 
 
-def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTable) -> Path:
+def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, draft: Path) -> Path:
     """Writes tables of the rewards and of the samples, and a picture of what each reward prefers."""
     components.check_unchanged(base_model, spec)
     scorer, parameters = components.build_scorer(spec), spec.config
@@ -78,11 +85,10 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
             bar.advance(len(batch))
     scored = score_twice(scorer, [request.record for request in asked], samples)
     table, related = reward_table(scored, parameters.grpo), correlations(scored)
-    folder = new_folder(parameters.place("reward_report"))
-    write_csv(folder / "rewards.csv", table)
-    write_csv(folder / "correlations.csv", related, index=True)
-    write_csv(folder / "samples.csv", sample_rows(scored))
-    _sheet(scored, scorer).save(folder / "sheet.png")
+    write_csv(draft / "rewards.csv", table)
+    write_csv(draft / "correlations.csv", related, index=True)
+    write_csv(draft / "samples.csv", sample_rows(scored))
+    _sheet(scored, scorer).save(draft / "sheet.png")
     title = f"{counted(len(samples), 'sample')} of {counted(len(prompts), 'training prompt')}"
     cells = [[_cell(row[name], form) for name, form in _COLUMNS.items()] for row in table.to_dict("records")]
     console.table(f"{title}, {settings.sampler} sampler", list(_COLUMNS), cells)
@@ -91,7 +97,7 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
         console.table("Correlation within groups (the samples of one prompt)", ["", *related], rows)
     for sentence in findings(table, related, parameters.grpo):
         console.note(sentence)
-    return folder
+    return draft
 
 
 @dataclass(frozen=True, kw_only=True)

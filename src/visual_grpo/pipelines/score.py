@@ -13,7 +13,7 @@ from PIL.Image import Image
 
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import new_folder, write_csv
+from visual_grpo.common.files import write_csv
 from visual_grpo.common.types import Sample
 from visual_grpo.common.videos import read_sample
 from visual_grpo.config import Parameters
@@ -25,7 +25,7 @@ from visual_grpo.rewards.combine import RewardSet
 
 
 def create_pipeline() -> Pipeline:
-    return Pipeline([Node(score_folder, ["parameters"], "scores", name="score_folder")], tags=["apart"])
+    return Pipeline([Node(score_folder, ["parameters", "draft"], "scores", name="score_folder")], tags=["apart"])
 
 
 TABLE = "scores.csv"
@@ -33,7 +33,7 @@ _SHEET_COLUMNS, _SHEET_MOST = 5, 100
 _BATCH = 32
 
 
-def score_folder(parameters: Parameters) -> Path:
+def score_folder(parameters: Parameters, draft: Path) -> Path:
     """Writes a table of every picture's scores and a sheet of the pictures, best first."""
     if parameters.score.path is None:
         raise UserError(
@@ -51,15 +51,14 @@ def score_folder(parameters: Parameters) -> Path:
                 f" {', '.join(without[:3])}"
             )
         table = _score(records, scorer, parameters.data.fps)
-        folder = new_folder(parameters.place("scores"))
-        write_csv(folder / TABLE, table)
-        _sheet(records, table, scorer).save(folder / "sheet.png")
+        write_csv(draft / TABLE, table)
+        _sheet(records, table, scorer).save(draft / "sheet.png")
     console.table(
         f"{counted(len(table), 'picture')} of {parameters.score.path}",
         ["reward", "weight", "mean", "deviation", "lowest", "highest", "share of the total's variance", "unscored"],
         summary(table, scorer.weights),
     )
-    return folder
+    return draft
 
 
 def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]]:

@@ -11,7 +11,6 @@ from kedro.pipeline import Node, Pipeline
 from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.files import new_folder
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import (
@@ -52,7 +51,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 train,
-                ["params:run_spec", "base_model", "records", "baseline"],
+                ["params:run_spec", "base_model", "records", "baseline", "draft"],
                 ["adapters", "training_history"],
                 name="train",
             ),
@@ -61,7 +60,9 @@ def create_pipeline() -> Pipeline:
     )
 
 
-def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, baseline: Path) -> tuple[Path, pd.DataFrame]:
+def train(
+    spec: RunSpec, base_model: dict[str, Any], records: RecordTable, baseline: Path, draft: Path
+) -> tuple[Path, pd.DataFrame]:
     """Trains the adapters; returns their folder, and one row of metrics a step.
 
     ``baseline`` must pair, so that the trained adapter can be compared with it.
@@ -101,12 +102,11 @@ def train(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, basel
         name = tracker.name() or "training"
         with open_logs(config.tracking, name, flatten(config.public())) as loggers:
             progress = TrainingCommand(run, scorer, tracker, loggers).execute()
-    adapters = new_folder(config.place("adapters"))
-    complete_adapters(adapters, run, tracker.run_name, records, start, changes)
-    write_profile(profile, adapters)
-    tracker.own(DIGEST, adapter_digest(adapters))
+    complete_adapters(draft, run, tracker.run_name, records, start, changes)
+    write_profile(profile, draft)
+    tracker.own(DIGEST, adapter_digest(draft))
     show_training(progress, run.trainer.step)
-    return adapters, pd.DataFrame(progress.history)
+    return draft, pd.DataFrame(progress.history)
 
 
 def _check_start(spec: RunSpec, start: Path) -> None:

@@ -27,7 +27,7 @@ from PIL.Image import Image
 from visual_grpo.common import console
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError, counted
-from visual_grpo.common.files import file_in, new_folder, settled, write_atomically, write_csv
+from visual_grpo.common.files import file_in, settled, write_atomically, write_csv
 from visual_grpo.common.images import read_image
 from visual_grpo.common.processes import stop_request
 from visual_grpo.common.types import PromptRecord
@@ -55,7 +55,8 @@ from visual_grpo.training import components
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
-        [Node(collect_votes, ["params:run_spec", "records"], "votes", name="collect_votes")], tags=["apart", "model"]
+        [Node(collect_votes, ["params:run_spec", "records", "draft"], "votes", name="collect_votes")],
+        tags=["apart", "model"],
     )
 
 
@@ -67,7 +68,7 @@ PAIRS_FILE = "pairs.jsonl"
 """Beside the choices: the pairs that have been drawn, so that none is drawn twice."""
 
 
-def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
+def collect_votes(spec: RunSpec, records: RecordTable, draft: Path) -> Path:
     """Returns the folder with what the choices come to; ``vote.choices`` has each choice as soon as it is made."""
     parameters = spec.config
     if parameters.data.frames is not None:
@@ -85,15 +86,14 @@ def collect_votes(spec: RunSpec, records: RecordTable) -> Path:
         console.note(f"{file}: a line cannot be read and is ignored: {line}")
     ballot = Ballot(find_pairs(spec, records, file), file, parameters.vote.seed)
     _vote(parameters.vote, ballot, final.with_suffix(".html"))
-    folder = new_folder(final)
     if parameters.vote.source == AB:
-        _report_blind(ballot.standing(), folder)
+        _report_blind(ballot.standing(), draft)
     else:
         _fit_head(file)
     standing = read_choices(file).standing
-    write_csv(folder / "choices.csv", _table(standing))
-    write_csv(folder / "scores.csv", family_scores(standing))
-    return folder
+    write_csv(draft / "choices.csv", _table(standing))
+    write_csv(draft / "scores.csv", family_scores(standing))
+    return draft
 
 
 def _vote(settings: VoteConfig, ballot: Ballot, door: Path) -> None:
