@@ -31,6 +31,7 @@ from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.grpo.checkpoint import save_checkpoint
 from visual_grpo.hooks.parameters import ParameterHooks, _with_adapters
 from visual_grpo.operations.reproduction.repeat import require_own
+from visual_grpo.operations.running import Running
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.reproduce import reproduce_training
 from visual_grpo.tracking.registry import Registry
@@ -211,7 +212,7 @@ def test_whose_code_a_reproduction_would_run_is_told_first(
     config = parameters(run=str(place.theirs))
     monkeypatch.chdir(project)
     with pytest.raises(UserError) as refused:
-        reproduce_training(config)
+        reproduce_training(config, Running())
     said = str(refused.value)
     assert f"code: commit {commit}, by a <a@b.c> of " in said
     assert "code: changes.diff, lines added, removed, file: 2 0 src/kedro/__main__.py" in said

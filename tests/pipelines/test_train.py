@@ -29,8 +29,9 @@ from visual_grpo.config.decides import Decides
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
-from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
+from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, parameter_entries
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.operations.running import Running
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.sync import DIGEST
@@ -56,7 +57,7 @@ class Project:
     def run(self, **changes: Any) -> DataCatalog:
         own = {"policy": {"train": ["ar"]}, "model": {"path": str(self.model)}}
         config = parameters(self.folder, **(own | changes))
-        typed = parameter_entries(config) | {RUN_SPEC: resolve(config)}
+        typed = parameter_entries(config) | {RUN_SPEC: resolve(config), RUNNING: Running(log=Tracker.active())}
         catalog = DataCatalog(
             {name: MemoryDataset(value) for name, value in typed.items()}
             | {

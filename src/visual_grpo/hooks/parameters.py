@@ -25,6 +25,7 @@ from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import OUTPUT, use_catalog
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.hooks.folders import tags_of
+from visual_grpo.operations.running import Running
 from visual_grpo.starter.parameters import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
@@ -33,8 +34,8 @@ from visual_grpo.tracking.trust import require_adapters, require_checkpoint, req
 if TYPE_CHECKING:
     from visual_grpo.models.run_spec import RunSpec  # It imports torch.
 
-RUN_SPEC = "params:run_spec"
-"""The parameters, resolved for the model (`models.run_spec`)."""
+RUN_SPEC, RUNNING = "params:run_spec", "params:running"
+"""The parameters, resolved for the model (`models.run_spec`); the command (`operations.running`)."""
 RETRAIN = "retrain"
 """The section that is not stored with a run, so that a file may hold a secret address in it. The command is stored."""
 PARAMETERS_OF = "parameters_of."
@@ -259,4 +260,5 @@ def parameter_entries(config: Parameters) -> dict[str, Any]:
     """
     sections = {f"params:{name}": getattr(config, name) for name in Parameters.model_fields}
     # Kedro's datasets hold no None: `reward` is read from the whole tree.
-    return {"parameters": config} | {name: value for name, value in sections.items() if value is not None}
+    known = {"parameters": config, RUNNING: Running()}
+    return known | {name: value for name, value in sections.items() if value is not None}

@@ -23,7 +23,9 @@ from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
 from visual_grpo.hooks.folders import tags_of
+from visual_grpo.hooks.parameters import RUNNING
 from visual_grpo.operations.command import render
+from visual_grpo.operations.running import Running
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import find_adapters, training_run
 from visual_grpo.tracking.mlflow_api import NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
@@ -77,6 +79,7 @@ class TrackingHooks:
         named = os.environ.get("MLFLOW_RUN_ID")
         name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
+        catalog[RUNNING] = Running(self._project_path, tracker)
         if earlier is not None and named is None and not tracker.continues:
             log.warning("MLflow run %s is gone: a new run begins", earlier)
         if tracker.continues and judges_only:

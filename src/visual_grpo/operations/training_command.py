@@ -26,6 +26,7 @@ from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
 from visual_grpo.operations.command import Command, is_stage_of_dvc
+from visual_grpo.operations.running import Running
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import training_run
@@ -160,7 +161,7 @@ def show_replaced(config: Parameters, run_id: str | None) -> None:
 def training_provenance(
     config: Parameters,
     present: provenance.Provenance,
-    project: Path,
+    running: Running,
     start: Path | None,
     origin: resuming.ResumedRun | None,
 ) -> dict[str, Any]:
@@ -169,10 +170,9 @@ def training_provenance(
     ``present`` is the record of this part of the training.
     """
     inputs = {name: value for name, value in present.items() if name not in ("parameters", *provenance.RUNTIME)}
-    now = {"command": lineage.command(), **lineage.git_tags(project), **lineage.version_tags()}
-    now |= {name: present[name] for name in provenance.RUNTIME}
     records, *others = (config.place(name) for name in ("records", "base_model", "baseline"))
-    now |= lineage.dvc_tags(project, [config.data.path, present["model"], records.parent, *others])
+    now = running.facts([config.data.path, present["model"], records.parent, *others])
+    now |= {name: present[name] for name in provenance.RUNTIME}
     if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
         now[START_RUN] = run_id
     if origin is None:

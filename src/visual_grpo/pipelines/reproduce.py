@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from kedro.pipeline import Node, Pipeline
@@ -12,20 +11,21 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import START_RUN, read_facts
 from visual_grpo.operations.reproduction.repeat import repeat, require_own
+from visual_grpo.operations.running import Running
 from visual_grpo.tracking.adapter_lookup import find_adapters, find_start
 
 
 def create_pipeline() -> Pipeline:
     return Pipeline(
         [
-            Node(reproduce_training, "parameters", "reproduction", name="reproduce_training"),
+            Node(reproduce_training, ["parameters", "params:running"], "reproduction", name="reproduce_training"),
             Node(require_match, "reproduction", None, name="require_match"),
         ],
         tags=["apart"],
     )
 
 
-def reproduce_training(parameters: Parameters) -> dict[str, Any]:
+def reproduce_training(parameters: Parameters, running: Running) -> dict[str, Any]:
     """Repeats the training that ``run`` names: see `visual_grpo.operations.reproduction.repeat.repeat`."""
     if parameters.run is None:
         raise UserError(
@@ -38,11 +38,11 @@ def reproduce_training(parameters: Parameters) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"run: {str(error).removeprefix('adapter: ')}", error.remedy) from error
     facts = read_facts(adapters)
-    require_own(adapters, facts, Path.cwd(), parameters)
+    require_own(adapters, facts, running.project, parameters)
     if "start" in facts:
         named = facts["parameters"]["train"]["start"]
         start = find_start(named, facts["start"], latest, facts.get(START_RUN))
-    report = repeat(adapters, parameters.reproduce, Path.cwd(), start)
+    report = repeat(adapters, parameters.reproduce, running.project, start)
     rows = [[row["what"], row["run"], row["here"], row["result"]] for row in report["rows"]]
     console.table("What matched", ["", "run", "here", ""], rows)
     console.note(f"{report['sentence']} ({report['seconds']} s)")

@@ -30,6 +30,7 @@ from visual_grpo.grpo.distributed.policy import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.operations.running import Running
 from visual_grpo.operations.training_command import (
     TrainingCommand,
     complete_adapters,
@@ -38,10 +39,9 @@ from visual_grpo.operations.training_command import (
     training_provenance,
 )
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import lineage
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.tracking.sync import DIGEST
-from visual_grpo.tracking.tracker import Tracker, open_logs
+from visual_grpo.tracking.tracker import open_logs
 from visual_grpo.training import components, resuming
 from visual_grpo.training.run import Callbacks, TrainingRun
 
@@ -51,7 +51,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 train,
-                ["params:run_spec", "base_model", "records", "baseline", "draft"],
+                ["params:run_spec", "params:running", "base_model", "records", "baseline", "draft"],
                 ["adapters", "training_history"],
                 name="train",
             ),
@@ -61,13 +61,13 @@ def create_pipeline() -> Pipeline:
 
 
 def train(
-    spec: RunSpec, base_model: dict[str, Any], records: RecordTable, baseline: Path, draft: Path
+    spec: RunSpec, running: Running, base_model: dict[str, Any], records: RecordTable, baseline: Path, draft: Path
 ) -> tuple[Path, pd.DataFrame]:
     """Trains the adapters; returns their folder, and one row of metrics a step.
 
     ``baseline`` must pair, so that the trained adapter can be compared with it.
     """
-    config, tracker, project = spec.config, Tracker.active(), Path.cwd()
+    config, tracker = spec.config, running.log
     components.check_unchanged(base_model, spec)
     start = adapters_or_base(config.train.start, config.place("adapters"))
     if start is not None:
@@ -86,7 +86,7 @@ def train(
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
     arguments = {
         "data": data,
-        "provenance": training_provenance(config, present, project, start, origin) | {BASELINE: extent},
+        "provenance": training_provenance(config, present, running, start, origin) | {BASELINE: extent},
         "origin": origin,
         "run_id": tracker.run_id,
     }
@@ -97,7 +97,7 @@ def train(
         run = _build(spec, start, scorer, monitor=monitor, **arguments)
         if config.distributed.processes > 1:
             console.note(f"{config.distributed.processes} processes train together.")
-        changes = lineage.changes(project)  # Before the training, during which somebody may edit the code.
+        changes = running.changes()  # Before the training, during which somebody may edit the code.
         # With the run's id, so that two trainings of the same settings stay apart.
         name = tracker.name() or "training"
         with open_logs(config.tracking, name, flatten(config.public())) as loggers:

@@ -67,6 +67,9 @@ class Tracker:
         self._answered, self._again = threading.Event(), 0.0
         self._is_open = self._has_warned = False
 
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # Kedro copies what a node receives, and a run is one.
+
     @classmethod
     def active(cls) -> Tracker:
         """The tracker of the command that is running, or one that does nothing."""

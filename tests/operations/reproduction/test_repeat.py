@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kedro.config import OmegaConfigLoader
 
 from tests.evaluation.defaults import parameters
@@ -23,6 +24,7 @@ from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import CATALOG
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
+from visual_grpo.operations.running import Running
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
 from visual_grpo.tracking import lineage
 
@@ -54,9 +56,9 @@ def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str
 
 def test_no_run_and_an_unknown_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the training with run=ID"):
-        reproduce_training(parameters())
+        reproduce_training(parameters(), Running())
     with pytest.raises(UserError, match=r"has no training\.json"):
-        reproduce_training(parameters(run=str(tmp_path)))
+        reproduce_training(parameters(run=str(tmp_path)), Running())
 
 
 @pytest.fixture
@@ -184,13 +186,13 @@ def test_kedro_reads_the_tree_as_it_is_and_nothing_else(tmp_path: Path) -> None:
     (conf / "catalog.yml").write_text("records: {type: P, filepath: '${output:}/r.parquet'}\n" + moved)
     own = {"output": "data", "seed": 3, "rewards": {"ours": {"options": {"text": "${oc.env:HOME}, ü"}}}}
     written, places = write_configuration(Worktree(tmp_path, tmp_path / "code"), own)
-    resolvers = {"output": lambda: "data"}
-    loader = OmegaConfigLoader(str(written), base_env="base", default_run_env="local", custom_resolvers=resolvers)
+    loader = OmegaConfigLoader(str(written), base_env="base", default_run_env="local")
     assert loader["parameters"] == own
     inside = {"records": "r.parquet", "adapters": "moved/adapters", "evaluation": "moved/evaluation.json"}
     assert places == {name: tmp_path / "code/data" / path for name, path in inside.items()}
-    assert {name: entry["filepath"] for name, entry in loader["catalog"].items()} == {
-        name: f"data/{path}" for name, path in inside.items()
+    catalog = yaml.safe_load((written / "base/catalog.yml").read_text())
+    assert {name: entry["filepath"] for name, entry in catalog.items()} == {
+        name: f"${{output:}}/{path}" for name, path in inside.items()
     }
     assert (conf / "parameters.yml").read_text() == "seed: 1\nold: 1\n"
 
