@@ -21,6 +21,8 @@ from visual_grpo.starter.build import model_recipe, render_dataset
 from visual_grpo.starter.parameters import with_world
 
 SHAPES = {"world": "shapes"}
+WORDS = {"starter": {"world": "examples.words:WORLD"}}
+FLOW_MODELS = {"starter": {"world": "examples.flow_models:WORLD"}}
 OWN = {"data": {"path": "my/photos"}}
 REDNESS = {"redness": {"function": "my_rewards:redness"}}
 GUARDS: dict[str, Any] = {"edge_density": (0.0, {}), "colour_entropy": (0.0, {})}
@@ -57,10 +59,9 @@ def test_the_default_writes_into_data(environment: str | None) -> None:
 
 
 def test_an_environment_and_another_task_have_folders() -> None:
-    words = {"starter": {"world": "words"}}
-    assert folders(words, "text")[:3] == ("data/text", "data/text/01_raw/words", "data/text/01_raw/words")
+    assert folders(WORDS, "text")[:3] == ("data/text", "data/text/01_raw/words", "data/text/01_raw/words")
     assert folders({"data": {"task": "i2i"}})[:2] == ("data/i2i", "data/i2i/01_raw/shapes")
-    scenes = {"starter": {"world": "scenes"}, "data": {"task": "segmentation"}}
+    scenes = {"starter": {"world": "examples.scenes:WORLD"}, "data": {"task": "segmentation"}}
     assert folders(scenes, "negative_points")[3] == "data/negative_points/06_models/base"
 
 
@@ -173,7 +174,7 @@ def test_other_values_change_the_worlds_rewards_and_null_removes_one() -> None:
 
 
 def test_a_world_names_rewards_for_other_data_too() -> None:
-    config = parameters(**OWN, reward="words", rewards={"ocr": {"options": {"more": 1}}, **REDNESS})
+    config = parameters(**OWN, **WORDS, reward="words", rewards={"ocr": {"options": {"more": 1}}, **REDNESS})
     assert entries(config) == {"ocr": (1.0, {"line": [0, 0, 1, 1], "more": 1}), **OF_SIGNS, "redness": (1.0, {})}
     without_judge = {name: entry for name, entry in OF_SHAPES.items() if name != "delta_e"}
     assert entries(parameters(**OWN, reward="shapes")) == without_judge, "other records may have no targets"
@@ -190,8 +191,8 @@ def test_the_rendered_data_and_the_small_model_are_known_by_any_spelling_of_thei
 
 
 def test_the_small_model_is_of_the_worlds_first_family_unless_another_is_named() -> None:
-    for changes, family in (({}, "glm_image"), ({"model": {"family": "sd3"}}, "sd3")):
-        model = parameters(**changes).model
+    for changes, family in (({}, "sd3"), ({"model": {"family": "flux"}}, "flux")):
+        model = parameters(**FLOW_MODELS, **changes).model
         assert (model.path, model.family) == ("data/06_models/base", family)
     given = parameters(model={"path": "models/a"})
     assert (given.model.path, given.model.family, given.model_is_pretrained) == ("models/a", "auto", False)
@@ -200,16 +201,16 @@ def test_the_small_model_is_of_the_worlds_first_family_unless_another_is_named()
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"starter": {"world": "shape"}}, "expected shapes, words, scenes, motion, pairs, or.*Did you mean 'shapes'"),
+        ({"starter": {"world": "words"}}, "expected shapes, or package.module:WORLD for any other.*examples.words"),
         ({"starter": {"world": "my_worlds:WORLD"}}, "no module 'my_worlds'"),
         ({"starter": {"world": "tests.small_project:TINY"}}, "which is a dict, not a World"),
         (
             {"data": {"task": "segmentation"}},
             "world shapes is made for data.task t2i, i2i, mixed only.*negative_points",
         ),
-        ({"starter": {"world": "words"}, "data": {"task": "i2i"}}, "words is made for data.task t2i only, got i2i"),
-        ({"starter": {"world": "words"}, "model": {"family": "flux"}}, "pretrains no small flux on starter.world w"),
-        ({"model": {"family": "glm_imag"}}, "it pretrains glm_image, sd3, .*Did you mean 'glm_image'"),
+        (WORDS | {"data": {"task": "i2i"}}, "words is made for data.task t2i only, got i2i"),
+        (WORDS | {"model": {"family": "flux"}}, "pretrains no small flux on starter.world words; it pretrains sd3"),
+        ({"model": {"family": "glm_imag"}}, "it pretrains glm_image.*Did you mean 'glm_image'"),
     ],
 )
 def test_what_no_world_is_made_for_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -233,7 +234,7 @@ def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     records = Path("data/01_raw/dots/records.jsonl")
     assert (report["dataset"], records.read_text()) == ("data/01_raw/dots", '{"prompt": "dotted 3"}\n')
     before = model_recipe(config.starter, config.data, "sd3", 3)
-    assert before != model_recipe(parameters().starter, config.data, "sd3", 3)
+    assert before != model_recipe(parameters(**FLOW_MODELS).starter, config.data, "sd3", 3)
     for name, value in {"task": "i2i", "height": 64, "width": 64}.items():
         assert before != model_recipe(config.starter, config.data.model_copy(update={name: value}), "sd3", 3)
     Path("my_world.py").write_text(MY_WORLD.replace("dotted", "spotted"), encoding="utf-8")
