@@ -14,11 +14,13 @@ from tests.small_project import ROOT
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
+from visual_grpo.operations.preflight.check import check_before_run
 from visual_grpo.pipelines import starter
 from visual_grpo.rewards.remote.local_worker import python_of
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.build import model_recipe, render_dataset
 from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.worlds import own_functions, require_functions
 
 SHAPES = {"world": "shapes"}
 WORDS = {"starter": {"world": "examples.words:WORLD"}}
@@ -223,9 +225,40 @@ def test_a_world_that_is_not_needed_need_not_fit() -> None:
     assert parameters(**own).data.task == "segmentation"
 
 
-def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    "environment",
+    [folder.parent.name for folder in sorted(ROOT.glob("conf/*/parameters.yml")) if "examples." in folder.read_text()],
+)
+def test_an_examples_functions_are_there(environment: str) -> None:
+    config = of_environment(environment)
+    assert own_functions(config)
+    require_functions(config)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        (('render="my_world:render"', 'render="my_world:rendr"'), "'my_world' has no 'rendr'.*Did you mean 'render'"),
+        (('"my_world:pretrain"', '"my_world:WORLD"'), "my_world:WORLD .* is a World, not a function"),
+        (('"my_world:pretrain"', '"my_pretraining:pretrain"'), "no module 'my_pretraining'"),
+        (('("vae", "dit")', '("unet",)'), "SmallModel.pretrain trains unet; expected modules among ar, dit, vae, vl"),
+        (("tasks=", "task="), "cannot be imported:(.|\n)*unexpected keyword argument 'task'"),
+    ],
+)
+def test_what_a_world_lacks_is_told_before_any_work(
+    lacking: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_world", raising=False)
+    code = MY_WORLD.replace(*lacking) + "\n\ndef pretrain(job, advance): ...\n"
+    (tmp_path / "my_world.py").write_text(code, encoding="utf-8")
+    with pytest.raises(UserError, match=said):
+        check_before_run(parameters(starter={"world": "my_world:WORLD"}), {"base_model"}, set(), list)
+
+
+def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_world", raising=False)
     Path("my_world.py").write_text(MY_WORLD, encoding="utf-8")
     config = parameters(starter={"world": "my_world:WORLD"})
     assert (config.data.path, config.model.family) == ("data/01_raw/dots", "sd3")
