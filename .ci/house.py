@@ -22,7 +22,7 @@ RESOLVE = "resolve"
 COMMAND_STATE = "visual_grpo.operations.command"
 STARTER = ("starter/", "pipelines/starter.py")
 ABOVE_CORE = ("starter/", "pipelines/")
-WORLDS = {"shapes", "words", "scenes", "rendering"}
+WORLDS = {"shapes", "rendering"}
 LAYERS = re.compile(r"0\d_(raw|model_input|models|model_output|reporting)\b")
 ORIGIN = (
     *("provenance.py", "config/adapter_folder.py", "training/resuming.py", "operations/candidates.py"),
@@ -34,7 +34,7 @@ Trees = dict[Path, ast.Module]
 
 
 def main() -> None:
-    sources, tests = tracked("src/*.py"), tracked("tests/*.py")
+    sources, examples, tests = tracked("src/*.py"), tracked("examples/*.py"), tracked("tests/*.py")
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources}
     functions = [(path, node) for path, tree in trees.items() for node in defined(tree)]
     path, longest = max(functions, key=lambda found: length(found[1]))
@@ -44,6 +44,7 @@ def main() -> None:
     measures = {
         "source files": f"{len(sources)}, {small} of at most {SMALL} lines",
         "lines of src": f"{sum(map(lines, sources)):,}",
+        "lines of examples": f"{sum(map(lines, examples)):,}",
         "lines of tests": f"{sum(map(lines, tests)):,}",
         "entries of src/visual_grpo": len({path.relative_to(PACKAGE).parts[0] for path in sources}),
         "floors (import-linter)": len(floors()),

@@ -42,6 +42,8 @@ from visual_grpo.training import components
 
 SIDE, STEPS, GUIDANCE = 64, 10, 4.5
 PROMPTS, GROUP = 4, 8
+sys.path.append(str(Path(__file__).parents[1]))  # For the examples.
+
 RANK, ALPHA = 32, 64
 CLIP, LEARNING_RATE = 1e-4, 3e-4
 TRAINED = {"all steps but the last": 1.0, "2 steps of 9": 2 / 9}
@@ -52,7 +54,7 @@ TEXTS = ("a red circle", "a small blue square", "a large green triangle", "a yel
 
 def save_model(folder: Path) -> None:
     """Random weights everywhere: what the starter's model starts with as 0 would leave nothing to train."""
-    from visual_grpo.starter.flow_models import build_sd3
+    from examples.flow_models.models import build_sd3
     from visual_grpo.starter.glm_image.modules import build_vae
 
     pipeline = build_sd3(build_vae(SIDE, SIDE, 0), SIDE, 0)

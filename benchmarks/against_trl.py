@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,17 +26,18 @@ from pathlib import Path
 from typing import Any
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TRL_EXPERIMENTAL_SILENCE="1")
+sys.path.append(str(Path(__file__).parents[1]))  # For the examples.
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from examples.scenes.qwen2_5_vl import build_model, build_processor
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 from visual_grpo.training import components
 
 SIDE = 64

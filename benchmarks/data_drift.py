@@ -15,12 +15,12 @@ from typing import Any
 
 from PIL import Image
 
+from examples.words.signs import draw_words
 from visual_grpo.config import DataChecks, DataConfig
 from visual_grpo.data.drift import Profile, check, drift, lost_share, profile_of
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.starter.shapes.dataset import draw_dataset
-from visual_grpo.starter.words import draw_words
 
 Row = dict[str, Any]
 SIDE = 128

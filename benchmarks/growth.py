@@ -13,6 +13,7 @@ import argparse
 import json
 import resource
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.operations.plan.dry_run import unequal_scores
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
+
+sys.path.append(str(Path(__file__).parents[1]))  # For the examples.
 
 MEMORY_STEPS, MEMORY_EVERY = 500, 100
 
@@ -70,7 +73,7 @@ TOKENS = {
 
 def flow_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     """Of the small Stable Diffusion 3, whose steps but the last are stochastic; two of them are trained."""
-    from visual_grpo.starter.flow_models import build_sd3
+    from examples.flow_models.models import build_sd3
     from visual_grpo.starter.glm_image.modules import build_vae
 
     pipeline = build_sd3(build_vae(setting.side, setting.side, 0), setting.side, 0)
@@ -96,7 +99,7 @@ def token_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     """Of the small Qwen2.5-VL, whose answers all have their greatest length."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    from visual_grpo.starter import qwen2_5_vl as small
+    from examples.scenes import qwen2_5_vl as small
 
     processor = small.build_processor(setting.side, setting.side)
     config = small.build_model(processor, 0).config

@@ -35,7 +35,7 @@ from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.evaluation.samples import distinct_prompts, read_scores
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.catalogue import build_reward_set
-from visual_grpo.starter.worlds import WORLDS
+from visual_grpo.starter.worlds import SHAPES
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, Shown, TrainingRun
 
@@ -151,7 +151,7 @@ class _Scorer:
 
     def __init__(self, looks: int, baseline: Path, records: Sequence[PromptRecord]) -> None:
         self.looks, self.baseline, self.records = looks, baseline, records
-        given = WORLDS["shapes"].preset.rewards
+        given = SHAPES.preset.rewards
         configs = {name: RewardConfig.model_validate(given.get(name, {})) for name in (*GUARDS, NOISE, JUDGE)}
         self.judges = build_reward_set(configs, dict.fromkeys(configs, 1.0))
         self.before = {file: to_tensor(read_image(baseline / file)) for file in self._rows()["file"]}

@@ -38,7 +38,7 @@ from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
 from visual_grpo.rewards.votes.reward import fitted_head
-from visual_grpo.starter.worlds import WORLDS
+from visual_grpo.starter.worlds import SHAPES
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, TrainingRun
 
@@ -199,7 +199,7 @@ def colourful(prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> lis
 def _truth(records: Sequence[PromptRecord], samples: Sequence[Sample], name: str) -> list[float]:
     if name == colourful.__name__:
         return colourful(records, samples)
-    config = RewardConfig.model_validate(WORLDS["shapes"].preset.rewards.get(name, {}))
+    config = RewardConfig.model_validate(SHAPES.preset.rewards.get(name, {}))
     return build_reward(name, config)(records, samples).values.tolist()
 
 

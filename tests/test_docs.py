@@ -19,7 +19,7 @@ import pytest
 from tests.data.making import jsonl, mask, picture
 from tests.doc_commands import check_command, check_parameters, is_parameter, parameters_of
 from tests.evaluation.test_browser import BROWSER, SETTINGS
-from tests.markdown import PAGES, ROOT, Block, blocks, files_before, inline_code
+from tests.markdown import EXAMPLES, PAGES, ROOT, Block, blocks, files_before, inline_code
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from visual_grpo.config import DataConfig, GRPOConfig, Parameters
 from visual_grpo.data.columns import PICTURES
@@ -111,7 +111,7 @@ def test_parameters_and_commands_in_the_lines_exist(page: Path, project: Path) -
 
 
 def test_links_of_the_readme_resolve() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"):
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *EXAMPLES):
         text = page.read_text(encoding="utf-8")
         for path, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", text):
             target = page.parent / path if path else page

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from examples.scenes.qwen2_5_vl import build_model, build_processor
 from tests.markdown import Block, blocks, files_before
 from tests.models.families.sd3 import tiny
 from tests.rewards.segmentation.small_sam2 import save_sam2
 from tests.small_project import paste, small_project
-from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
 
 NOT_RUN = {
     "make": "its targets' commands are checked, and `make setup` would change the environment",

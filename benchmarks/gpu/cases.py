@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recording import Machine
+
 from tests.models.families.flux import tiny as flux
 from tests.models.families.flux2_klein import tiny as flux2_klein
 from tests.models.families.glm_image import tiny as glm_image
@@ -18,7 +19,6 @@ from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.z_image import tiny as z_image
 from tests.operations.plan.configurations import parameters_of
-
 from visual_grpo.config import Parameters, merged
 from visual_grpo.operations.gpu_check import single_module
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from cases import SIZE, SMALL, Tree, small, small_folder
 from recording import Machine, Recorder
-from tests.rewards.segmentation.small_sam2 import save_sam2
 from torch import Tensor
 
+from tests.rewards.segmentation.small_sam2 import save_sam2
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import ModelConfig, Parameters
 from visual_grpo.models.family import find_family

@@ -24,9 +24,8 @@ ROOT = HERE.parents[1]
 sys.path.append(str(ROOT))  # The small models are the tests'.
 
 from cases import RELEASED, released  # noqa: E402
-from recording import Machine  # noqa: E402
-
 from models import plan_of  # noqa: E402
+from recording import Machine  # noqa: E402
 
 KIT = ROOT / ".gpu"
 PIP = [str(ROOT / ".venv-tools/bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]

@@ -61,7 +61,7 @@ def test_a_model_that_cannot_be_loaded_is_told(painted: Project, monkeypatch: py
 
 LANGUAGE: dict[str, Any] = {
     "data": {"task": "segmentation"},
-    "starter": {"world": "scenes"},
+    "starter": {"world": "examples.scenes:WORLD"},
     "modules": {"dit": None},
     "evaluation": {"controls": []},
     "sampling": {name: {"steps": None, "guidance_scale": None} for name in ("rollout", "eval")},

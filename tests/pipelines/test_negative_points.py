@@ -18,6 +18,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from examples.scenes import pretrain_vl, qwen2_5_vl
+from examples.scenes.scenes import ANSWER_LENGTH, draw_scene_records
 from tests.pipelines.painted import folders, run_nodes
 from tests.rewards.segmentation.small_sam2 import save_sam2
 from tests.starter.tasks import in_this_process
@@ -31,9 +33,8 @@ from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter import build, pretrain_vl, qwen2_5_vl
+from visual_grpo.starter import build
 from visual_grpo.starter.parameters import with_world
-from visual_grpo.starter.scenes import ANSWER_LENGTH, draw_scene_records
 from visual_grpo.training import components
 from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun

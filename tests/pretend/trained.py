@@ -51,7 +51,7 @@ def config_of(folder: Path, device: str, kinds: Sequence[str] = ("tokens", "flow
     grpo = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "updates_per_rollout": 2, "micro_batch_size": 2}
     return parameters(
         folder,
-        starter={"world": "scenes"} if "flow" not in kinds else {},
+        starter={"world": "examples.scenes:WORLD"} if "flow" not in kinds else {},
         model=model,
         policy=policy,
         grpo={**grpo, "learning_rate": 1e-2, "kl_weight": 0.1, "schedule": "constant", **changes.pop("grpo", {})},

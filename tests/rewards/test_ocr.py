@@ -12,10 +12,10 @@ from diffusers import GlmImagePipeline
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from examples.words.signs import WORDS, draw, prompt_of
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.ocr import OcrReward, asked_text, closeness, quoted_texts
-from visual_grpo.starter.words import WORDS, draw, prompt_of
 
 WHOLE = [0, 0, 1, 1]
 

@@ -14,13 +14,17 @@ from tests.small_project import ROOT
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
 from visual_grpo.config.schema import validate
+from visual_grpo.operations.preflight.check import check_before_run
 from visual_grpo.pipelines import starter
 from visual_grpo.rewards.remote.local_worker import python_of
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.build import model_recipe, render_dataset
 from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.worlds import own_functions, require_functions
 
 SHAPES = {"world": "shapes"}
+WORDS = {"starter": {"world": "examples.words:WORLD"}}
+FLOW_MODELS = {"starter": {"world": "examples.flow_models:WORLD"}}
 OWN = {"data": {"path": "my/photos"}}
 REDNESS = {"redness": {"function": "my_rewards:redness"}}
 GUARDS: dict[str, Any] = {"edge_density": (0.0, {}), "colour_entropy": (0.0, {})}
@@ -57,10 +61,9 @@ def test_the_default_writes_into_data(environment: str | None) -> None:
 
 
 def test_an_environment_and_another_task_have_folders() -> None:
-    words = {"starter": {"world": "words"}}
-    assert folders(words, "text")[:3] == ("data/text", "data/text/01_raw/words", "data/text/01_raw/words")
+    assert folders(WORDS, "text")[:3] == ("data/text", "data/text/01_raw/words", "data/text/01_raw/words")
     assert folders({"data": {"task": "i2i"}})[:2] == ("data/i2i", "data/i2i/01_raw/shapes")
-    scenes = {"starter": {"world": "scenes"}, "data": {"task": "segmentation"}}
+    scenes = {"starter": {"world": "examples.scenes:WORLD"}, "data": {"task": "segmentation"}}
     assert folders(scenes, "negative_points")[3] == "data/negative_points/06_models/base"
 
 
@@ -173,7 +176,7 @@ def test_other_values_change_the_worlds_rewards_and_null_removes_one() -> None:
 
 
 def test_a_world_names_rewards_for_other_data_too() -> None:
-    config = parameters(**OWN, reward="words", rewards={"ocr": {"options": {"more": 1}}, **REDNESS})
+    config = parameters(**OWN, **WORDS, reward="words", rewards={"ocr": {"options": {"more": 1}}, **REDNESS})
     assert entries(config) == {"ocr": (1.0, {"line": [0, 0, 1, 1], "more": 1}), **OF_SIGNS, "redness": (1.0, {})}
     without_judge = {name: entry for name, entry in OF_SHAPES.items() if name != "delta_e"}
     assert entries(parameters(**OWN, reward="shapes")) == without_judge, "other records may have no targets"
@@ -190,8 +193,8 @@ def test_the_rendered_data_and_the_small_model_are_known_by_any_spelling_of_thei
 
 
 def test_the_small_model_is_of_the_worlds_first_family_unless_another_is_named() -> None:
-    for changes, family in (({}, "glm_image"), ({"model": {"family": "sd3"}}, "sd3")):
-        model = parameters(**changes).model
+    for changes, family in (({}, "sd3"), ({"model": {"family": "flux"}}, "flux")):
+        model = parameters(**FLOW_MODELS, **changes).model
         assert (model.path, model.family) == ("data/06_models/base", family)
     given = parameters(model={"path": "models/a"})
     assert (given.model.path, given.model.family, given.model_is_pretrained) == ("models/a", "auto", False)
@@ -200,16 +203,16 @@ def test_the_small_model_is_of_the_worlds_first_family_unless_another_is_named()
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"starter": {"world": "shape"}}, "expected shapes, words, scenes, motion, pairs, or.*Did you mean 'shapes'"),
+        ({"starter": {"world": "words"}}, "expected shapes, or package.module:WORLD for any other.*examples.words"),
         ({"starter": {"world": "my_worlds:WORLD"}}, "no module 'my_worlds'"),
         ({"starter": {"world": "tests.small_project:TINY"}}, "which is a dict, not a World"),
         (
             {"data": {"task": "segmentation"}},
             "world shapes is made for data.task t2i, i2i, mixed only.*negative_points",
         ),
-        ({"starter": {"world": "words"}, "data": {"task": "i2i"}}, "words is made for data.task t2i only, got i2i"),
-        ({"starter": {"world": "words"}, "model": {"family": "flux"}}, "pretrains no small flux on starter.world w"),
-        ({"model": {"family": "glm_imag"}}, "it pretrains glm_image, sd3, .*Did you mean 'glm_image'"),
+        (WORDS | {"data": {"task": "i2i"}}, "words is made for data.task t2i only, got i2i"),
+        (WORDS | {"model": {"family": "flux"}}, "pretrains no small flux on starter.world words; it pretrains sd3"),
+        ({"model": {"family": "glm_imag"}}, "it pretrains glm_image.*Did you mean 'glm_image'"),
     ],
 )
 def test_what_no_world_is_made_for_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -222,9 +225,40 @@ def test_a_world_that_is_not_needed_need_not_fit() -> None:
     assert parameters(**own).data.task == "segmentation"
 
 
-def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize(
+    "environment",
+    [folder.parent.name for folder in sorted(ROOT.glob("conf/*/parameters.yml")) if "examples." in folder.read_text()],
+)
+def test_an_examples_functions_are_there(environment: str) -> None:
+    config = of_environment(environment)
+    assert own_functions(config)
+    require_functions(config)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "said"),
+    [
+        (('render="my_world:render"', 'render="my_world:rendr"'), "'my_world' has no 'rendr'.*Did you mean 'render'"),
+        (('"my_world:pretrain"', '"my_world:WORLD"'), "my_world:WORLD .* is a World, not a function"),
+        (('"my_world:pretrain"', '"my_pretraining:pretrain"'), "no module 'my_pretraining'"),
+        (('("vae", "dit")', '("unet",)'), "SmallModel.pretrain trains unet; expected modules among ar, dit, vae, vl"),
+        (("tasks=", "task="), "cannot be imported:(.|\n)*unexpected keyword argument 'task'"),
+    ],
+)
+def test_what_a_world_lacks_is_told_before_any_work(
+    lacking: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_world", raising=False)
+    code = MY_WORLD.replace(*lacking) + "\n\ndef pretrain(job, advance): ...\n"
+    (tmp_path / "my_world.py").write_text(code, encoding="utf-8")
+    with pytest.raises(UserError, match=said):
+        check_before_run(parameters(starter={"world": "my_world:WORLD"}), {"base_model"}, set(), list)
+
+
+def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_world", raising=False)
     Path("my_world.py").write_text(MY_WORLD, encoding="utf-8")
     config = parameters(starter={"world": "my_world:WORLD"})
     assert (config.data.path, config.model.family) == ("data/01_raw/dots", "sd3")
@@ -233,7 +267,7 @@ def test_a_world_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     records = Path("data/01_raw/dots/records.jsonl")
     assert (report["dataset"], records.read_text()) == ("data/01_raw/dots", '{"prompt": "dotted 3"}\n')
     before = model_recipe(config.starter, config.data, "sd3", 3)
-    assert before != model_recipe(parameters().starter, config.data, "sd3", 3)
+    assert before != model_recipe(parameters(**FLOW_MODELS).starter, config.data, "sd3", 3)
     for name, value in {"task": "i2i", "height": 64, "width": 64}.items():
         assert before != model_recipe(config.starter, config.data.model_copy(update={name: value}), "sd3", 3)
     Path("my_world.py").write_text(MY_WORLD.replace("dotted", "spotted"), encoding="utf-8")

@@ -124,7 +124,7 @@ def test_both_adapters_of_glm_image_are_served(project: Project, pipeline_folder
 def test_answers_to_queries_about_images_are_served(
     project: Project, tmp_path: Path, source_images: list[Path]
 ) -> None:
-    from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
+    from examples.scenes.qwen2_5_vl import build_model, build_processor
 
     processor = build_processor(*SIZE)
     network = build_model(processor, seed=1)
@@ -133,7 +133,7 @@ def test_answers_to_queries_about_images_are_served(
     no_steps = {"steps": None, "guidance_scale": None}
     config = parameters(
         data={"path": "d", "task": "segmentation", "height": SIZE[0], "width": SIZE[1]},
-        starter={"world": "scenes"},
+        starter={"world": "examples.scenes:WORLD"},
         model={"options": {"max_tokens": 12, "instruction": "Find: {query}"}},
         reward="negative_points",
         modules={"dit": None},
@@ -190,7 +190,7 @@ class Refuses:
 def segmenting(model: Any = SaysWhere(), limits: Mapping[str, int] = LIMITS) -> ServedModel:  # noqa: B008
     config = parameters(
         data={"path": "d", "task": "segmentation", "height": 32, "width": 32},
-        starter={"world": "scenes"},
+        starter={"world": "examples.scenes:WORLD"},
         reward="negative_points",
     )
     return ServedModel(config, model, limits)

@@ -69,8 +69,8 @@ def option_code(options: Mapping[str, Any]) -> dict[str, str]:
 def _follow(name: str, file: Path, root: Path, modules: dict[str, Path]) -> None:
     """Adds the modules below ``root`` that ``file`` imports, and those that they import, to ``modules``."""
     for imported in _imports(name, file):
-        path = _file_of(imported) if imported.partition(".")[0] != _PACKAGE else None
-        if imported in modules or path is None or not path.is_relative_to(root) or _INSTALLED & set(path.parts):
+        path = _file_below(root, imported) if imported.partition(".")[0] != _PACKAGE else None
+        if imported in modules or path is None or _INSTALLED & set(path.parts):
             continue
         modules[imported] = path
         _follow(imported, path, root, modules)
@@ -98,6 +98,13 @@ def _file_of(name: str) -> Path | None:
         return None
     file = Path(spec.origin) if spec is not None and spec.origin is not None else None
     return file if file is not None and file.suffix == ".py" and file.is_file() else None
+
+
+def _file_below(root: Path, name: str) -> Path | None:
+    """The file of a module below ``root``; imports no package, as `_file_of` does for a module inside one."""
+    place = root.joinpath(*name.split("."))
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def _module(name: str, path: str) -> Any:

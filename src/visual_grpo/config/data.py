@@ -103,7 +103,7 @@ class DataConfig(Strict, decides=Decides.CONTENT):
 class StarterConfig(Strict, decides=Decides.NOTHING):  # The digests of data and model stand for it.
     """The dataset and the small model that are made on the spot where ``data.path`` and ``model.path`` are null."""
 
-    world: BuiltIn = Field(description="what is rendered and learnt (starter/worlds.py), or package.module:WORLD")
+    world: BuiltIn = Field(description="what is rendered and learnt: shapes, or package.module:WORLD (examples/)")
     dataset: NotEmpty = Field(description="folder of the dataset; null = OUTPUT/01_raw/WORLD")
     model: NotEmpty = Field(description="folder of the model; null = OUTPUT/06_models/base")
     records_per_prompt: int = Field(ge=1, description="records of each of the world's prompts")

@@ -47,8 +47,9 @@ def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: in
 def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
     """Says where the dataset and the small model are, and what installs a judge if there is none; or that this model is
     not made for the user's data."""
+    world = find_world(starter.world)
     if data.path == starter.dataset:
-        made, world = f"Dataset: {starter.dataset}   Base model: {starter.model}", find_world(starter.world)
+        made = f"Dataset: {starter.dataset}   Base model: {starter.model}"
         if not world.judges or world.installed_judges:
             return made
         return (
@@ -56,7 +57,7 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
             f" make install-worker NAME={next(iter(world.judges))}"
         )
     return (
-        f"Base model: {starter.model}\nWarning: this small model was pretrained on drawn {starter.world} and nothing"
+        f"Base model: {starter.model}\nWarning: this small model was pretrained on drawn {world.name} and nothing"
         f" else. It shows that {data.path} trains; for pictures worth having name a released model with model.path."
     )
 

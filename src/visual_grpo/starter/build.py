@@ -77,8 +77,7 @@ def _copy(base: Path, folder: Path) -> None:
 def model_recipe(config: StarterConfig, data: DataConfig, family: str, seed: int) -> dict[str, Any]:
     """Returns everything that the base model's weights depend on."""
     small = _small_model(config, family)
-    functions = [*small.pretrain, *filter(None, [small.assemble])]
-    code = [own_code(function.partition(":")[0]) for function in functions]
+    code = [own_code(function.partition(":")[0]) for function in small.functions]
     return {
         "version": _VERSION,
         "world": config.world,

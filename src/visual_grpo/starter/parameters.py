@@ -24,7 +24,7 @@ from visual_grpo.config.presets import (
     with_preset,
 )
 from visual_grpo.config.schema import validate
-from visual_grpo.starter.worlds import WORLDS, World, find_world
+from visual_grpo.starter.worlds import SHAPES, World, find_world
 
 CONF = Path("conf/base/parameters.yml")
 
@@ -52,8 +52,9 @@ def with_world(tree: Mapping[str, Any], environment: str | None = None) -> dict[
         tree["data"] = {**data, "path": dataset}
     if pretrains:
         family = model.get("family", AUTO)
-        tree["model"] = {**model, "path": folder, "family": next(iter(world.models)) if family == AUTO else family}
-        _check_family(world, tree["model"]["family"])
+        family = next(iter(world.models), AUTO) if family == AUTO else family
+        _check_family(world, family)
+        tree["model"] = {**model, "path": folder, "family": family}
     return _with_rewards(tree, world, renders)
 
 
@@ -83,16 +84,16 @@ def _check_task(world: World, task: object) -> None:
 def _check_family(world: World, family: str) -> None:
     if family not in world.models:
         raise UserError(
-            f"the starter pretrains no small {family} on starter.world {world.name}; it"
-            f" pretrains {', '.join(world.models)}.{nearest_hint(family, world.models)} Name a saved model with"
-            " model.path, or another model.family."
+            f"the starter pretrains no small {family} on starter.world {world.name}; it pretrains"
+            f" {', '.join(world.models) or 'no model'}.{nearest_hint(family, world.models)} Name a saved model with"
+            " model.path, another model.family, or another starter.world: examples/ has those of small flow models."
         )
 
 
 def _with_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str, Any]:
     reward, chosen = tree.get("reward", AUTO), None
     if isinstance(reward, str):
-        chosen = {**WORLDS, world.name: world}.get(reward)
+        chosen = {SHAPES.name: SHAPES, world.name: world}.get(reward)
     # Other values for the world's own rewards change them; another reward takes their place.
     if reward == AUTO and renders and optimised_rewards(tree) <= world.preset.rewards.keys():
         chosen = world
@@ -102,5 +103,5 @@ def _with_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str
     rewards = {name: entry for name, entry in chosen.preset.rewards.items() if renders or not entry.get("judge")}
     tree = with_preset(tree, replace(chosen.preset, rewards=rewards)) | {"reward": LISTED}
     optimised = optimised_rewards(tree)
-    judges = {name: entry for name, entry in chosen.installed_judges.items() if entry["judge_of"] in optimised}
+    judges = {n: entry for n, entry in chosen.installed_judges.items() if entry.get("judge_of") in (None, *optimised)}
     return with_preset(tree, Preset(rewards=judges), own_first=True)

@@ -1,6 +1,7 @@
-"""The worlds of the demo: what is rendered, how it is rewarded, and the small models that are pretrained on it.
+"""A world: what is rendered, how it is rewarded, and the small models that are pretrained on it.
 
-Functions are named ``package.module:function``: they import torch and diffusers, and every command looks up its world.
+The demo's comes with the package; others are in ``examples/`` or a user's own. Functions are named
+``package.module:function``: they import torch and diffusers, and every command looks up its world.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from visual_grpo.common.errors import UserError, nearest_hint
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.importing import load_attribute
-from visual_grpo.config import Task
-from visual_grpo.config.presets import GUARDS, Preset
+from visual_grpo.config import Parameters, StarterConfig, Task
+from visual_grpo.config.presets import Preset
 from visual_grpo.rewards.remote.local_worker import python_of
+
+_MODULES = {name.removesuffix("_steps") for name in StarterConfig.model_fields if name.endswith("_steps")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,18 @@ class SmallModel:
     assemble: str | None = None
     """``(job, folder)``: saves the whole model in ``folder`` from the parts in ``job.folder``. None = the only function
     of ``pretrain`` saves all of it."""
+
+    def __post_init__(self) -> None:
+        trained = {module for modules in self.pretrain.values() for module in modules}
+        if not trained or not trained <= _MODULES:
+            raise UserError(
+                f"SmallModel.pretrain trains {', '.join(sorted(trained)) or 'nothing'}; expected modules among"
+                f" {', '.join(sorted(_MODULES))}, whose steps are starter.MODULE_steps."
+            )
+
+    @property
+    def functions(self) -> list[str]:
+        return [*self.pretrain, *filter(None, [self.assemble])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,20 +65,8 @@ class World:
         return {name: entry for name, entry in self.judges.items() if python_of(name).is_file()}
 
 
-_GLM, _FLOW = "visual_grpo.starter.glm_image", "visual_grpo.starter.flow_models"
-
-
-def _flow_model(function: str, module: str = _FLOW) -> SmallModel:
-    return SmallModel(pretrain={f"{module}:{function}": ("vae", "dit")})
-
-
-def _reader(worker: str, **environment: str) -> Mapping[str, Any]:
-    function = "visual_grpo.rewards.remote.http_reward:HttpReward"
-    options = {"worker": f"workers/{worker}", "environment": environment}
-    return {"function": function, "judge": True, "judge_of": "ocr", "options": options}
-
-
-_SHAPES = World(
+_GLM = "visual_grpo.starter.glm_image"
+SHAPES = World(
     name="shapes",
     tasks=("t2i", "i2i", "mixed"),
     render="visual_grpo.starter.shapes.dataset:draw_dataset",
@@ -75,10 +78,6 @@ _SHAPES = World(
             },
             assemble=f"{_GLM}.modules:save_pipeline",
         ),
-        "sd3": _flow_model("pretrain_sd3"),
-        "flux": _flow_model("pretrain_flux"),
-        "z_image": _flow_model("pretrain_z_image"),
-        "flux_kontext": _flow_model("pretrain_kontext", "visual_grpo.starter.flow_edits"),
     },
     preset=Preset(
         rewards={
@@ -92,68 +91,33 @@ _SHAPES = World(
         modules={"dit": {"rendering": 1.0}},
     ),
 )
-_WORDS = World(
-    name="words",
-    tasks=("t2i",),
-    render="visual_grpo.starter.words:draw_words",
-    models={"sd3": _flow_model("pretrain_signs", "visual_grpo.starter.pretrain_on_words")},
-    # A sign is a single line of text, so that detecting where text is, which takes much longer, is not needed.
-    preset=Preset(
-        rewards={
-            "ocr": {"weight": 1.0, "options": {"line": [0, 0, 1, 1]}},
-            "letters_apart": {"function": "visual_grpo.starter.words:LettersApart", "weight": 0.0},
-            **GUARDS,
-        }
-    ),
-    judges={
-        "tesseract": _reader("tesseract", TESSERACT_LAYOUT="line"),
-        "easyocr": _reader("easyocr", EASYOCR_LAYOUT="line"),
-    },
-)
-_SCENES = World(
-    name="scenes",
-    tasks=("segmentation",),
-    render="visual_grpo.starter.scenes:draw_scene_records",
-    models={"qwen2_5_vl": SmallModel(pretrain={"visual_grpo.starter.pretrain_vl:pretrain_vl": ("vl",)})},
-    preset=Preset(rewards={"negative_points": {"weight": 1.0}}),
-)
-_MOTION = World(
-    name="motion",
-    tasks=("t2i",),
-    render="visual_grpo.starter.motion.draw:draw_dataset",
-    models={"wan": _flow_model("pretrain_wan", "visual_grpo.starter.motion.pretrain_wan")},
-    preset=Preset(
-        rewards={
-            "moving_shapes": {
-                "function": "visual_grpo.starter.motion.reward:MovingShapeReward",
-                "weight": 1.0,
-            },
-            "motion": {"weight": 0.0},
-            "flicker": {"weight": 0.0},
-            "delta_e": {"judge": True, "frames": "all"},
-        }
-    ),
-)
-_PAIRS = World(
-    name="pairs",
-    tasks=("i2i",),
-    render="visual_grpo.starter.pairs:draw_dataset",
-    models={"flux2_klein": _flow_model("pretrain_klein", "visual_grpo.starter.pretrain_klein")},
-    preset=Preset(rewards=_SHAPES.preset.rewards),
-)
-WORLDS: Mapping[str, World] = {world.name: world for world in (_SHAPES, _WORDS, _SCENES, _MOTION, _PAIRS)}
 
 
 def find_world(name: object) -> World:
-    """Returns one of `WORLDS`, or the user's own that ``package.module:WORLD`` names. Raises UserError."""
+    """Returns `SHAPES` for its name, or the world that ``package.module:WORLD`` names. Raises UserError."""
     if isinstance(name, str) and ":" in name:
         world = load_attribute(name, "starter.world")
         if not isinstance(world, World):
             raise UserError(f"starter.world is {name!r}, which is a {type(world).__name__}, not a World.")
         return world
-    if name not in tuple(WORLDS):
+    if name != SHAPES.name:
         raise UserError(
-            f"starter.world is {name!r}; expected {', '.join(WORLDS)}, or package.module:WORLD for a world of your own."
-            f"{nearest_hint(str(name), WORLDS)}"
+            f"starter.world is {name!r}; expected {SHAPES.name}, or package.module:WORLD for any other, such as"
+            " examples.words:WORLD."
         )
-    return WORLDS[str(name)]
+    return SHAPES
+
+
+def own_functions(config: Parameters) -> list[str]:
+    """Returns the functions outside of this package that render the data and pretrain the model of ``config``."""
+    world = find_world(config.starter.world)
+    called = [world.render] if config.data_is_drawn else []
+    called += world.models[config.model.family].functions if config.model_is_pretrained else []
+    return [function for function in called if not function.startswith("visual_grpo.")]
+
+
+def require_functions(config: Parameters) -> None:
+    """Raises UserError where a function of `own_functions` cannot be imported."""
+    for function in own_functions(config):
+        if not callable(found := load_attribute(function, "a function of starter.world")):
+            raise UserError(f"{function} (of {config.starter.world}) is a {type(found).__name__}, not a function.")

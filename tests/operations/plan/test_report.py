@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import SD3Transformer2DModel
 
+from examples.flow_models.models import build_sd3_transformer
 from tests.models.families.sd3 import tiny
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
@@ -27,7 +28,6 @@ from visual_grpo.operations.plan.report import (
     smallest_card,
 )
 from visual_grpo.pipelines import plan as nodes
-from visual_grpo.starter.flow_models import build_sd3_transformer
 
 
 def seconds(flops: float, moved: float, kernels: int, card: str = "H100", dtype: str = "bfloat16") -> float:

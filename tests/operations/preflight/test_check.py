@@ -20,7 +20,7 @@ from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check, check_before_run
 from visual_grpo.operations.preflight.data import Findings
-from visual_grpo.starter.worlds import WORLDS
+from visual_grpo.starter.worlds import SHAPES
 
 PLAIN = PromptRecord(id="plain", prompt="a cat")
 QUOTED = PromptRecord(id="quoted", prompt='a sign that says "OPEN"')
@@ -223,7 +223,7 @@ def as_task(task: str) -> Remedy:
 
 QUERIES: dict[str, Any] = {
     "data": {"task": "segmentation"},
-    "starter": {"world": "scenes"},
+    "starter": {"world": "examples.scenes:WORLD"},
     "modules": {"dit": None},
     "sampling": {"rollout": NO_STEPS, "eval": NO_STEPS},
     "evaluation": {"controls": []},
@@ -290,7 +290,7 @@ def test_everything_that_is_wrong_is_in_one_message(tmp_path):
     message = refusal(
         tmp_path / "prompts",
         reward="target",
-        rewards={"sim": {}, "ocr": {"options": {"lines": 2}}, "shapes": SHAPES},
+        rewards={"sim": {}, "ocr": {"options": {"lines": 2}}, "shapes": SHAPES_REWARD},
         model={"device": "cuda:99", "path": "no/such/folder"},
     )
     assert message.startswith("6 things are wrong:")
@@ -305,10 +305,10 @@ def test_everything_that_is_wrong_is_in_one_message(tmp_path):
         assert said in message
 
 
-SHAPES = WORLDS["shapes"].preset.rewards["shapes"]
+SHAPES_REWARD = SHAPES.preset.rewards["shapes"]
 
 
-@pytest.mark.parametrize("changes", [{"reward": "shapes"}, {"rewards": {"shapes": SHAPES}}])
+@pytest.mark.parametrize("changes", [{"reward": "shapes"}, {"rewards": {"shapes": SHAPES_REWARD}}])
 def test_the_rewards_of_drawn_shapes_are_refused_for_other_data(tmp_path, changes):
     FOLDERS["captions"](tmp_path / "captions")
     assert "Use a reward that fits your data: reward=auto chooses one" in refusal(tmp_path / "captions", **changes)

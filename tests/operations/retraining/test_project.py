@@ -137,6 +137,14 @@ def test_a_stage_depends_on_what_decides_and_on_own_files(folder: Path, monkeypa
         (folder / file).write_text("# another\ndef score(a, b): ...\n")
         now = stage_parameters(config)
         assert [name for name in FLOW if before[name] != now[name]] == ["baseline", "train", "evaluate"]
+    world = "from examples.words import WORLD as WORDS\nWORLD = replace(WORDS, render='own_signs_here:draw')\n"
+    (folder / "own_world_here.py").write_text(f"from dataclasses import replace\n{world}")
+    (folder / "own_signs_here.py").write_text("def draw(*place): ...\n")
+    config = project(starter={"world": "own_world_here:WORLD"}).config
+    before = stage_parameters(config)
+    (folder / "own_signs_here.py").write_text("# another\ndef draw(*place): ...\n")
+    now = stage_parameters(config)
+    assert [name for name in FLOW if before[name] != now[name]] == ["starter"]
 
 
 def test_a_folder_without_a_project_and_an_unknown_environment_are_told(

@@ -17,6 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 from torch import Tensor
 
+from examples.words.signs import WORDS, draw, prompt_of
 from tests.markdown import ROOT
 from tests.rewards.remote.processes import WORKERS
 from visual_grpo.common.errors import Remedy, UserError
@@ -26,7 +27,6 @@ from visual_grpo.rewards.remote import local_worker
 from visual_grpo.rewards.remote.http_reward import HttpReward
 from visual_grpo.rewards.remote.local_worker import KEY, python_of, started_worker
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.starter.words import WORDS, draw, prompt_of
 
 READER = """
 import os, time

@@ -22,6 +22,7 @@ from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.judges import require_independent_judges
+from visual_grpo.starter.worlds import require_functions
 from visual_grpo.training import components
 
 
@@ -128,7 +129,7 @@ def check_before_run(
     Raises:
         UserError: what does not fit, all of it in one message.
     """
-    problems, findings, spec, scores, given = Problems(), None, None, "rewards" in tags, config
+    problems, findings, scores, given = Problems(), None, "rewards" in tags, config
     with problems.collect():
         if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter draws is known.
             prepares = "records" in outputs
@@ -140,12 +141,7 @@ def check_before_run(
                 config = config.with_reward(findings.require_preset(config.data.path))
         if scores and config.reward != AUTO and findings.having(Needs(target=True)):
             config = config.with_target_judge()
-    if "training" in tags:
-        with problems.collect():
-            spec = check(config, scores=scores)
-    elif "model" in tags:
-        with problems.collect():
-            spec = check_model(config)
+    spec = _resolved(config, outputs, tags, problems)
     if findings is not None and spec is not None:
         with problems.collect():
             _check_sources(spec.family, findings)
@@ -157,6 +153,19 @@ def check_before_run(
     if findings is not None and findings.note is not None:
         notes.append(f"Note: {sentence(findings.note)}")
     return config, spec, notes
+
+
+def _resolved(config: Parameters, outputs: set[str], tags: set[str], problems: Problems) -> RunSpec | None:
+    """Resolves the parameters if a node needs the model, and notes what does not fit."""
+    if "base_model" in outputs:
+        with problems.collect():
+            require_functions(config)
+    with problems.collect():
+        if "training" in tags:
+            return check(config, scores="rewards" in tags)
+        if "model" in tags:
+            return check_model(config)
+    return None
 
 
 def _look(

@@ -21,12 +21,14 @@ from visual_grpo import provenance
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import from_here, write_atomically
+from visual_grpo.common.importing import code_digest
 from visual_grpo.config import Parameters, RetrainConfig
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.data.preparation import IMAGES
 from visual_grpo.operations.command import render, split_params
 from visual_grpo.operations.session import EXPECTED, Session, expected_error
+from visual_grpo.starter.worlds import own_functions
 
 STAGES, PARAMETERS = Path("dvc.yaml"), "dvc_parameters.json"
 TRAIN_PARAMS = "train_params"
@@ -109,8 +111,9 @@ def stage_parameters(config: Parameters) -> dict[str, Any]:
     """Returns, by stage, the parameters and digests of the user's files that decide its result."""
     tree = config.public()
     record = {"parameters": tree, **provenance.code(config, hub=False)}
+    world = {function: code_digest(function) for function in own_functions(config)}
     return {
-        "starter": {name: tree[name] for name in ("data", "model", "seed", "starter")},
+        "starter": {**{name: tree[name] for name in ("data", "model", "seed", "starter")}, **world},
         "data_preparation": {"data": tree["data"]},
         **{pipeline: provenance.values(record, about) for pipeline, about in PIPELINES.items()},
     }

@@ -12,7 +12,10 @@ from PIL import Image
 from scipy.ndimage import distance_transform_edt
 from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-import visual_grpo.starter.pretrain_vl as pretraining
+import examples.scenes.pretrain_vl as pretraining
+from examples.scenes.pretrain_vl import pretrain_vl
+from examples.scenes.qwen2_5_vl import build_model, build_processor
+from examples.scenes.scenes import ANSWER_LENGTH, Scenes, answer_tokens, boxes, draw_scene_records, draw_scenes
 from tests.starter.tasks import weights_are_equal
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import DataConfig, StarterConfig
@@ -21,10 +24,7 @@ from visual_grpo.models.tokens.interface import TokenTrajectory
 from visual_grpo.models.tokens.policy import token_log_probs
 from visual_grpo.rewards.segmentation.answer import parse_answer
 from visual_grpo.starter.build import model_recipe
-from visual_grpo.starter.pretrain_vl import pretrain_vl
 from visual_grpo.starter.pretraining import Job, digest_of
-from visual_grpo.starter.qwen2_5_vl import build_model, build_processor
-from visual_grpo.starter.scenes import ANSWER_LENGTH, Scenes, answer_tokens, boxes, draw_scene_records, draw_scenes
 
 SIZE = (48, 64)
 
@@ -58,7 +58,8 @@ def test_the_digest_depends_on_the_seed_and_the_steps() -> None:
     data = DataConfig(path="unused", task="segmentation", height=64, width=64)
     steps = {"vae_steps": 1, "dit_steps": 1, "ar_steps": 1}
     configs = [
-        StarterConfig(world="scenes", dataset="a", model="b", records_per_prompt=1, vl_steps=n, **steps) for n in (2, 3)
+        StarterConfig(world="examples.scenes:WORLD", dataset="a", model="b", records_per_prompt=1, vl_steps=n, **steps)
+        for n in (2, 3)
     ]
     assert (
         len({digest_of(model_recipe(config, data, "qwen2_5_vl", seed)) for config in configs for seed in (3, 4)}) == 4

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from diffusers import FluxKontextPipeline
 from torch import Tensor
 
-from visual_grpo.starter.flow import MISREADINGS, normalise_latents
-from visual_grpo.starter.flow_models import FLUX_SHIFT, build_flux, encode_flux, flux_velocity
+from examples.flow_models.models import FLUX_SHIFT, build_flux, encode_flux, flux_velocity
+from examples.flow_models.pretrain import MISREADINGS, normalise_latents
+from examples.flow_models.text_encoders import build_tokenizer
 from visual_grpo.starter.glm_image.pretrain_decoder import faithful_vae
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import misread_edit
@@ -26,7 +27,6 @@ from visual_grpo.starter.shapes.draw import (
     random_edit,
     stacked,
 )
-from visual_grpo.starter.text_encoders import build_tokenizer
 
 _EDITS = 1800
 """Drawn edits that the transformer is trained on, as many of each kind."""

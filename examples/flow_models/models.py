@@ -21,10 +21,8 @@ from diffusers import (
 from torch import Tensor
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
-from visual_grpo.models.flow.parts import packed, unpacked
-from visual_grpo.starter.flow import SmallFlowModel, pretrain_flow, zero_layers
-from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
-from visual_grpo.starter.text_encoders import (
+from examples.flow_models.pretrain import SmallFlowModel, pretrain_flow, zero_layers
+from examples.flow_models.text_encoders import (
     CLIP_WIDTH,
     PROMPT_TOKENS,
     QWEN3_WIDTH,
@@ -34,6 +32,8 @@ from visual_grpo.starter.text_encoders import (
     build_t5,
     build_tokenizer,
 )
+from visual_grpo.models.flow.parts import packed, unpacked
+from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
 
 _TEXT_SEED = 10
 """Added to the seed of the transformer for the first text encoder, and one more for the second."""

@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-from visual_grpo.common.geometry import ring
-from visual_grpo.starter.pretraining import Advance, Job, minimise
-from visual_grpo.starter.qwen2_5_vl import MERGE, PATCH, build_model, build_processor
-from visual_grpo.starter.scenes import (
+from examples.scenes.qwen2_5_vl import MERGE, PATCH, build_model, build_processor
+from examples.scenes.scenes import (
     ANSWER_LENGTH,
     COLORS,
     NUMBER_PLACES,
@@ -31,6 +29,8 @@ from visual_grpo.starter.scenes import (
     number_ids,
     query_of,
 )
+from visual_grpo.common.geometry import ring
+from visual_grpo.starter.pretraining import Advance, Job, minimise
 
 POOL = 6000
 """Number of training scenes, each used in four mirrored forms."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from examples.motion.draw import MOTIONS, SHAPES, states
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, VideoSample
-from visual_grpo.starter.motion.draw import MOTIONS, SHAPES, states
 from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS
 
 _OBJECT, _EDGE = 0.25, 0.5

@@ -14,7 +14,7 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
-from visual_grpo.starter.scenes import ANSWER_PIECES, WORDS
+from examples.scenes.scenes import ANSWER_PIECES, WORDS
 
 PATCH, MERGE = 8, 2
 """Pixels per side of a patch of the vision tower, and patches per side that are merged into one language token."""

@@ -12,20 +12,20 @@ from diffusers import DiffusionPipeline
 from PIL import Image
 from torch import Tensor
 
-from visual_grpo.starter.flow import misread_row, normalise_latents, pretrain_dit
-from visual_grpo.starter.flow_edits import pretrain_kontext
-from visual_grpo.starter.flow_models import (
+from examples.edits.pretrain_kontext import pretrain_kontext
+from examples.flow_models.models import (
     SMALL_SD3,
     build_sd3_transformer,
     pretrain_flux,
     pretrain_sd3,
     pretrain_z_image,
 )
+from examples.flow_models.pretrain import misread_row, normalise_latents, pretrain_dit
+from examples.flow_models.text_encoders import PROMPT_TOKENS
 from visual_grpo.starter.glm_image.modules import build_vae
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
 from visual_grpo.starter.pretraining import Advance, Job
 from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all, instructions
-from visual_grpo.starter.text_encoders import PROMPT_TOKENS
 
 SIDE = 64
 
@@ -47,7 +47,7 @@ def test_normalised_latents_are_the_vaes_own_and_decode_as_before() -> None:
 
 
 def test_a_small_kontext_is_saved_that_reads_its_source(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("visual_grpo.starter.flow_edits._EDITS", 20)
+    monkeypatch.setattr("examples.edits.pretrain_kontext._EDITS", 20)
     job = Job(folder=tmp_path / "base", height=SIDE, width=SIDE, seed=0, task="i2i", steps={"vae": 2, "dit": 3})
     pretrain_kontext(job, lambda module, done: None)
     pipeline = DiffusionPipeline.from_pretrained(job.folder)
@@ -109,7 +109,7 @@ def test_pretraining_is_a_function_of_its_arguments() -> None:
 def test_a_whole_pipeline_is_saved_that_draws(
     pretrain: Callable[[Job, Advance], None], absent: tuple[str, ...], tokens: int, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("visual_grpo.starter.flow._COPIES", 1)
+    monkeypatch.setattr("examples.flow_models.pretrain._COPIES", 1)
     reached: list[tuple[str, int]] = []
     job = Job(folder=tmp_path / "base", height=SIDE, width=SIDE, seed=0, steps={"vae": 2, "dit": 2})
     pretrain(job, lambda module, done: reached.append((module, done)))

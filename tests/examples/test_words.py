@@ -10,15 +10,16 @@ import torch
 from diffusers import StableDiffusion3Pipeline
 from PIL import Image, ImageFilter
 
+from examples.words import pretrain_sd3
+from examples.words.pretrain_sd3 import pretrain_signs, sign_tokenizer
+from examples.words.signs import FACES, LENGTHS, SIZES, WORDS, LettersApart, draw, prompt_of
 from tests.starter.tasks import in_this_process, silent_progress, weights_are_equal
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import DataConfig, StarterConfig
-from visual_grpo.starter import build, pretrain_on_words
+from visual_grpo.starter import build
 from visual_grpo.starter.build import pretrain_model, render_dataset
-from visual_grpo.starter.pretrain_on_words import pretrain_signs, sign_tokenizer
 from visual_grpo.starter.pretraining import Job
-from visual_grpo.starter.words import FACES, LENGTHS, SIZES, WORDS, LettersApart, draw, prompt_of
 
 HEIGHT, WIDTH, SEED = 64, 256, 3
 DATA = DataConfig(path="unused", height=HEIGHT, width=WIDTH)
@@ -29,11 +30,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("starter")
     places = {"dataset": str(folder / "words"), "model": str(folder / "base")}
-    config = StarterConfig(world="words", records_per_prompt=2, vae_steps=1, dit_steps=2, ar_steps=1, **places)
+    config = StarterConfig(
+        world="examples.words:WORLD", records_per_prompt=2, vae_steps=1, dit_steps=2, ar_steps=1, **places
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "run_side_by_side", in_this_process)
         patch.setattr(build, "progress", silent_progress)
-        patch.setattr(pretrain_on_words, "_SIGNS", 40)
+        patch.setattr(pretrain_sd3, "_SIGNS", 40)
         pretrain_model(config, DATA, "sd3", SEED)
     render_dataset(config, DATA, SEED)
     return config
@@ -59,7 +62,7 @@ def test_drawn_letters_stand_apart_until_they_are_too_large_or_too_bold(face: st
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_base_model_has_not_seen_the_words(seed: int) -> None:
-    texts, _ = pretrain_on_words.draw_signs(8, 64, seed)
+    texts, _ = pretrain_sd3.draw_signs(8, 64, seed)
     assert len(texts) == 3072
     assert not set(texts) & set(WORDS)
 
@@ -97,7 +100,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(
     built: StarterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)
-    monkeypatch.setattr(pretrain_on_words, "_SIGNS", 40)
+    monkeypatch.setattr(pretrain_sd3, "_SIGNS", 40)
     job = Job(folder=tmp_path, height=HEIGHT, width=WIDTH, seed=SEED, steps={"vae": 1, "dit": 2})
     pretrain_signs(job, lambda module, done: None)
     assert set(weights_are_equal(tmp_path, Path(built.model))) == {True}

@@ -12,17 +12,17 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor
 
+from examples.flow_models.text_encoders import PROMPT_TOKENS
+from examples.pairs.draw import PROMPTS, Pair, draw_dataset
+from examples.pairs.pretrain_klein import pretrain_klein, velocity
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig
 from visual_grpo.models.families.flux2_klein import FAMILY, Flux2Klein, Flux2KleinOptions
 from visual_grpo.models.family_check import check_family
-from visual_grpo.starter.pairs import PROMPTS, Pair, draw_dataset
-from visual_grpo.starter.pretrain_klein import pretrain_klein, velocity
 from visual_grpo.starter.pretraining import Job
 from visual_grpo.starter.shapes.draw import COMBINATIONS, stacked
 from visual_grpo.starter.shapes.reward import ShapesReward
-from visual_grpo.starter.text_encoders import PROMPT_TOKENS
 
 SIDE = 64
 OPTIONS = Flux2KleinOptions(max_sequence_length=PROMPT_TOKENS)
@@ -90,7 +90,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = Job(folder=folder, height=SIDE, width=SIDE, seed=1, task="i2i", steps={"vae": 1, "dit": 2})
     reached: list[tuple[str, int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("visual_grpo.starter.pretrain_klein._COPIES", 1)
+        patch.setattr("examples.pairs.pretrain_klein._COPIES", 1)
         pretrain_klein(job, lambda module, done: reached.append((module, done)))
     assert reached[-2:] == [("dit", 1), ("dit", 2)]
     return folder

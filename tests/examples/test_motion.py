@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from examples.motion.draw import FPS, FRAMES, MOTIONS, SCENES, Scene, draw_all, draw_dataset
+from examples.motion.pretrain_wan import MISREADINGS, misread, pretrain_wan
+from examples.motion.reward import MovingShapeReward
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.common.videos import read_frames
 from visual_grpo.config import ModelConfig, SamplerConfig
 from visual_grpo.models.families.wan import FAMILY, WanOptions
 from visual_grpo.models.family_check import check_family
-from visual_grpo.starter.motion.draw import FPS, FRAMES, MOTIONS, SCENES, Scene, draw_all, draw_dataset
-from visual_grpo.starter.motion.pretrain_wan import MISREADINGS, misread, pretrain_wan
-from visual_grpo.starter.motion.reward import MovingShapeReward
 from visual_grpo.starter.pretraining import Job
 from visual_grpo.training.components import load_model
 

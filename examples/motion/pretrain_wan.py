@@ -12,11 +12,11 @@ from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipe
 from torch import Tensor, nn
 from transformers import UMT5EncoderModel
 
-from visual_grpo.starter.flow import pretrain_dit, zero_layers
-from visual_grpo.starter.motion.draw import PROMPTS, SCENES, Scene, draw_all
+from examples.flow_models.pretrain import pretrain_dit, zero_layers
+from examples.flow_models.text_encoders import PROMPT_TOKENS, T5_WIDTH, build_t5, build_tokenizer
+from examples.motion.draw import PROMPTS, SCENES, Scene, draw_all
 from visual_grpo.starter.pretraining import Advance, Job, minimise
 from visual_grpo.starter.shapes.draw import BACKGROUND
-from visual_grpo.starter.text_encoders import PROMPT_TOKENS, T5_WIDTH, build_t5, build_tokenizer
 
 MISREADINGS = {
     "moves up": ("moves down", 0.45),

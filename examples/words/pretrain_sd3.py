@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from visual_grpo.starter.flow import normalise_latents, pretrain_dit
-from visual_grpo.starter.flow_models import SMALL_SD3, build_sd3
+from examples.flow_models.models import SMALL_SD3, build_sd3
+from examples.flow_models.pretrain import normalise_latents, pretrain_dit
+from examples.flow_models.text_encoders import build_tokenizer
+from examples.words.signs import FACES, SIZES, draw, prompt_of, random_text
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.pretrain_decoder import pretrain_vae
 from visual_grpo.starter.pretraining import Advance, Job
 from visual_grpo.starter.shapes.draw import stacked
-from visual_grpo.starter.text_encoders import build_tokenizer
-from visual_grpo.starter.words import FACES, SIZES, draw, prompt_of, random_text
 
 _SIGNS = 3072
 _PROMPT_TOKENS = 17
