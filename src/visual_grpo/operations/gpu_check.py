@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from visual_grpo.common.device import resolve_device
-from visual_grpo.common.phases import watched_by
+from visual_grpo.common.phases import Watcher, watched_by
 from visual_grpo.config import Parameters, merged
 from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
 from visual_grpo.operations.plan.meter import OUTSIDE, Phase
@@ -48,10 +48,8 @@ def measure(config: Parameters) -> dict[str, Any]:
     }
 
 
-class Stopwatch:
-    """Measures phases as `operations.plan.meter.Meter` counts them; all work is done."""
-
-    shortens = False
+class Stopwatch(Watcher):
+    """Measures phases as `operations.plan.meter.Meter` counts them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -68,12 +66,6 @@ class Stopwatch:
         finally:
             self.stop()
             self._path.pop()
-
-    def weighted(self, factor: float) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def captured(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
     def stop(self) -> None:
         """Assigns the time since the last call to the phase that is running."""

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from visual_grpo.common.phases import alike, map_alike
 from visual_grpo.models.offload import copied_bytes, device_tensors, enable_offload, move_to_host, on_device
 from visual_grpo.operations.plan.dry_run import on_other_cards
 from visual_grpo.operations.plan.meter import OUTSIDE, Meter, Phase
@@ -81,6 +82,31 @@ def test_a_phase_counts_its_own_and_a_weight_multiplies_all_but_memory():
     inner, outer = meter.phases["inner"], meter.phases["outer"]
     assert (inner.flops, inner.kernels, inner.peak, inner.rest) == (6 * 2 * 8**3, 6, FLOAT * 64, FLOAT * 64)
     assert (outer.kernels, outer.peak, outer.rest) == (1, FLOAT * 128, FLOAT * 64)
+
+
+def test_repeated_work_is_counted_for_all_and_its_results_have_every_row():
+    meter = Meter()
+    with meter.counting():
+        with meter.phase("batches"):
+            results = map_alike(lambda rows: rows + 1, meta(10, 4).split(4))
+        with meter.phase("steps"):
+            assert list(alike(range(5))) == [0, 1]
+            for step in alike(range(5)):
+                meta(1) + (meta(1) if step else 0)
+    assert [len(rows) for rows in results] == [4, 4, 2]
+    assert (meter.phases["batches"].kernels, meter.phases["batches"].moved) == (3, FLOAT * 2 * 10 * 4)
+    assert meter.phases["steps"].kernels == 5
+    assert list(alike(range(5))) == list(range(5)), "all of them, where nothing counts"
+
+
+def test_what_follows_from_small_whole_numbers_alone_is_of_the_device():
+    with Meter() as meter:
+        mask = torch.tensor([[1, 0], [1, 1]]).to("meta") > 0
+        assert meter.live == 4
+        hidden = torch.where(mask, 0.0, -torch.inf)
+        assert hidden.is_meta
+        assert meter.live == 4 + FLOAT * 4
+        assert (hidden.cpu() + 1).device.type == "cpu"
 
 
 def test_the_host_gets_the_values_of_small_whole_numbers():

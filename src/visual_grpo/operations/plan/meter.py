@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from visual_grpo.common.phases import watched_by
+from visual_grpo.common.phases import Watcher, watched_by
 
 OUTSIDE = "other"
 """Phase of the work that belongs to no other."""
@@ -54,7 +54,7 @@ class Phase:
     """Bytes that kernels read and write that compute less than `_RIDGE` a byte: the others are bound by arithmetic."""
 
 
-class Meter(TorchDispatchMode):
+class Meter(Watcher, TorchDispatchMode):
     """Counts every operation on meta tensors inside `counting`.
 
     An unknown number is 0; unknown truth values are True where they are copied to the host and False where one is asked
@@ -125,8 +125,11 @@ class Meter(TorchDispatchMode):
         on_device = [tensor.is_meta or tensor.untyped_storage()._cdata in self._held for tensor in inputs]
         asked = kwargs.get("device")
         result = _run(function, inputs, args, kwargs)
-        # On the device stay what is asked for there, and what is computed from nothing else.
-        if str(asked) == "meta" or (asked is None and on_device and all(on_device)):
+        # On the device stay what is asked for there, and what is computed from it and from plain numbers alone.
+        alone = any(on_device) and all(
+            here or _is_number(tensor) for tensor, here in zip(inputs, on_device, strict=True)
+        )
+        if str(asked) == "meta" or (asked is None and alone):
             result = tree_map(_as_kept, result)
             self.hold(_tensors_in(result))
         outputs = _tensors_in(result)
@@ -201,6 +204,10 @@ def _makes_tensor(function: Any) -> bool:
 
 def _as_kept(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _is_number(tensor: Tensor) -> bool:
+    return tensor.dim() == 0 and not tensor.requires_grad
 
 
 def _is_kept(tensor: Tensor) -> bool:

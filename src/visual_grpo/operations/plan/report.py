@@ -6,8 +6,7 @@ The constants of the estimate are those of steps that were measured on one H200 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -36,17 +35,15 @@ _SPARE = 0.05
 """Share of the memory left to the CUDA context, workspaces and fragmentation."""
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
+    """GiB that torch has in all (1 to 4 % less than nvidia-smi shows), bytes a second of its memory, dense FLOP/s in
+    bfloat16 or float16, and in float32."""
+
     name: str
     memory: float
-    """GiB that torch has in all, 1 to 4 % less than nvidia-smi shows."""
     bandwidth: float
-    """Bytes a second."""
     half: float
-    """Dense FLOP/s in bfloat16 or float16."""
     single: float
-    """FLOP/s in float32."""
 
     @property
     def usable(self) -> int:
@@ -70,9 +67,8 @@ CARDS = (
 
 def find_card(name: str) -> Card:
     """Ignores case. Raises UserError with the known names."""
-    for card in CARDS:
-        if name.lower() == card.name.lower():
-            return card
+    if found := [card for card in CARDS if card.name.lower() == name.lower()]:
+        return found[0]
     known = ", ".join(f"{card.name} ({card.memory:.0f} GiB)" for card in CARDS)
     hint = nearest_hint(name, [card.name for card in CARDS])
     raise UserError(f"plan.gpu is {name!r}, which is no known card.{hint} Known: {known}")
@@ -111,7 +107,7 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
     return {
         "model": config.model.path,
         "sizes_from": planned.source,
-        "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": config.distributed.processes},
+        "card": {**card._asdict(), "usable_gb": card.usable / 1e9, "count": config.distributed.processes},
         "fits": peak <= card.usable,
         "peak_gb": peak / 1e9,
         "changes": changes(planned.spec, card, peak, step.peak, batches, len(planned.networks)),
@@ -134,20 +130,17 @@ def _of_one_card(config: Parameters) -> Parameters:
     """Gives one card its share of a step's prompts."""
     count = config.distributed.processes
 
-    def share(prompts: int) -> int:
+    def shared(section: Any) -> Any:
+        prompts = section.prompts_per_step or count
         if count > prompts:
             raise UserError(
                 f"distributed.processes is {count}, but a step has {prompts} prompts, and a card takes whole groups."
                 f" Expected at most {prompts}."
             )
-        return -(-prompts // count)
+        return section.model_copy(update={"prompts_per_step": section.prompts_per_step and -(-prompts // count)})
 
-    modules = {
-        name: own.model_copy(update={"prompts_per_step": share(own.prompts_per_step)}) if own.prompts_per_step else own
-        for name, own in config.modules.items()
-    }
-    grpo = config.grpo.model_copy(update={"prompts_per_step": share(config.grpo.prompts_per_step)})
-    return config.model_copy(update={"grpo": grpo, "modules": modules})
+    modules = {name: shared(own) for name, own in config.modules.items()}
+    return config.model_copy(update={"grpo": shared(config.grpo), "modules": modules})
 
 
 def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[str, int]]:
@@ -155,7 +148,8 @@ def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[s
 
     What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
     """
-    policy, rows, computed = plan.config.policy, 0, {}
+    policy, rows = plan.config.policy, 0
+    computed: dict[str, tuple[Any, ...]] = {}
     for module in plan.modules:
         grpo = plan.config.grpo_of(module)
         own = grpo.prompts_per_step * grpo.group_size
