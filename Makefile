@@ -214,7 +214,7 @@ base: setup  ## Pretrain the base model that the package ships
 	@$(BIN)/kedro run --env=base --pipeline=starter --params=starter.pretrain=true
 	@rm -rf $(BASES)/shapes_glm_image && cp -R data/06_models/base $(BASES)/shapes_glm_image
 
-house: setup  ## Measure the repository: files, lines, floors, start-up
+house: setup  ## Measure the code against its targets: one place for each thing, lines
 	@$(BIN)/python .ci/house.py
 
 docs: setup  ## Build the documentation into site/

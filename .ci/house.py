@@ -1,157 +1,119 @@
-"""Measures the repository (`make house`): what a newcomer has to read, and how long they wait."""
+"""Measures the repository (`make house`): is each thing done in one place, and how much is there to read."""
 
 from __future__ import annotations
 
 import ast
 import re
-import resource
 import subprocess
 import sys
-import tomllib
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import grimp
-import networkx
+import yaml
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "src" / "visual_grpo"
-SMALL = 60
-RESOLVE = "resolve"
-"""The function that turns parameters into what a command needs."""
-COMMAND_STATE = "visual_grpo.operations.command"
-STARTER = ("starter/", "pipelines/starter.py")
-ABOVE_CORE = ("starter/", "pipelines/")
-WORLDS = {"shapes", "rendering"}
-LAYERS = re.compile(r"0\d_(raw|model_input|models|model_output|reporting)\b")
-ORIGIN = (
-    *("provenance.py", "config/adapter_folder.py", "training/resuming.py", "operations/candidates.py"),
-    *("operations/lineage.py", "operations/reproduction/repeat.py", "pipelines/compare.py"),
-)
-"""The modules that decide whether two things have the same origin."""
+sys.path.append(str(ROOT))
+from tests.small_project import paste, small_project  # noqa: E402
 
-Trees = dict[Path, ast.Module]
+SECTIONS = set(yaml.safe_load((ROOT / "conf/base/parameters.yml").read_text(encoding="utf-8")))
+COUNT_MODULES = """
+
+import sys
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+
+def count_modules(*_):
+    handle.remove()
+    print("MODULES", sum(name.partition(".")[0] == "visual_grpo" for name in sys.modules), file=sys.stderr)
+
+
+handle = register_optimizer_step_pre_hook(count_modules)
+"""
+
+IMPORTS = ast.Import | ast.ImportFrom
 
 
 def main() -> None:
-    sources, examples, tests = tracked("src/*.py"), tracked("examples/*.py"), tracked("tests/*.py")
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sources}
-    functions = [(path, node) for path, tree in trees.items() for node in defined(tree)]
-    path, longest = max(functions, key=lambda found: length(found[1]))
-    local = sum(isinstance(inner, ast.Import | ast.ImportFrom) for _, node in functions for inner in ast.walk(node))
-    pages = tracked("docs/*.md")
-    small = sum(lines(path) <= SMALL for path in sources)
-    measures = {
-        "source files": f"{len(sources)}, {small} of at most {SMALL} lines",
-        "lines of src": f"{sum(map(lines, sources)):,}",
-        "lines of examples": f"{sum(map(lines, examples)):,}",
-        "lines of tests": f"{sum(map(lines, tests)):,}",
-        "entries of src/visual_grpo": len({path.relative_to(PACKAGE).parts[0] for path in sources}),
-        "floors (import-linter)": len(floors()),
-        "imports inside functions": local,
-        "longest function": f"{length(longest)} lines: {longest.name}, {path.relative_to(PACKAGE)}",
-        "words of docs": f"{sum(map(words, pages)):,} in {len(pages)} pages",
-        "words of the README": f"{words(ROOT / 'README.md'):,}",
-        "kedro registry list": f"{startup():.1f} s of CPU",
-    }
-    for name, value in measures.items():
-        print(f"{name:28}{value}")
-    print()
-    for name, (count, target) in ways(trees).items():
-        print(f"{name:52}{count:>5,}   target {target:,}")
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in tracked("src/*.py")}
+    source = sum(map(lines, trees))
+    nodes = [node for tree in trees.values() for node in ast.walk(tree)]
+    imports = sum((node.end_lineno or 0) - node.lineno + 1 for node in nodes if isinstance(node, IMPORTS))
+    files = [path.name for path in trees if path.name != "__init__.py"]
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    for name, value, target in (
+        ("lists of parameters outside their definitions", sum(map(parameter_lists, trees.values())), "0"),
+        ("calls of place(), the second reading of the catalog", sum(map(catalog_reads, trees.values())), "0"),
+        ("modules before the first gradient of a training", modules_of_training(), "at most 80"),
+        ("unittest.mock, and private names of Kedro", sum(map(reaches_inside, trees.values())), "0"),
+        ("names of several files", twice(files), "at most 3"),
+        ("names of several classes", twice(classes), "0"),
+        ("percent of the lines that are imports", round(100 * imports / source, 1), "at most 7"),
+        ("lines of src/visual_grpo", source, "-"),
+        ("lines of tests", sum(map(lines, tracked("tests/*.py"))), "-"),
+        ("lines of examples", sum(map(lines, tracked("examples/*.py"))), "-"),
+    ):
+        print(f"{name:56}{value:>8,}   target: {target}")
 
 
-def ways(trees: Trees) -> dict[str, tuple[int, int]]:
-    """Measure -> (value, target): how many ways there are of doing one thing."""
-    graph = grimp.build_graph("visual_grpo", exclude_type_checking_imports=False, cache_dir=None)
-    importers = graph.find_modules_that_directly_import(COMMAND_STATE)
-    below = set().union(*floors()[floors().index({"operations"}) + 1 :])
-    origin = [path for path in trees if inside(path) in ORIGIN]
-    return {
-        "signatures that take the whole Parameters": (sum(map(whole_parameters, trees.values())), 35),
-        f"calls of {RESOLVE}": (sum(map(resolving_calls, trees.values())), 1),
-        "files that know the starter's report": (sum(knows_report(path) for path in trees), 0),
-        "files of the core that know the drawn worlds": (sum(knows_worlds(*item) for item in trees.items()), 0),
-        "files below operations that import command state": (sum(name.split(".")[1] in below for name in importers), 0),
-        "lists of pipelines beside their module": (pipeline_lists(trees), 2),
-        "path literals that repeat the catalog": (sum(map(catalog_paths, trees.values())), 0),
-        "import circles, typing imports counted": (circles(graph), 0),
-        "lines of provenance and its predecessors": (sum(map(lines, origin)), 700),
-    }
-
-
-def whole_parameters(tree: ast.Module) -> int:
-    return sum(
-        any(re.search(r"\bParameters\b", ast.unparse(each.annotation)) for each in arguments(node) if each.annotation)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-
-
-def arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.arg]:
-    given = node.args
-    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
-
-
-def resolving_calls(tree: ast.Module) -> int:
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return sum(isinstance(function, ast.Name) and function.id == RESOLVE for function in calls)
-
-
-def knows_report(path: Path) -> bool:
-    return not inside(path).startswith(STARTER) and "starter_report" in path.read_text(encoding="utf-8")
-
-
-def knows_worlds(path: Path, tree: ast.Module) -> bool:
-    """By a string or an import, not by the words: tensors have shapes, and texts have words."""
-    if inside(path).startswith(ABOVE_CORE):
-        return False
-    named = [*strings(tree)]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            named += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            named += [alias.name for alias in node.names]
-    return any(text in WORLDS or text.startswith("visual_grpo.starter") for text in named)
-
-
-def catalog_paths(tree: ast.Module) -> int:
-    """Without texts, which have spaces: they tell a reader where something is."""
-    return sum(LAYERS.search(text) is not None and " " not in text for text in strings(tree))
-
-
-def pipeline_lists(trees: Trees) -> int:
-    """Module-level tuples, lists, sets and keys, of which half or more are names of pipelines or of datasets."""
-    pipelines = {path.stem for path in trees if inside(path).startswith("pipelines/")}
-    catalog = (ROOT / "conf/base/catalog.yml").read_text(encoding="utf-8")
-    datasets = set(re.findall(r"^(\w+):", catalog, re.MULTILINE))
+def parameter_lists(tree: ast.Module) -> int:
+    """Module-level literals of two or more parameters' names (``grpo.steps``), half of their texts or more."""
     found = 0
-    for path, tree in trees.items():
-        for node in tree.body if not inside(path).startswith("pipelines/") else ():
-            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            if isinstance(value, ast.Tuple | ast.List | ast.Set | ast.Dict):
-                elements = value.keys if isinstance(value, ast.Dict) else value.elts
-                names = {text for element in elements if element for text in strings(element)}
-                known = max(len(names & pipelines), len(names & datasets))
-                found += known > 1 and 2 * known >= len(names)
+    for node in tree.body:
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        texts = [each.value for each in ast.walk(value) if isinstance(each, ast.Constant)] if value else []
+        names = [text for text in texts if isinstance(text, str) and text.partition(".")[0] in SECTIONS and "." in text]
+        found += len(names) > 1 and 2 * len(names) >= len(texts)
     return found
 
 
-def strings(tree: ast.AST) -> Iterator[str]:
-    """String constants, without docstrings."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
-            yield node.value
+def catalog_reads(tree: ast.Module) -> int:
+    """Calls of ``place``, but not of the function of this name that puts networks on a device."""
+    of_config = any(
+        isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("visual_grpo.config")
+        and any(alias.name == "place" for alias in node.names)
+        for node in ast.walk(tree)
+    )
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    methods = sum(isinstance(function, ast.Attribute) and function.attr == "place" for function in calls)
+    return methods + of_config * sum(isinstance(function, ast.Name) and function.id == "place" for function in calls)
 
 
-def circles(graph: grimp.ImportGraph) -> int:
-    arrows = [(one, other) for one in graph.modules for other in graph.find_modules_directly_imported_by(one)]
-    return sum(len(group) > 1 for group in networkx.strongly_connected_components(networkx.DiGraph(arrows)))
+def modules_of_training() -> int:
+    """Counts this project's modules when the optimiser of a small training takes its first step."""
+    with TemporaryDirectory() as folder:
+        project = small_project(Path(folder, "project"))
+        with (project / "src/visual_grpo/settings.py").open("a", encoding="utf-8") as settings:
+            settings.write(COUNT_MODULES)
+        for pipelines in ("starter,data_preparation,baseline", "train"):
+            done = paste(f".venv/bin/kedro run --pipelines={pipelines}", project)
+            if done.returncode:
+                raise SystemExit(done.stdout + done.stderr)
+    return int(re.findall(r"^MODULES (\d+)$", done.stderr, re.MULTILINE)[0])
 
 
-def inside(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
+def reaches_inside(tree: ast.Module) -> int:
+    """Imports of `unittest.mock`; in modules that import Kedro, private names that they do not define."""
+    imported = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    mocks = sum(module.startswith("unittest") for module in imported)
+    if not any(module.partition(".")[0] == "kedro" for module in imported):
+        return mocks
+    own, read = defined(tree), [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return mocks + sum(re.match("_[a-z]", name) is not None and name not in own for name in read)
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """Names of functions and attributes that a module defines."""
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return names | {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def twice(names: list[str]) -> int:
+    return sum(count > 1 for count in Counter(names).values())
 
 
 def tracked(pattern: str) -> list[Path]:
@@ -159,48 +121,8 @@ def tracked(pattern: str) -> list[Path]:
     return [ROOT / name for name in found.stdout.splitlines()]
 
 
-def defined(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions and methods, without those that they define themselves."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-        else:
-            yield from defined(node)
-
-
-def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
-
-
 def lines(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
-
-
-def words(path: Path) -> int:
-    return len(path.read_text(encoding="utf-8").split())
-
-
-def floors() -> list[set[str]]:
-    """The packages of each floor, from the top."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    [contract] = [each for each in settings["tool"]["importlinter"]["contracts"] if "layers" in each]
-    return [set(layer.split(" | ")) for layer in contract["layers"]]
-
-
-def startup() -> float:
-    """Seconds of CPU, the median of three: other programs on the machine count less than in a wall time."""
-    command = [str(Path(sys.executable).parent / "kedro"), "registry", "list"]
-    found = []
-    for _ in range(3):
-        before = children_seconds()
-        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-        found.append(children_seconds() - before)
-    return sorted(found)[1]
-
-
-def children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

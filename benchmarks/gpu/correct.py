@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from cases import SIZE, SMALL, Tree, small, small_folder
@@ -21,7 +22,6 @@ from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
 from visual_grpo.models.tokens import generation
 from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
-from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.segmentation import PointPrompt
 from visual_grpo.rewards.segmentation.sam2 import Sam2Segmenter
 
@@ -107,7 +107,7 @@ def _tokens(rows: Recorder, machine: Machine, name: str, module: str, dtype: str
             return policy.rollout([records[0], records[1]], 4, torch.Generator().manual_seed(0))
 
         ours = drawn()
-        with replaced(generation, "token_steps", lambda _: generation.TokenSteps):
+        with patch.object(generation, "token_steps", generation.TokenSteps):
             growing = drawn()
     same = ours.trajectory.tokens == growing.trajectory.tokens
     far = (ours.log_probs - growing.log_probs)[same.cpu()].abs().max()

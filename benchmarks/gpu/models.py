@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
+import gc
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from cases import released
 from recording import Machine, Recorder
 
+from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters, merged
 from visual_grpo.models.tokens import generation
-from visual_grpo.operations.gpu_check import caught, measure
+from visual_grpo.operations.gpu_check import measure
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model
-from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.operations.plan.report import find_card, phase_seconds
 
 CARDS = ("H100", "H200")
@@ -25,14 +26,19 @@ def run(rows: Recorder, machine: Machine, name: str) -> None:
     config = released(name, machine)
     _steps(rows, machine, name, config)
     if name == "qwen_vl_3b":  # Last: what the CUDA graph of the tokens brings.
-        with replaced(generation, "token_steps", lambda _: generation.TokenSteps):
+        with patch.object(generation, "token_steps", generation.TokenSteps):
             _steps(rows, machine, f"{name}, growing cache", config)
 
 
 def _steps(rows: Recorder, machine: Machine, name: str, config: Parameters) -> None:
-    found = caught(partial(measure, config))
-    if "error" in found:
-        rows.add("findings", model=name, finding=found["error"])
+    found: dict[str, Any] = {}
+    try:
+        found = measure(config)
+    except UserError as error:
+        rows.add("findings", model=name, finding=str(error))
+    if not found:  # Without the failed training, which the error held.
+        gc.collect()
+        torch.cuda.empty_cache()
         found = measure(config.__class__.model_validate(merged(config.model_dump(), LENIENT)))
     plan = plan_of(config) if machine.tiny else machine.plans.get(name.partition(",")[0], {})
     card = "H200" if machine.is_cuda and "H200" in torch.cuda.get_device_name() else "H100"

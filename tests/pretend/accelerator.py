@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from visual_grpo.operations.plan.phases import replaced
+from tests.replacing import replaced
 
 DEVICE = torch.device("cuda:0")
 aten = torch.ops.aten

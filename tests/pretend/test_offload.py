@@ -14,11 +14,11 @@ from torch import nn
 from tests.pretend.accelerator import DEVICE, Accelerator, OnDevice
 from tests.pretend.test_policies import CASES
 from tests.pretend.trained import assert_equal, config_of, networks_of, records_of, score, train
+from tests.replacing import replaced
 from visual_grpo.common.errors import UserError
 from visual_grpo.models import offload
 from visual_grpo.models.offload import device_tensors, enable_offload, move_to_host, on_device, pinned_bytes
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training import components
 

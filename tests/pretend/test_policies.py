@@ -14,11 +14,11 @@ from torch import Tensor
 from tests.models.token_policies import CapturedOnCpu
 from tests.pretend.accelerator import Accelerator, DeviceMixError
 from tests.pretend.trained import TOKENS, assert_equal, config_of, records_of, train
+from tests.replacing import replaced
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.flow.denoising import Denoiser
 from visual_grpo.models.tokens import generation
 from visual_grpo.models.tokens.generation import EOS_CHECK_INTERVAL
-from visual_grpo.operations.plan.phases import replaced
 
 FLOW: Mapping[str, Any] = {"kinds": ["flow"]}
 EDITS: Mapping[str, Any] = {**FLOW, "data": {"task": "i2i"}}

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.replacing import replaced
 from tests.toys import reproducible
 from tests.training.few_steps import parameters
 from visual_grpo.common.types import Needs, PromptRecord, Sample, TextSample, VideoSample
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.training import components

@@ -12,11 +12,11 @@ from torch import nn
 
 from tests.pretend.trained import records_of
 from tests.quantised.making import few_bits, loaded, trainer_of
+from tests.replacing import replaced
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.models import loading
 from visual_grpo.models.quantized import check_base_weights, require_quantized
-from visual_grpo.operations.plan.phases import replaced
 from visual_grpo.operations.preflight.check import check
 from visual_grpo.provenance import NUMERICS, runtime, values
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from visual_grpo.common import phases
 from visual_grpo.common.errors import Remedy, UserError, counted
 
 _BITSANDBYTES = Remedy(make="quantised")
@@ -114,7 +115,7 @@ def map_on_cores(
             return function(item)
 
     if workers < 2:
-        return [run(item) for item in items]
+        return phases.map_alike(run, items)
     with ThreadPoolExecutor(workers) as pool:
         return list(pool.map(run, items))
 

@@ -76,7 +76,6 @@ class PlanConfig(OnRequest):
     )
     prompt_words: int = Field(64, ge=1, le=2048, description="length of the prompts; a word is about a token")
     sources: int = Field(1, ge=1, le=16, description="source images of an edit, each of data.height x data.width")
-    tables: bool = Field(False, description="print every phase, not only the answer; plan.json always has all")
 
 
 class GpuCheckConfig(OnRequest):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from visual_grpo.common.device import bitsandbytes
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.phases import phase
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.metrics import UpdateMetrics
 from visual_grpo.grpo.trust_region import TrustRegion
@@ -99,7 +100,8 @@ class AdapterOptimizer:
         if not self.scaler.is_enabled():
             refuse_non_finite(norm, "gradient norm", step, prompts)
         scale = self.scaler.get_scale()
-        self.scaler.step(self.adamw)
+        with phase("AdamW"):
+            self.scaler.step(self.adamw)
         self.scaler.update()
         overflowed = self.scaler.get_scale() < scale
         self._overflows = self._overflows + 1 if overflowed else 0

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
@@ -123,7 +124,7 @@ class GRPOTrainer(Generic[T]):
         policy_loss = PolicyLoss(self.config, batches)
         updates: list[UpdateMetrics] = []
         for _ in range(self.config.updates_per_rollout):
-            with clock.phase("update"):
+            with clock.phase("update"), phase(f"{self.module}: replay and gradient"):
                 updates.append(self._update_once(batches, updates, policy_loss))
         self.step += 1
         rollouts, scores, _ = zip(*scored, strict=True)
@@ -173,7 +174,7 @@ class GRPOTrainer(Generic[T]):
         metrics = UpdateMetrics()
         try:
             for batch in batches:
-                for rows, places in batch.micro_batches(self.config.micro_batch_size):
+                for rows, places in alike(list(batch.micro_batches(self.config.micro_batch_size))):
                     for chunk in self.policy.replay(batch.rollout.trajectory, places):
                         if on_policy and batch.replayed_log_probs is not None:
                             metrics.record_gap(batch, chunk, rows)

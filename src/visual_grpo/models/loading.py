@@ -22,6 +22,7 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.grpo.distributed import sharding
 from visual_grpo.models.offload import enable_offload
 from visual_grpo.models.quantized import check_base_weights, quantize
+from visual_grpo.models.without_weights import unread_networks
 
 PIPELINE_FILE = "model_index.json"
 MODEL_FILE = "config.json"
@@ -58,11 +59,13 @@ def load_pipeline(
         named = {name for name, entry in described.items() if isinstance(entry, list) and any(entry)} - absent
         if Path(path).is_dir() and (missing := [name for name in sorted(named) if not Path(path, name).is_dir()]):
             raise FileNotFoundError(f"it lacks {', '.join(missing)}.")  # transformers makes up a missing tokenizer.
+        dtype = getattr(torch, config.dtype)
         pipeline = loader.from_pretrained(
             path,
-            dtype=getattr(torch, config.dtype),
+            dtype=dtype,
             revision=config.revision,
             use_safetensors=True,
+            **unread_networks({name: described[name] for name in named}, path, dtype),
             **dict.fromkeys(sorted(absent)),
         )
     pipeline.set_progress_bar_config(disable=True)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from visual_grpo.common.device import resolve_device
-from visual_grpo.common.errors import UserError
-from visual_grpo.common.quiet_libraries import hidden_progress_bars
+from visual_grpo.common.phases import Watcher, watched_by
 from visual_grpo.config import Parameters, merged
 from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
 from visual_grpo.operations.plan.meter import OUTSIDE, Phase
-from visual_grpo.operations.plan.phases import phases_of
 from visual_grpo.operations.plan.report import CARDS
 
 _KEPT = ("ratio/", "sampler_gap/", "grad_norm", "loss", "tokens_per_sample")
@@ -37,7 +33,7 @@ def measure(config: Parameters) -> dict[str, Any]:
         steps = trainer.fit(records)
         for _ in range(config.grpo.steps):
             watch = Stopwatch(device)
-            with phases_of(watch, trainer):
+            with watched_by(watch):
                 step = next(steps)
                 watch.stop()
             metrics.append({name: value for name, value in step.values.items() if name.startswith(_KEPT)})
@@ -52,7 +48,7 @@ def measure(config: Parameters) -> dict[str, Any]:
     }
 
 
-class Stopwatch:
+class Stopwatch(Watcher):
     """Measures phases as `operations.plan.meter.Meter` counts them."""
 
     def __init__(self, device: torch.device) -> None:
@@ -107,17 +103,3 @@ def known_card(device: torch.device) -> str | None:
         if name in words and abs(card.memory - memory) < 0.1 * card.memory:
             return card.name
     return None
-
-
-def caught(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the result of ``work``, or its error as text, and frees what it held on the GPU."""
-    try:
-        with hidden_progress_bars():
-            return work()
-    except UserError as error:
-        return {"error": str(error)}
-    except Exception as error:  # Whatever it is, the other modules are checked.
-        return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
-    finally:
-        gc.collect()
-        torch.cuda.empty_cache()

@@ -11,7 +11,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters
 from visual_grpo.operations.command import Command
-from visual_grpo.operations.plan.report import answer, make_plan, show_tables
+from visual_grpo.operations.plan.report import answer, make_plan
 
 
 def create_pipeline() -> Pipeline:
@@ -24,7 +24,7 @@ def create_pipeline() -> Pipeline:
 
 
 def plan_training(parameters: Parameters) -> dict[str, Any]:
-    """Makes the plan and prints its answer; the tables only with ``plan.tables``."""
+    """Makes the plan and prints its answer."""
     with hidden_progress_bars():
         plan = make_plan(parameters)
     if plan["fits"]:
@@ -32,8 +32,6 @@ def plan_training(parameters: Parameters) -> dict[str, Any]:
             console.note(line)
         check = Command.current().for_pipeline("gpu_check")
         console.note(f"On a machine with the card, compare the plan with it: {check}")
-    if parameters.plan.tables:
-        show_tables(plan)
     return plan
 
 

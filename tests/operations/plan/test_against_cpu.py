@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +13,11 @@ import pytest
 import torch
 
 from tests.operations.plan.configurations import parameters_of
+from tests.replacing import replaced
 from visual_grpo.config import Parameters
 from visual_grpo.grpo import optimizer
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model, planned_trainer, records_for
-from visual_grpo.operations.plan.meter import Meter, as_on_a_device
-from visual_grpo.operations.plan.phases import fewer_repeats, replaced
+from visual_grpo.operations.plan.meter import Meter
 from visual_grpo.training import components
 
 FEW: Mapping[str, Any] = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "kl_weight": 0.01}
@@ -115,15 +114,10 @@ def test_two_tokens_count_as_all_of_them(environment, pipeline_folder, tmp_path)
         save_small_qwen2_5_vl(pipeline_folder := tmp_path)
     config = small(environment, pipeline_folder, {"policy": {"train": "ar" if environment == "base" else "vl"}})
     counted = []
-    for shortened in (contextlib.nullcontext, fewer_repeats):
+    for shortens in (False, True):
         planned, meter, words = planned_model(config), Meter(), config.plan.prompt_words
-        with (
-            records_for(config.data, words, 2) as records,
-            torch.no_grad(),
-            shortened(meter),
-            as_on_a_device(),
-            meter,
-        ):
+        meter.shortens = shortens
+        with records_for(config.data, words, 2) as records, torch.no_grad(), meter.counting():
             planned.model.generate(records, [0, 1], config.sampling.rollout)
         counted.append(meter)
     real, short = (sum_of(meter) for meter in counted)

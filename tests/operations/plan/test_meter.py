@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from visual_grpo.common.phases import alike, map_alike
 from visual_grpo.models.offload import copied_bytes, device_tensors, enable_offload, move_to_host, on_device
 from visual_grpo.operations.plan.dry_run import on_other_cards
-from visual_grpo.operations.plan.meter import OUTSIDE, Meter, Phase, as_on_a_device
+from visual_grpo.operations.plan.meter import OUTSIDE, Meter, Phase
 
 FLOAT = 4
 
@@ -38,7 +39,7 @@ def test_attention_is_fused_forward_and_backward(masked):
     query, key = meta(2, 3, 50, 8), meta(2, 3, 70, 8)
     query.requires_grad_()
     mask = meta(2, 1, 50, 70, dtype=torch.bool) if masked else None
-    with as_on_a_device(), Meter() as meter:
+    with Meter() as meter:
         out = F.scaled_dot_product_attention(query, key, key, mask)
         forward = counted(meter).flops
         out.backward(out.detach())
@@ -83,9 +84,34 @@ def test_a_phase_counts_its_own_and_a_weight_multiplies_all_but_memory():
     assert (outer.kernels, outer.peak, outer.rest) == (1, FLOAT * 128, FLOAT * 64)
 
 
+def test_repeated_work_is_counted_for_all_and_its_results_have_every_row():
+    meter = Meter()
+    with meter.counting():
+        with meter.phase("batches"):
+            results = map_alike(lambda rows: rows + 1, meta(10, 4).split(4))
+        with meter.phase("steps"):
+            assert list(alike(range(5))) == [0, 1]
+            for step in alike(range(5)):
+                meta(1) + (meta(1) if step else 0)
+    assert [len(rows) for rows in results] == [4, 4, 2]
+    assert (meter.phases["batches"].kernels, meter.phases["batches"].moved) == (3, FLOAT * 2 * 10 * 4)
+    assert meter.phases["steps"].kernels == 5
+    assert list(alike(range(5))) == list(range(5)), "all of them, where nothing counts"
+
+
+def test_what_follows_from_small_whole_numbers_alone_is_of_the_device():
+    with Meter() as meter:
+        mask = torch.tensor([[1, 0], [1, 1]]).to("meta") > 0
+        assert meter.live == 4
+        hidden = torch.where(mask, 0.0, -torch.inf)
+        assert hidden.is_meta
+        assert meter.live == 4 + FLOAT * 4
+        assert (hidden.cpu() + 1).device.type == "cpu"
+
+
 def test_the_host_gets_the_values_of_small_whole_numbers():
-    with as_on_a_device(), Meter():
-        ids = torch.tensor([[5, 0, 7], [0, 0, 9]], device="meta")
+    with Meter():
+        ids = torch.tensor([[5, 0, 7], [0, 0, 9]]).to("meta")
         mask = ids > 0
         assert ids[mask].shape == (3,)
         assert mask.sum(1).tolist() == [2, 1]
@@ -95,7 +121,7 @@ def test_the_host_gets_the_values_of_small_whole_numbers():
         positions = torch.zeros(2, 3, dtype=torch.long, device="meta")
         positions[0, mask[0]] = torch.arange(2, device="meta")
         assert positions.tolist() == [[0, 0, 1], [0, 0, 0]]
-        values, inverse = torch.tensor([3, 1, 3], device="meta").unique(return_inverse=True)
+        values, inverse = torch.tensor([3, 1, 3]).to("meta").unique(return_inverse=True)
         assert (values.tolist(), inverse.tolist()) == ([1, 3], [1, 0, 1])
         assert ids.sum().item() == 29
 

@@ -8,8 +8,7 @@ import torch
 from tests.operations.plan.configurations import CONFIGURATIONS, parameters_of
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.operations.plan.dry_run import planned_model, prompt_of
-from visual_grpo.operations.plan.meter import Meter, as_on_a_device
-from visual_grpo.operations.plan.phases import fewer_repeats
+from visual_grpo.operations.plan.meter import Meter
 from visual_grpo.operations.plan.report import make_plan
 
 PARAMETERS = {
@@ -60,6 +59,6 @@ def test_a_call_of_glm_image_takes_the_published_memory(size: int, images: int, 
     for network in planned.networks.values():
         meter.hold([*network.parameters(), *network.buffers()])
     records = [PromptRecord(id=str(n), prompt=prompt_of(64, n)) for n in range(images)]
-    with torch.no_grad(), fewer_repeats(meter), as_on_a_device(), meter:
+    with torch.no_grad(), meter.counting():
         planned.model.generate(records, list(range(images)), config.sampling.eval)
     assert meter.peak / 1e9 == pytest.approx(peak_gb, rel=0.1)

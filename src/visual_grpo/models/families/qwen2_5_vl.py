@@ -31,6 +31,7 @@ from visual_grpo.models.tokens.generation import is_end
 from visual_grpo.models.tokens.interface import TokenTrajectory
 from visual_grpo.models.tokens.probabilities import TokenSampler
 from visual_grpo.models.tokens.prompt_cache import Prompts
+from visual_grpo.models.without_weights import load_network
 
 if TYPE_CHECKING:
     from transformers import BatchFeature
@@ -214,9 +215,10 @@ def load(path: str, config: ModelConfig) -> Loaded:
     check_base_weights(config.base_weights, device)
     with loading(path):
         processor = AutoProcessor.from_pretrained(path, revision=config.revision, trust_remote_code=False)
-        model = AutoModelForImageTextToText.from_pretrained(
+        model = load_network(
+            AutoModelForImageTextToText,
             path,
-            dtype=getattr(torch, config.dtype),
+            getattr(torch, config.dtype),
             revision=config.revision,
             use_safetensors=True,
             trust_remote_code=False,  # By default the user is asked.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from visual_grpo.common.device import map_on_cores
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.interface import FlowModel, Schedule
@@ -53,6 +54,7 @@ class Denoiser(Generic[C]):
         """[B, C, h, w] float32 on the CPU; row i is a function of ``seeds[i]``."""
         return noises([seed ^ START_NOISE for seed in seeds], 1, self.model.latent_shape)[:, 0]
 
+    @phase("denoising")
     @torch.no_grad()
     def integrate(self, conditions: C, entries: Tensor, noise_seeds: Sequence[int], steps: int) -> Tensor:
         """ODE from start noise to latents, [B, C, h, w] float32."""
@@ -60,6 +62,7 @@ class Denoiser(Generic[C]):
         with on_device(self.model.transformer), fast_lora(self.model.transformer):
             return self._ode(self.start_noise(noise_seeds), conditions, entries, schedule, range(steps))
 
+    @phase("pictures (VAE)")
     @torch.no_grad()
     def pixels(self, latents: Tensor) -> list[Sample]:
         """[B, C, h, w] -> B uint8 images [3, H, W], or videos, on the CPU."""
@@ -96,6 +99,7 @@ class Denoiser(Generic[C]):
             return list(range(window))
         return sorted(torch.randperm(window, generator=generator)[:count].tolist())
 
+    @phase("denoising")
     @torch.no_grad()
     def sample_path(
         self,
@@ -172,7 +176,7 @@ class Denoiser(Generic[C]):
 
         def run(part: Tensor, part_entries: Tensor) -> Tensor:
             velocity = self.model.velocity(conditions, part_entries) if steps else None
-            for step in steps:
+            for step in alike(steps):
                 assert velocity is not None
                 flow = velocity(part, schedule.timesteps[step])
                 part = ode_step(flow, part, schedule.sigmas[step], schedule.sigmas[step + 1])

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.phases import phase
 from visual_grpo.config import PolicyConfig
 from visual_grpo.models.flow.denoising import DenoisedPath, Denoiser
 from visual_grpo.models.flow.interface import FlowModel, Schedule
@@ -42,6 +43,7 @@ class MatchingDenoiser(Denoiser[C]):
         """Returns the step whose level each of the K noises has."""
         return [step for step in super().window(steps, generator) for _ in range(self.flow.draws)]
 
+    @phase("denoising")
     @torch.no_grad()
     def sample_path(
         self,

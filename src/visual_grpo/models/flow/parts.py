@@ -138,7 +138,7 @@ class PaddedText:
     def of(cls, prompts: Sequence[Tensor]) -> PaddedText:
         """``prompts``: N of [length, D]."""
         embeds = pad_sequence(list(prompts), batch_first=True)
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=embeds.device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts]).to(embeds.device)
         mask = torch.arange(embeds.shape[1], device=embeds.device) < lengths[:, None]
         return cls(embeds=embeds, mask=None if mask.all() else mask)
 

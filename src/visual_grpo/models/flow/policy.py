@@ -17,6 +17,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.device import map_on_cores
+from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.forward_process import denoiser_of
@@ -72,6 +74,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()
 
+    @phase("prompts and conditions")
     @torch.no_grad()
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
@@ -136,7 +139,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
     def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[ReplayChunk]:
         """Yields a chunk per trained step, so that only one step's graph is alive at a time."""
         with on_device(self.model.transformer):  # Also while the caller goes backward.
-            for column in range(len(trajectory.steps)):
+            for column in alike(range(len(trajectory.steps))):
                 mean, std = self._step(trajectory, column, rows)
                 log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
                 kl = None
@@ -150,16 +153,20 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
                     divergence=moved,
                 )
 
+    @phase("reference of denoising")
     @torch.no_grad()
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:
         """Returns the means without the adapter, [B, S, C, h, w]."""
         batches = torch.arange(len(trajectory.states)).split(self.config.denoise_batch)
         with on_device(self.model.transformer), self.adapter.disabled():
             columns = [
-                torch.cat([self._step(trajectory, column, rows)[0] for rows in batches])
+                torch.cat(map_on_cores(partial(self._mean, trajectory, column), batches, trajectory.states.device))
                 for column in range(len(trajectory.steps))
             ]
         return torch.stack(columns, 1)
+
+    def _mean(self, trajectory: FlowTrajectory[C], column: int, rows: Tensor) -> Tensor:
+        return self._step(trajectory, column, rows)[0]
 
     def _step(self, trajectory: FlowTrajectory[C], column: int, rows: Tensor) -> tuple[Tensor, float]:
         """Returns mean [b, C, h, w] and standard deviation of a trained step of ``rows`` ([b] int64)."""

@@ -8,6 +8,7 @@ Shapes: B rows (b of them), P prompt tokens (left-padded), T generated tokens, H
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import DynamicCache
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.phases import alike, captured, phase
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.quantized import quantized_layers
 from visual_grpo.models.rows import distinct
@@ -51,6 +53,7 @@ class SampledTokens(Generic[E]):
     """[B, T] float32, standard deviation of the logits; in half precision only, where rounding grows with it."""
 
 
+@phase("tokens")
 @torch.no_grad()
 def sample_tokens(
     model: TokenModel[E],
@@ -112,7 +115,9 @@ def _sample_batch(
     # Copied before the first token: each copy would make the GPU wait for the host.
     uniforms = uniforms.to(hidden.device)
     done = torch.zeros(len(tokens), dtype=torch.bool, device=hidden.device)
-    for step in range(uniforms.shape[1]):
+    for step in alike(range(uniforms.shape[1])):
+        if step:
+            hidden = steps.next(embed(tokens[:, step - 1, None]))
         logits = (hidden[:, -1] @ model.head.t()).float()
         if model.bias is not None:
             logits += model.bias
@@ -127,13 +132,10 @@ def _sample_batch(
         entropies[:, step] = entropy(plain, probabilities)
         if _is_half(model):
             deviations[:, step] = deviation(plain)
-        if step + 1 == uniforms.shape[1]:
-            break
         if model.ends:
             done |= is_end(model, token)
             if step % EOS_CHECK_INTERVAL == EOS_CHECK_INTERVAL - 1 and done.all():
                 break
-        hidden = steps.next(embed(token[:, None]))
     return tokens, log_probs, entropies, deviations
 
 
@@ -148,7 +150,7 @@ def token_steps(model: Any, prefix: Prefix, length: int) -> TokenSteps | Capture
     """
     if any(layer.is_sliding for layer in DynamicCache(config=model.config.get_text_config()).layers):
         raise UserError(f"{type(model).__name__} has layers that attend to a window only, which cannot be sampled.")
-    captures = prefix.hidden.is_cuda and can_be_captured(model)
+    captures = prefix.hidden.is_meta or (prefix.hidden.is_cuda and can_be_captured(model))
     return (CapturedSteps if captures else TokenSteps)(model, prefix, length)
 
 
@@ -210,6 +212,9 @@ class CapturedSteps:
             current.copy_(table[:, at : at + 1])
         self._mask_of_tokens[..., at] = 0
         self._place.fill_(self._prompt + at)
+        if embeds.is_meta:  # A plan counts what the graph would run.
+            with captured() if can_be_captured(self._model) else nullcontext():
+                return self._step()
         if self._graph is None:
             self._capture()
         assert self._graph is not None, "just captured"

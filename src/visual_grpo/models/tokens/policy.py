@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.phases import phase
 from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
@@ -57,6 +58,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
         self.model, self.sampler, self.config, self.kl_reference = model, sampler, config, kl_reference
         self.temperature = model.sampler(sampler).temperature
 
+    @phase("prompts and conditions")
     @torch.no_grad()
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: torch.Generator, share: Share | None = None
@@ -116,6 +118,7 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
                 kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
             yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
 
+    @phase("reference of tokens")
     @torch.no_grad()
     def reference_log_probs(self, trajectory: TokenTrajectory[E]) -> Tensor:
         """Returns the log-probs without the adapter, [B, T] float32."""

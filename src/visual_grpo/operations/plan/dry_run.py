@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import transformers
-from diffusers import ModelMixin
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from PIL import Image
 from torch import Tensor, nn
-from transformers import GenerationConfig, PreTrainedModel
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.types import Needs, PromptRecord, Sample
-from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig, SamplerConfig
+from visual_grpo.config import DataConfig, Parameters, RewardConfig, SamplerConfig
 from visual_grpo.grpo.distributed.sharding import layers_of
 from visual_grpo.models.execution import set_execution
-from visual_grpo.models.family import Family, find_family
+from visual_grpo.models.family import find_family
 from visual_grpo.models.model import Model
 from visual_grpo.models.offload import copied_bytes, device_tensors, move_to_host
 from visual_grpo.models.run_spec import RunSpec, resolve
-from visual_grpo.operations.plan.meter import HostValues, Meter, as_on_a_device
-from visual_grpo.operations.plan.phases import CONDITIONS, fewer_micro_batches, fewer_repeats, phases_of
+from visual_grpo.models.without_weights import network_of, without_weights
+from visual_grpo.operations.plan.meter import Meter
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward
 from visual_grpo.rewards.segmentation import KINDS
@@ -60,12 +57,15 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     folder, source = configuration_folder(config.model.path)
     family, model = find_family(config.model.family, folder), config.model
     if not measured:
-        loaded = load_without_weights(family, folder, model.model_copy(update={"device": "meta"}), "meta")
+        with without_weights("meta"):
+            loaded = family.load(folder, model.model_copy(update={"device": "meta"}))
     elif has_weights(folder):
         loaded, source = family.load(folder, model), f"the weights in {folder}"
     else:  # Offloaded networks are copied to the GPU from the host.
         built_on = str(resolve_device(model.device)) if model.offload == "none" else "cpu"
-        loaded, source = load_without_weights(family, folder, model, built_on), f"random weights, sizes from {source}"
+        source = f"random weights, sizes from {source}"
+        with without_weights(built_on):
+            loaded = family.load(folder, model)
     spec = resolve(config, family=family)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
@@ -85,7 +85,7 @@ def segmenter_of(rewards: Mapping[str, RewardConfig]) -> dict[str, nn.Module]:
         return {}
     folder, _ = configuration_folder(options["path"])
     dtype = getattr(torch, options.get("dtype", "float32"))
-    return {"segmenter": _of_transformers(getattr(transformers, model_class), Path(folder), dtype, "meta")}
+    return {"segmenter": network_of(getattr(transformers, model_class), Path(folder), dtype, "meta")}
 
 
 def configuration_folder(path: str) -> tuple[str, str]:
@@ -110,52 +110,6 @@ def has_weights(folder: str | Path) -> bool:
     return any(Path(folder).rglob("*.safetensors"))
 
 
-def load_without_weights(family: Family, folder: str, config: ModelConfig, device: str) -> Any:
-    """Calls ``family.load`` with networks on ``device``: without values on meta, else with random ones."""
-    dtype = getattr(torch, config.dtype)
-
-    def of_diffusers(cls: Any, /, path: Any, **given: Any) -> Any:
-        configuration = cls.load_config(Path(path, given.get("subfolder") or ""))
-        return frozen(lambda: cls.from_config(configuration), dtype, device)
-
-    def of_transformers(cls: Any, /, path: Any, **given: Any) -> Any:
-        return _of_transformers(cls, Path(path, given.get("subfolder") or ""), dtype, device)
-
-    with (
-        patch.object(ModelMixin, "from_pretrained", classmethod(of_diffusers)),
-        patch.object(PreTrainedModel, "from_pretrained", classmethod(of_transformers)),
-    ):
-        return family.load(folder, config)
-
-
-def _of_transformers(cls: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:
-    model = frozen(lambda: cls(cls.config_class.from_pretrained(folder)), dtype, device)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model
-
-
-def frozen(build: Callable[[], Any], dtype: torch.dtype, device: str = "meta") -> Any:
-    """Calls ``build``; gives parameters and buffers the dtypes that ``from_pretrained`` would."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device):
-            module = build()
-    finally:
-        torch.set_default_dtype(before)
-    kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else ()
-    for name, part in module.named_modules():
-        for parameter in part.parameters(recurse=False):  # A network inside may have its configuration's dtype.
-            parameter.data = parameter.data.to(dtype)
-        for key, buffer in part.named_buffers(recurse=False):
-            if buffer.is_floating_point() and key not in part._non_persistent_buffers_set:
-                part.register_buffer(key, buffer.to(dtype))
-        if any(key in name.split(".") for key in kept):
-            part.float()
-    return module.eval().requires_grad_(False)
-
-
 _WORDS = ("red", "round", "small", "bright", "distant")
 
 
@@ -165,7 +119,6 @@ class DryRunner:
     def __init__(self, planned: PlannedModel) -> None:
         self.config, self.planned = planned.spec.config, planned
         self.networks = planned.networks | segmenter_of(self.config.rewards)
-        self._values = HostValues()
         self.trainer = planned_trainer(planned)
         self.average = AdapterAverage(self.trainer, self.config.train.ema_decay)
         move_to_host(*planned.networks.values())  # Offloaded networks came to get their adapters.
@@ -184,34 +137,21 @@ class DryRunner:
         """Counts rollout, rewards that cost nothing, reference, replay, gradient and optimiser."""
         plan = self.config.plan
         count = max(self.config.grpo_of(module).prompts_per_step for module in self.planned.spec.modules)
-        with ExitStack() as stack:
-            records = stack.enter_context(records_for(self.config.data, plan.prompt_words, count, plan.sources))
-            meter = stack.enter_context(self.counting())
-            stack.enter_context(phases_of(meter, self.trainer))
-            for module, own in self.trainer.modules.items():
-                grpo = self.config.grpo_of(module)
-                rows = grpo.prompts_per_step * grpo.group_size
-                micro_batches = -(-rows // (grpo.micro_batch_size or rows))
-                stack.enter_context(fewer_micro_batches(meter, own.policy, micro_batches))
+        with records_for(self.config.data, plan.prompt_words, count, plan.sources) as records, self.counting() as meter:
             next(iter(self.trainer.fit(records)))
         return meter
 
     def evaluation(self, sampler: SamplerConfig, count: int) -> Meter:
         """Counts one batch of ``count`` samples."""
         plan = self.config.plan
-        with (
-            records_for(self.config.data, plan.prompt_words, count, plan.sources) as records,
-            self.counting() as meter,
-            phases_of(meter),
-            meter.phase(CONDITIONS),
-        ):
+        with records_for(self.config.data, plan.prompt_words, count, plan.sources) as records, self.counting() as meter:
             self.planned.model.generate(records, list(range(count)), sampler)
         return meter
 
     @contextmanager
     def counting(self) -> Iterator[Meter]:
         """Counts what happens inside, with weights and the optimiser's state there from the start."""
-        meter, networks = Meter(self._values), self.planned.networks.values()
+        meter, networks = Meter(), self.planned.networks.values()
         for network in self.networks.values():
             meter.hold(device_tensors(network))
         if self.config.distributed.sharded:
@@ -219,10 +159,10 @@ class DryRunner:
             meter.live -= on_other_cards(blocks, self.config.distributed.processes)
         for own in self.trainer.modules.values():
             kept = (value for state in own.optimizer.adamw.state.values() for value in state.values())
-            meter.hold(value for value in kept if isinstance(value, Tensor))
+            meter.hold(value for value in kept if isinstance(value, Tensor) and value.is_meta)
         meter.hold(self.average.state().values())
         before = copied_bytes(*networks)
-        with fewer_repeats(meter), as_on_a_device(), meter:
+        with meter.counting():
             yield meter
         meter.copied_from_host = copied_bytes(*networks) - before
 

@@ -1,4 +1,4 @@
-"""Makes a plan from parameters and prints it; its seconds are an estimate.
+"""Makes a plan: does a training fit on a card, how long does it take, and what would help. Its seconds are estimated.
 
 The constants of the estimate are those of steps that were measured on one H200 (docs/results.md).
 """
@@ -6,8 +6,7 @@ The constants of the estimate are those of steps that were measured on one H200 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -20,7 +19,7 @@ from visual_grpo.models.offload import pinned_bytes
 from visual_grpo.models.quantized import quantized_layers
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.operations.plan.dry_run import DryRunner, PlannedModel, planned_model
-from visual_grpo.operations.plan.meter import OUTSIDE, Meter, Phase
+from visual_grpo.operations.plan.meter import Meter, Phase
 
 LAUNCH_SECONDS = 33e-6
 """Of the host to launch a kernel, with the Python code of the layers."""
@@ -36,17 +35,15 @@ _SPARE = 0.05
 """Share of the memory left to the CUDA context, workspaces and fragmentation."""
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
+    """GiB that torch has in all (1 to 4 % less than nvidia-smi shows), bytes a second of its memory, dense FLOP/s in
+    bfloat16 or float16, and in float32."""
+
     name: str
     memory: float
-    """GiB that torch has in all, 1 to 4 % less than nvidia-smi shows."""
     bandwidth: float
-    """Bytes a second."""
     half: float
-    """Dense FLOP/s in bfloat16 or float16."""
     single: float
-    """FLOP/s in float32."""
 
     @property
     def usable(self) -> int:
@@ -70,9 +67,8 @@ CARDS = (
 
 def find_card(name: str) -> Card:
     """Ignores case. Raises UserError with the known names."""
-    for card in CARDS:
-        if name.lower() == card.name.lower():
-            return card
+    if found := [card for card in CARDS if card.name.lower() == name.lower()]:
+        return found[0]
     known = ", ".join(f"{card.name} ({card.memory:.0f} GiB)" for card in CARDS)
     hint = nearest_hint(name, [card.name for card in CARDS])
     raise UserError(f"plan.gpu is {name!r}, which is no known card.{hint} Known: {known}")
@@ -91,33 +87,27 @@ def phase_seconds(phase: Phase, card: Card, dtype: str) -> float:
     return max(work, one_by_one * LAUNCH_SECONDS + phase.captured * CAPTURED_LAUNCH_SECONDS)
 
 
-def seconds_of(meter: Meter, card: Card, dtype: str) -> float:
-    phases = sum(phase_seconds(phase, card, dtype) for phase in meter.phases.values())
-    return phases + meter.copied_from_host / HOST_BANDWIDTH
-
-
 def make_plan(parameters: Parameters) -> dict[str, Any]:
     """Returns the plan as JSON. Raises UserError for an unknown card or model, and for more cards than groups."""
-    gpu, dtype = parameters.plan.gpu, parameters.model.dtype
-    card = find_card(gpu) if gpu else None
-    config = _of_one_card(parameters)
+    card = find_card(parameters.plan.gpu) if parameters.plan.gpu else None
+    config, dtype = _of_one_card(parameters), parameters.model.dtype
     planned = planned_model(config)
-    runner = DryRunner(planned)
-    samplers = planned.spec.samplers
+    runner, samplers, peaks = DryRunner(planned), planned.spec.samplers, {}
     with console.progress("Planning", 1 + len(samplers), console=Console(stderr=True)) as bar:
-        step, evaluation = runner.step(), {}
+        step = runner.step()
         for name, sampler in samplers.items():
             bar.advance(1, part=f"the evaluation, {name}")
-            evaluation[name] = runner.evaluation(sampler, config.evaluation.batch_size)
+            peaks[name] = runner.evaluation(sampler, config.evaluation.batch_size).peak
         bar.complete()
-    peak = max(meter.peak for meter in (step, *evaluation.values()))
+    peak = max(step.peak, *peaks.values())
     card = card or smallest_card(peak)
     batches = largest_batches(planned.spec, step, card.usable)
-    seconds = seconds_of(step, card, dtype)
+    phases = {name: phase_seconds(phase, card, dtype) for name, phase in step.phases.items()}
+    seconds = sum(phases.values()) + step.copied_from_host / HOST_BANDWIDTH
     return {
         "model": config.model.path,
         "sizes_from": planned.source,
-        "card": {**asdict(card), "usable_gb": card.usable / 1e9, "count": config.distributed.processes},
+        "card": {**card._asdict(), "usable_gb": card.usable / 1e9, "count": config.distributed.processes},
         "fits": peak <= card.usable,
         "peak_gb": peak / 1e9,
         "changes": changes(planned.spec, card, peak, step.peak, batches, len(planned.networks)),
@@ -128,8 +118,11 @@ def make_plan(parameters: Parameters) -> dict[str, Any]:
         "trained_parameters": sum(p.numel() for own in runner.trainer.modules.values() for p in own.parameters),
         "weights_gb": runner.weights / 1e9,
         "copied_from_host_gb": step.copied_from_host / 1e9,
-        "step": _phases(step, card, dtype),
-        "evaluation": {name: _phases(meter, card, dtype) for name, meter in evaluation.items()},
+        "step": [
+            {"phase": name, "peak_gb": step.phases[name].peak / 1e9, "seconds": seconds}
+            for name, seconds in phases.items()
+        ],
+        "evaluation_peak_gb": {name: peak / 1e9 for name, peak in peaks.items()},
     }
 
 
@@ -137,20 +130,17 @@ def _of_one_card(config: Parameters) -> Parameters:
     """Gives one card its share of a step's prompts."""
     count = config.distributed.processes
 
-    def share(prompts: int) -> int:
+    def shared(section: Any) -> Any:
+        prompts = section.prompts_per_step or count
         if count > prompts:
             raise UserError(
                 f"distributed.processes is {count}, but a step has {prompts} prompts, and a card takes whole groups."
                 f" Expected at most {prompts}."
             )
-        return -(-prompts // count)
+        return section.model_copy(update={"prompts_per_step": section.prompts_per_step and -(-prompts // count)})
 
-    modules = {
-        name: own.model_copy(update={"prompts_per_step": share(own.prompts_per_step)}) if own.prompts_per_step else own
-        for name, own in config.modules.items()
-    }
-    grpo = config.grpo.model_copy(update={"prompts_per_step": share(config.grpo.prompts_per_step)})
-    return config.model_copy(update={"grpo": grpo, "modules": modules})
+    modules = {name: shared(own) for name, own in config.modules.items()}
+    return config.model_copy(update={"grpo": shared(config.grpo), "modules": modules})
 
 
 def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[str, int]]:
@@ -158,27 +148,25 @@ def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[s
 
     What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
     """
-    values, rows = {}, {}
-    phases = {"policy.rollout_batch": ["tokens"], "policy.denoise_batch": ["denoising"]}
+    policy, rows = plan.config.policy, 0
+    computed: dict[str, tuple[Any, ...]] = {}
     for module in plan.modules:
         grpo = plan.config.grpo_of(module)
-        rows[module] = grpo.prompts_per_step * grpo.group_size
-        name = f"modules.{module}.micro_batch_size" if len(plan.modules) > 1 else "grpo.micro_batch_size"
-        values[name] = grpo.micro_batch_size or rows[module]
-        phases[name] = [f"{module}: replay and gradient"]
-        kind = plan.family.modules[module].kind
-        phases["policy.rollout_batch" if kind == "tokens" else "policy.denoise_batch"].append(f"{module}: reference")
-    phases["policy.decode_batch"] = ["pictures (VAE)"]
-    values |= {
-        f"policy.{name}": getattr(plan.config.policy, name)
-        for name in ("rollout_batch", "denoise_batch", "decode_batch")
+        own = grpo.prompts_per_step * grpo.group_size
+        name = f"modules.{module}" if len(plan.modules) > 1 else "grpo"
+        computed[f"{name}.micro_batch_size"] = (grpo.micro_batch_size or own, f"{module}: replay and gradient")
+        rows = max(rows, own)
+    computed |= {
+        "policy.rollout_batch": (policy.rollout_batch, "tokens", "reference of tokens"),
+        "policy.denoise_batch": (policy.denoise_batch, "denoising", "reference of denoising"),
+        "policy.decode_batch": (policy.decode_batch, "pictures (VAE)"),
     }
-    found, most = {}, max(rows.values())
-    for name, value in values.items():
-        counted = [step.phases[phase] for phase in phases[name] if phase in step.phases]
+    found = {}
+    for name, (value, *phases) in computed.items():
+        counted = [step.phases[phase] for phase in phases if phase in step.phases]
         if counted:
             room = min((usable - phase.rest) / max(phase.peak - phase.rest, 1) for phase in counted)
-            found[name] = {"set": value, "largest": max(0, min(most, int(min(value, most) * room)))}
+            found[name] = {"set": value, "largest": max(0, min(rows, int(min(value, rows) * room)))}
     return found
 
 
@@ -217,22 +205,8 @@ def parameters_in(network: nn.Module) -> int:
     return full + sum(layer.in_features * layer.out_features for layer in quantized_layers(network))
 
 
-def _phases(meter: Meter, card: Card, dtype: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "phase": name,
-            "peak_gb": phase.peak / 1e9,
-            "tflop": phase.flops / 1e12,
-            "kernels": round(phase.kernels),
-            "seconds": phase_seconds(phase, card, dtype),
-        }
-        for name, phase in meter.phases.items()
-        if phase.kernels or name != OUTSIDE
-    ]
-
-
 def answer(plan: Mapping[str, Any]) -> list[str]:
-    """The plan in at most five lines."""
+    """The plan in at most three lines."""
     card, run = plan["card"], plan["estimated"]
     on = f"{card['count']} x {card['name']}: at most {plan['peak_gb']:.1f} GB of {card['usable_gb']:.1f} GB a card"
     if not plan["fits"]:
@@ -243,19 +217,3 @@ def answer(plan: Mapping[str, Any]) -> list[str]:
         f"Estimated: {run['step_seconds']:.0f} s a step, {run['hours']:.1f} h for all steps.",
         f"Largest batches, one changed at a time: {', '.join(batches)}.",
     ]
-
-
-def show_tables(plan: Mapping[str, Any]) -> None:
-    weights = {name: f"{count / 1e6:,.1f} million" for name, count in plan["parameters"].items()}
-    weights |= {
-        "trained (LoRA)": f"{plan['trained_parameters'] / 1e6:.1f} million",
-        "weights": f"{plan['weights_gb']:.3g} GB",
-        "copied from the host in a step": f"{plan['copied_from_host_gb']:.3g} GB",
-        "sizes from": plan["sizes_from"],
-    }
-    console.summary("Parameters", weights)
-    phases = {"One step": plan["step"]}
-    phases |= {f"One batch of the evaluation, sampler {name}": own for name, own in plan["evaluation"].items()}
-    columns = ["phase", "peak GB", "TFLOP", "kernels", "seconds (estimated)"]
-    for title, rows in phases.items():
-        console.table(title, columns, [list(row.values()) for row in rows])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from visual_grpo.common.phases import phase
 from visual_grpo.common.types import JointRollout, PromptRecord, Sample, Share
 from visual_grpo.config import ModelConfig, SamplerConfig
 from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
@@ -115,6 +116,7 @@ class GlmImageJointPolicy:
         """Two policies on one ``GlmImage``."""
         self.ar, self.dit = ar, dit
 
+    @phase("prompts and conditions")
     @torch.no_grad()
     def joint_rollout(
         self,

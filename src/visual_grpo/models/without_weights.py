@@ -1,0 +1,85 @@
+"""Networks from their configuration files alone, for a plan (on the meta device) and for measurements (random ones)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import pipelines
+from torch import nn
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel
+
+_device: str | None = None
+
+
+@contextmanager
+def without_weights(device: str) -> Iterator[None]:
+    """Has families load models without their weights inside: random ones on ``device``, or none on ``meta``."""
+    global _device
+    before, _device = _device, device
+    try:
+        yield
+    finally:
+        _device = before
+
+
+def unread_networks(described: Mapping[str, Any], folder: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Returns the networks among a pipeline's parts (name -> library and class); none outside `without_weights`."""
+    if _device is None:
+        return {}
+    classes = {
+        name: getattr(getattr(pipelines, library, None) or import_module(library), kind)
+        for name, (library, kind) in described.items()
+    }
+    return {
+        name: network_of(kind, Path(folder, name), dtype, _device)
+        for name, kind in classes.items()
+        if issubclass(kind, nn.Module)
+    }
+
+
+def load_network(auto_class: Any, path: str, dtype: torch.dtype, **given: Any) -> Any:
+    """Calls ``auto_class.from_pretrained`` of transformers; reads no weights inside `without_weights`."""
+    if _device is None:
+        return auto_class.from_pretrained(path, dtype=dtype, **given)
+    configuration = AutoConfig.from_pretrained(path)
+    return _generating(frozen(lambda: auto_class.from_config(configuration), dtype, _device), Path(path))
+
+
+def network_of(kind: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:
+    """Builds a network of diffusers or transformers, frozen, on ``device``."""
+    if not issubclass(kind, PreTrainedModel):
+        configuration = kind.load_config(folder)
+        return frozen(lambda: kind.from_config(configuration), dtype, device)
+    return _generating(frozen(lambda: kind(kind.config_class.from_pretrained(folder)), dtype, device), folder)
+
+
+def _generating(network: Any, folder: Path) -> Any:
+    if (folder / "generation_config.json").is_file():
+        network.generation_config = GenerationConfig.from_pretrained(folder)
+    return network
+
+
+def frozen(build: Callable[[], Any], dtype: torch.dtype, device: str = "meta") -> Any:
+    """Calls ``build``; gives parameters and buffers the dtypes that ``from_pretrained`` would."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            module = build()
+    finally:
+        torch.set_default_dtype(before)
+    kept = tuple(getattr(module, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else ()
+    for name, part in module.named_modules():
+        for parameter in part.parameters(recurse=False):  # A network inside may have its configuration's dtype.
+            parameter.data = parameter.data.to(dtype)
+        for key, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point() and key not in part._non_persistent_buffers_set:
+                part.register_buffer(key, buffer.to(dtype))
+        if any(key in name.split(".") for key in kept):
+            part.float()
+    return module.eval().requires_grad_(False)
