@@ -16,7 +16,7 @@ from tests.rewards.learned.tiny import picture, record
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import build_reward
-from visual_grpo.rewards.learned.clip import ClipScore, PickScore
+from visual_grpo.rewards.learned.clip import ClipReward, ClipScore, PickScore
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         yield
 
 
-def scored(reward: ClipScore) -> None:
+def scored(reward: ClipReward) -> None:
     reward([record("a")], [picture(0)])
 
 
