@@ -137,6 +137,11 @@ class ServerReward:
             # The value may be a key: it is not shown.
             if not isinstance(value, str) or not isinstance(name, str) or not (name + value).isprintable():
                 raise UserError(f"the header {str(name)!r} must be printable text")
+        logins = {"url": "@" in parts.netloc, "api_key": self.api_key is not None}
+        logins["headers"] = "authorization" in map(str.lower, self.headers or {})
+        if sum(logins.values()) > 1:
+            given = " and ".join(option for option, given in logins.items() if given)
+            raise UserError(f"{given} each authenticate the requests to {shown(self.url)}; keep one of them")
 
     def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
         """Returns an answer or a `RequestError` for each of ``count`` samples. Raises RefusedError."""
