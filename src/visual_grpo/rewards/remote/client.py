@@ -1,4 +1,8 @@
-"""Asks a server about samples over HTTP: in batches, several at a time, with retries, within a deadline."""
+"""Asks a server about samples over HTTP: in batches, several at a time, with retries, within a deadline.
+
+A judge is asked in the same way, not by the package openai: that ends no request whose bytes keep coming, reads answers
+of any length, takes any JSON for an answer, and follows redirects.
+"""
 
 from __future__ import annotations
 
