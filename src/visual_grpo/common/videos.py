@@ -62,7 +62,8 @@ def encoded_video(video: VideoSample) -> bytes:
 
 
 def _one_frame(still: bytes, size: tuple[int, int], milliseconds: int) -> bytes:
-    """Makes an animation of one frame of a still WebP, as its container (RFC 9649) has it: the encoder writes none."""
+    """Makes an animation of one frame of a still WebP, as its container (RFC 9649) has it: libwebp's encoder, as in
+    Pillow and OpenCV, writes none."""
 
     def number(value: int) -> bytes:
         return value.to_bytes(3, "little")

@@ -151,7 +151,8 @@ def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]
 def learning_rate_factor(update: int, total: int, warmup: int, schedule: Schedule) -> float:
     """Factor on the peak learning rate for ``update`` (0-based) of ``total``.
 
-    Linear from 1/warmup to 1 over ``warmup`` updates, then constant, or falling to 0 at ``total``.
+    Linear from 1/warmup to 1 over ``warmup`` updates, then constant, or falling to 0 at ``total``. The schedules of
+    diffusers and transformers begin their warm-up at 0, with which the first update would change nothing.
     """
     if update < warmup:
         return (update + 1) / warmup

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel
+from huggingface_hub import constants
 
 from examples.flow_models.models import build_sd3_transformer
+from tests.hub import hub
 from tests.models.families.sd3 import tiny
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import UserError
@@ -170,11 +176,18 @@ def test_every_process_needs_memory_of_the_host(model, plan):
     assert two["peak_gb"] < plan["peak_gb"]
 
 
-def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):
-    monkeypatch.setattr(
-        "visual_grpo.operations.plan.dry_run.snapshot_download", lambda path, local_files_only: str(model)
-    )
-    assert planned_model(tiny_sd3("someone/small-sd3")).source == f"the configuration files in {model}"
+def test_a_model_that_was_downloaded_as_the_refusal_says_is_planned_by_its_files(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="hf download") as refused:
+        planned_model(tiny_sd3("someone/small-sd3"))
+    [command] = [line for line in str(refused.value).splitlines() if "hf download" in line]
+    with hub("someone/small-sd3", model) as downloaded:
+        told = [str(Path(sys.executable).with_name("hf")), *shlex.split(command)[1:]]
+        subprocess.run(
+            told, check=True, env={**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_CACHE": str(tmp_path)}
+        )
+    assert not any(file.endswith(".safetensors") for file in downloaded)
+    assert planned_model(tiny_sd3("someone/small-sd3")).source.startswith(f"the configuration files in {tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +196,7 @@ def test_a_downloaded_hub_id_is_planned_by_its_files(model, monkeypatch):
         ({"plan": {"gpu": "GTX 1"}}, "plan.gpu is 'GTX 1'"),
         ({"distributed": {"processes": 9}}, "distributed.processes is 9, but a step has 8 prompts"),
         ({"model": {"path": "zai-org/GLM-Imag", "family": "glm_image"}}, "mean .zai-org/GLM-Image.*hf download"),
-        ({"starter": {"model": "no/such"}}, "no/such has no configuration files.*or make the starter's"),
+        ({"starter": {"model": "no/such"}}, "no/such has no configuration files.*make the starter's"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(given, said):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import Dinov2Config, Dinov2Model
 
+from tests.hub import COMMIT, hub, hub_at
 from tests.rewards.learned.tiny import picture, record
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import build_reward
-from visual_grpo.rewards.learned.clip import ClipScore
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
+from visual_grpo.rewards.learned.clip import ClipReward, ClipScore, PickScore
 
 
 @pytest.fixture
@@ -25,13 +25,14 @@ def copied(clip_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No model on this machine, and a hub that nobody answers for."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.file_download.constants.ENDPOINT", "http://127.0.0.1:9")
+    with hub_at("http://127.0.0.1:9"):
+        yield
 
 
-def scored(reward: ClipScore) -> None:
+def scored(reward: ClipReward) -> None:
     reward([record("a")], [picture(0)])
 
 
@@ -100,6 +101,25 @@ def test_a_model_in_the_hubs_cache_needs_no_network(in_the_cache: Path) -> None:
     (in_the_cache / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot be downloaded"):
         ClipScore(model="someone/clip").check_machine()
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_download_is_whole_without_the_files_that_it_left_out(copied: Path) -> None:
+    for unused in ("README.md", "pytorch_model.bin"):
+        (copied / unused).write_text("not read")
+    with hub("someone/clip", copied):
+        scored(ClipScore(model="someone/clip"))
+    ClipScore(model="someone/clip").check_machine()
+    scored(ClipScore(model="someone/clip"))
+    assert commits("clip_score", model="someone/clip") == {"model": COMMIT}
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_processor_is_downloaded_without_weights(copied: Path, clip_folder: Path) -> None:
+    with hub("someone/clip", copied) as downloaded:
+        scored(PickScore(model=str(clip_folder), processor="someone/clip"))
+    assert "tokenizer.json" in downloaded
+    assert "model.safetensors" not in downloaded
 
 
 def test_every_part_of_a_reward_from_the_hub_is_known_by_its_commit(in_the_cache: Path) -> None:

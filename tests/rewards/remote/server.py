@@ -51,7 +51,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.endswith("/models"):
-            return self.send(json.dumps({"data": [{"id": "mean"}, {"id": "other"}][: 2 if PLAN[0] == "two" else 1]}))
+            names = ["mean", "other"] if PLAN[0] == "two" else ["mean"]
+            data = [{"id": name, "object": "model", "created": 0, "owned_by": "us"} for name in names]
+            return self.send(json.dumps({"object": "list", "data": data}))
         if self.path == "/log":
             return self.send(json.dumps(LOG))
         return self.send(json.dumps({"status": "loading" if PLAN[0] == "loading" else "ok", "model": "mean"}))
@@ -129,10 +131,12 @@ def completion(todo: str, score: float) -> str:
     texts = {"prose": "It depends.", "two_scores": "3 or 4"}
     if todo == "prose":
         entries = [{"token": "It", "logprob": -0.1}, {"token": "Yes", "logprob": -5.0}]
-    choice: dict[str, Any] = {"message": {"content": texts.get(todo, f"Fine.\nScore: {10 * score:.4f}")}}
+    text = texts.get(todo, f"Fine.\nScore: {10 * score:.4f}")
+    choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
     if todo != "bare":
         choice["logprobs"] = {"content": [{**entries[0], "top_logprobs": entries}]}
-    return json.dumps({"choices": [] if todo == "nochoice" else [choice]})
+    choices = [] if todo == "nochoice" else [choice]
+    return json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "mean", "choices": choices})
 
 
 class Server(ThreadingHTTPServer):

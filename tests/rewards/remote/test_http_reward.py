@@ -154,6 +154,20 @@ def test_nobody_there_is_said_with_the_address_and_without_its_password() -> Non
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"url": "http://me:swordfish@127.0.0.1:1", "api_key": "swordfish"}, "url and api_key"),
+        ({"url": "http://me@127.0.0.1:1", "headers": {"authorization": "swordfish"}}, "url and headers"),
+        ({"api_key": "swordfish", "headers": {"AUTHORIZATION": "Bearer swordfish"}}, "api_key and headers"),
+    ],
+)
+def test_a_request_authenticates_once(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=f"^{named} each authenticate the requests to http://127.0.0.1") as refused:
+        HttpReward(**given)
+    assert "swordfish" not in str(refused.value)
+
+
 def test_a_worker_that_restarts_in_the_middle_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_WAIT", 0.1)
     with running("ok,die") as first:

@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from openai import OpenAI
+from openai.types import Model
+from openai.types.chat import ChatCompletion, ChatCompletionContentPartParam
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from PIL import Image
+from pydantic import TypeAdapter
 
 from tests.rewards.learned import tiny
 from tests.rewards.remote.processes import Running, running
@@ -145,6 +150,24 @@ def test_what_is_asked_has_the_rubric_the_model_and_the_scaled_image() -> None:
     kind, _, data = user["content"][0]["image_url"]["url"].partition(",")
     assert kind == "data:image/jpeg;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).size == (4, 8)
+
+
+@pytest.mark.parametrize("mode", ["yes_probability", "score"])
+def test_requests_and_answers_have_the_form_that_openais_own_client_gives_them(mode: str) -> None:
+    with running() as server:
+        ours = judge(server, mode=mode, score_range=[0, 10])(prompts({}, 1), images(2)[1:])
+        sent = server.log[0]["sent"]
+        with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as library:
+            completion = library.chat.completions.create(**sent)  # A TypeError for an entry that it does not know.
+            models = [Model.model_validate(model.to_dict()).id for model in library.models.list()]
+        assert server.log[1]["sent"] == sent
+    TypeAdapter(CompletionCreateParamsNonStreaming).validate_python(sent, strict=True)
+    TypeAdapter(list[ChatCompletionContentPartParam]).validate_python(sent["messages"][0]["content"])
+    answer = ChatCompletion.model_validate(completion.to_dict())  # The client itself takes any answer.
+    reply = reply_of(answer.model_dump())
+    theirs = yes_probability(reply.top)[0] if mode == "yes_probability" else score_in(reply.text, 0, 10)
+    assert ours.values.tolist() == pytest.approx([theirs])
+    assert models == ["mean"]
 
 
 @pytest.mark.parametrize(("rubric", "count"), [("instruction", 2), ("identity", 2), ("alignment", 1)])

@@ -43,6 +43,7 @@ def all_gather(compute: Callable[[], R]) -> list[R]:
     except Exception as raised:
         error = raised
     sharding.serve_gathers()
+    # accelerate's gather_object asks its own state, which takes gloo's ranks for single processes by default.
     answers: list[Any] = [None] * count()
     collective(lambda: dist.all_gather_object(answers, (value, error and _sendable(error))))
     for number, (_, failed) in enumerate(answers):

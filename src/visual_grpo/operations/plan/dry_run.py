@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import HFValidationError, IncompleteSnapshotError, LocalEntryNotFoundError
 from PIL import Image
 from torch import Tensor, nn
 
@@ -92,16 +92,21 @@ def configuration_folder(path: str) -> tuple[str, str]:
     """Returns the folder with a model's configuration files, and their origin in words."""
     folder, released = Path(path), [f"{each.parent.name}/{each.name}" for each in _RELEASED.glob("*/*")]
     if not folder.is_dir():
-        with suppress(HFValidationError, LocalEntryNotFoundError):
+        try:
             folder = Path(snapshot_download(path, local_files_only=True))
+        except IncompleteSnapshotError as error:  # Without its weights, or the files that no model is loaded from.
+            folder = Path(error.snapshot_path)
+        except (HFValidationError, LocalEntryNotFoundError):
+            pass
     # Looking up a model's class downloads a single file of it.
     if path in released and not has_weights(folder):
         return str(_RELEASED / path), f"the published configuration of {path}"
     if folder.is_dir():
         return str(folder), f"the configuration files in {folder}"
     raise UserError(
-        f"{path} has no configuration files on this machine.{nearest_hint(path, released)} Name a folder, download them"
-        f" without the weights:\n  hf download {path} --exclude '*.safetensors' '*.bin'\nor make the starter's model.",
+        f"{path} has no configuration files on this machine.{nearest_hint(path, released)} Name a folder, make the"
+        " starter's model, or download them without the weights:\n"
+        f"hf download {path} --exclude '*.safetensors' --exclude '*.bin'",
         remedy="starter",
     )
 

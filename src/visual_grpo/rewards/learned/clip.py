@@ -21,6 +21,7 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.learned.pretrained import (
     CONFIG,
     IMAGE_PROCESSOR,
+    PROCESSING,
     TOKENIZER,
     WEIGHTS,
     Encoder,
@@ -112,7 +113,9 @@ class ClipReward(EncoderReward):
         origin = Origin(
             reward=self.name, option="model", path=model, revision=self.revision, model_type="clip", needed=needed
         )
-        apart = Origin(reward=self.name, option="processor", path=processor, needed=files) if processor else None
+        apart = None
+        if processor:  # Its repository may hold gigabytes of weights too.
+            apart = Origin(reward=self.name, option="processor", path=processor, needed=files, patterns=PROCESSING)
         self.encoder = Clip(origin, self.device, self.dtype, self.batch_size, apart)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:

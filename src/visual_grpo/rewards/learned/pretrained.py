@@ -7,7 +7,7 @@ import logging
 import pickle
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,12 @@ from weakref import WeakValueDictionary
 import torch
 import transformers
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, snapshot_download
-from huggingface_hub.errors import HFValidationError, HTTPError, LocalEntryNotFoundError  # type: ignore[attr-defined]
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+)
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -37,7 +42,8 @@ TOKENIZER = ("tokenizer.json", "vocab.json")
 """Alternative files, one of which is needed. Weights are read as safetensors only, which hold no code."""
 
 _ACCELERATOR_BATCH = 16
-_LOADED = ("*.json", "*.txt", "model*.safetensors")
+PROCESSING = ("*.json", "*.txt")
+_LOADED = (*PROCESSING, "model*.safetensors")
 _HUB_SECONDS = 5.0
 """Time in which the hub must answer a first question."""
 _HUB_ERRORS = (HTTPError, OSError, ValueError)
@@ -111,7 +117,8 @@ class Origin:
                 raise UserError(f"{self._named}, and this folder lacks {', '.join(missing)}. {self._remedy}")
             return folder
         try:
-            cached = Path(snapshot_download(self.path, revision=self.revision, local_files_only=True))
+            # Without the patterns, the files that were left out of the download would count as missing.
+            cached = self._snapshot(local_files_only=True)
         except LocalEntryNotFoundError:
             return None
         except HFValidationError as error:
@@ -123,20 +130,27 @@ class Origin:
         if constants.is_offline_mode():
             raise self._unavailable("HF_HUB_OFFLINE is set")
         try:
-            url = hf_hub_url(self.path, self.needed[0][0], revision=self.revision)
-            return get_hf_file_metadata(url, timeout=_HUB_SECONDS).commit_hash
+            for name in self.needed[0]:
+                url = hf_hub_url(self.path, name, revision=self.revision)
+                with suppress(RemoteEntryNotFoundError):
+                    return get_hf_file_metadata(url, timeout=_HUB_SECONDS).commit_hash
         except _HUB_ERRORS as error:
             raise self._unavailable(error) from error
+        raise self._unavailable(f"it has no {' or '.join(self.needed[0])}")
 
     def _download(self) -> Path:
         self._ask_hub()
         try:
-            folder = Path(snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns)))
+            folder = self._snapshot()
         except _HUB_ERRORS as error:
             raise self._unavailable(error) from error
         if missing := _missing(folder, self.needed):
             raise UserError(f"{self._named}, which has no {', '.join(missing)} on the hub. {self._remedy}")
         return folder
+
+    def _snapshot(self, **options: Any) -> Path:
+        folder = snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns), **options)
+        return Path(folder)
 
     def _unavailable(self, why: object) -> UserError:
         first = (str(why).strip() or type(why).__name__).splitlines()[0].rstrip(".")

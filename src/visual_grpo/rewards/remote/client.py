@@ -1,4 +1,8 @@
-"""Asks a server about samples over HTTP: in batches, several at a time, with retries, within a deadline."""
+"""Asks a server about samples over HTTP: in batches, several at a time, with retries, within a deadline.
+
+A judge is asked in the same way, not by the package openai: that ends no request whose bytes keep coming, reads answers
+of any length, takes any JSON for an answer, and follows redirects.
+"""
 
 from __future__ import annotations
 
@@ -137,6 +141,11 @@ class ServerReward:
             # The value may be a key: it is not shown.
             if not isinstance(value, str) or not isinstance(name, str) or not (name + value).isprintable():
                 raise UserError(f"the header {str(name)!r} must be printable text")
+        logins = {"url": "@" in parts.netloc, "api_key": self.api_key is not None}
+        logins["headers"] = "authorization" in map(str.lower, self.headers or {})
+        if sum(logins.values()) > 1:
+            given = " and ".join(option for option, given in logins.items() if given)
+            raise UserError(f"{given} each authenticate the requests to {shown(self.url)}; keep one of them")
 
     def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
         """Returns an answer or a `RequestError` for each of ``count`` samples. Raises RefusedError."""
