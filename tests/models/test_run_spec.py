@@ -37,9 +37,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_5_vl", {"data": {"task": "t2i"}}, "data.task is t2i, which qwen2_5_vl cannot do; it has segmenta"),
     ("sd3", {"data": {"task": "i2i"}}, "data.task is i2i, which sd3 cannot do; it has t2i"),
     ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
-    ("glm_image", {"grpo": {"loss": "dppo"}}, "exact divergence of a denoising step, but ar draws tokens"),
+    ("glm_image", {"grpo": {"loss": "dppo"}}, "dppo, which needs exact divergences .*, and ar has none"),
     *(
-        ("sd3", {"grpo": {"loss": "gspo"}, "policy": policy}, r"gspo, whose .* but the 2 trained steps of dit are")
+        (
+            "sd3",
+            {"grpo": {"loss": "gspo"}, "policy": policy},
+            r"gspo, which .* but the 2 trained steps of dit are",
+        )
         for policy in (
             {"flow": {"window_steps": 2}},
             {"flow": {"window_start": 1, "window_steps": None}},

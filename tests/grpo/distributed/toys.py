@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from tests.training.few_steps import parameters
+from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
+from visual_grpo.common.types import PromptRecord, Rollout, Share
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import launch, ranks, sharding, silence
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
@@ -99,7 +100,7 @@ class LayeredTokens(SeededTokens):
         with self._layered(len(prompts)):
             return super().rollout(prompts, group_size, generator, share)
 
-    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[Likelihoods]:
         with self._layered(int(trajectory[rows].sum()) % 3):
             yield from super().replay(trajectory, rows)
 

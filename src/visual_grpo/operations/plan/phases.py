@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from visual_grpo.common.types import ReplayChunk
+from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.models.flow.denoising import Denoiser
-from visual_grpo.models.flow.forward_process import MatchingDenoiser
 from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.tokens import generation
 from visual_grpo.models.tokens import policy as token_policy
@@ -40,7 +39,7 @@ def phases_of(phases: Any, trainer: Any = None) -> Iterator[None]:
     marked: list[tuple[Any, str, str]] = [
         (token_policy, "sample_tokens", "tokens"),
         (Denoiser, "sample_path", "denoising"),
-        (MatchingDenoiser, "sample_path", "denoising"),
+        (Denoiser, "noised_path", "denoising"),
         (Denoiser, "integrate", "denoising"),
         (Denoiser, "pixels", "pictures (VAE)"),
     ]
@@ -154,8 +153,8 @@ def fewer_micro_batches(meter: Meter, policy: Any, count: int) -> Iterator[None]
     """Replays the first of ``count`` micro-batches of an update; the others give nothing."""
     asked = 0
 
-    def some(real: Callable[..., Iterator[ReplayChunk]]) -> Callable[..., Iterator[ReplayChunk]]:
-        def replay(trajectory: Any, chosen: Tensor) -> Iterator[ReplayChunk]:
+    def some(real: Callable[..., Iterator[Likelihoods]]) -> Callable[..., Iterator[Likelihoods]]:
+        def replay(trajectory: Any, chosen: Tensor) -> Iterator[Likelihoods]:
             nonlocal asked
             number, asked = asked % count, asked + 1
             # One goes forward when there are gradients already: a second micro-batch, or a second chunk.
