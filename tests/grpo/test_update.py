@@ -13,7 +13,7 @@ from tests.toys import ToyTokenPolicy
 from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Rollout, Scores, TrainBatch
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss
+from visual_grpo.grpo.losses import DPPO, GRPO, PolicyLoss
 from visual_grpo.grpo.metrics import UpdateMetrics
 
 OLD = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.2, -0.7]])
@@ -57,13 +57,10 @@ def test_a_kl_that_was_not_measured_is_not_reported() -> None:
 
 
 def test_the_limits_of_the_configuration_replace_those_of_the_loss() -> None:
-    given = {"clip_low": 0.11, "clip_high": 0.44, "divergence_limit": 0.5}
-    for loss, kind in LOSSES.items():
-        own: dict[str, float] = vars(kind())
-        assert vars(PolicyLoss(config(loss=loss), [batch()]).algorithm) == own
-        changes = {name: value for name, value in given.items() if name != "divergence_limit" or loss == "dppo"}
-        chosen = PolicyLoss(config(loss=loss, **changes), [batch()]).algorithm
-        assert vars(chosen) == {name: given[name] for name in own}
+    given = {"clip_low": 0.11, "clip_high": 0.44, "advantage_clip": 3.0}
+    assert GRPO.of(config()) == GRPO(clip_low=0.2, clip_high=0.2)
+    assert GRPO.of(config(**given)) == GRPO(clip_low=0.11, clip_high=0.44)
+    assert DPPO.of(config(loss="dppo", divergence_limit=0.5, **given)) == DPPO(divergence_limit=0.5)
 
 
 def test_what_an_update_reports_by_hand() -> None:
