@@ -181,8 +181,8 @@ class GRPO(Algorithm[Likelihoods]):
     clip_high: float = 0.2
 
     def __call__(self, decisions: Likelihoods, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        ratio, sign = self.ratio(decisions, counted), advantages[:, None]
-        cut = ((ratio > 1 + self.clip_high) & (sign > 0)) | ((ratio < 1 - self.clip_low) & (sign < 0))
+        ratio, column = self.ratio(decisions, counted), advantages[:, None]
+        cut = ((ratio > 1 + self.clip_high) & (column > 0)) | ((ratio < 1 - self.clip_low) & (column < 0))
         loss = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
         return loss, {"ratio": ratio, "clip_fraction": cut}
 
