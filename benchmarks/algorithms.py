@@ -141,7 +141,11 @@ def cost(folder: Path, env: str | None, seed: int, params: str, names: Sequence[
     for training in trainings.values():
         training.step()
     sampled: Seconds = {}
-    methods = [(own.trainer.policy.denoiser, "_transition", name) for name, own in trainings.items()]
+    methods = [
+        (own.trainer.policy.denoiser, method, name)
+        for name, own in trainings.items()
+        for method in ("_transition", "_velocities")
+    ]
     with phases_of_methods(sampled, methods):
         for _ in range(4):
             for training in trainings.values():

@@ -216,7 +216,7 @@ def _whole_log_probs(policy: ArPolicy, trajectory: TokenTrajectory[Prompts]) -> 
 def _surrogate(log_probs: Tensor, old: Tensor) -> Tensor:
     """Scalar loss of [B, S] log-probs with arbitrary advantages."""
     advantages = torch.linspace(-1, 1, len(log_probs))
-    return clipped_surrogate(importance_ratio(log_probs, old), advantages, 0.2, 0.2).mean()
+    return clipped_surrogate(importance_ratio(log_probs - old), advantages, 0.2, 0.2).mean()
 
 
 def _drop_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -33,14 +33,15 @@ from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 
 from visual_grpo.common import quiet_libraries
-from visual_grpo.common.types import PromptRecord, StepMetrics, TrainBatch
+from visual_grpo.common.types import PromptRecord, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation.compare import join
 from visual_grpo.evaluation.paired import paired_difference
 from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
 from visual_grpo.grpo.losses import PolicyLoss
-from visual_grpo.grpo.metrics import UpdateMetrics
+from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
+from visual_grpo.grpo.sampling import ScoredRollout
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.run_spec import resolve
@@ -60,15 +61,29 @@ CLIP, KL, MAX_GRAD_NORM, STEPS = 1e-4, 0.04, 1.0, 10
 class HalvesTrainer(GRPOTrainer):
     """Each update of a rollout sees its own random part of the rows, as gradient accumulation over half an epoch."""
 
-    def _update_once(
-        self, batches: list[TrainBatch[Any]], before: Sequence[UpdateMetrics], loss: PolicyLoss
-    ) -> UpdateMetrics:
-        parts = []
-        for batch in batches:
-            shuffled = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(self.step))
-            part = shuffled.chunk(self.config.updates_per_rollout)[len(before)]
-            parts.append(replace(batch, rows=batch.rows[part]))
-        return super()._update_once(parts, before, PolicyLoss(self.config, parts))
+    def update(
+        self, informative: Sequence[ScoredRollout[Any]], scored: Sequence[ScoredRollout[Any]], clock: Clock
+    ) -> StepMetrics:
+        config, batches, updates = self.config, self.build_batches(informative), list[UpdateMetrics]()
+        for number in range(config.updates_per_rollout):
+            parts = []
+            for batch in batches:
+                shuffled = torch.randperm(len(batch.rows), generator=torch.Generator().manual_seed(self.step))
+                parts.append(replace(batch, rows=batch.rows[shuffled.chunk(config.updates_per_rollout)[number]]))
+            stats, policy_loss = UpdateMetrics(), PolicyLoss(config, parts)
+            with clock.phase("update"):
+                with self.optimizer.gradient_sums():
+                    for batch, rows, decisions in self.replay(parts):
+                        loss, metrics, counted = policy_loss(decisions, batch, rows)
+                        stats.record(loss, metrics, counted)
+                        self.optimizer.backward(loss)
+                done = self.step * config.updates_per_rollout + number
+                stats.grad_norm, stats.learning_rate = self.optimizer.step(done, self.step + 1, [])
+                self.optimizer.zero_grad()
+            updates.append(stats)
+        self.step += 1
+        drawn = [(part.rollout, part.scores) for part in scored]
+        return step_metrics(self.step, drawn, batches, updates, clock, config, replays=False)
 
 
 def published(config: Parameters, elements: int, step_length: float) -> Parameters:

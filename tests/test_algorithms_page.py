@@ -12,9 +12,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from visual_grpo.common.types import ReplayChunk, Rollout, Scores, TrainBatch
+from visual_grpo.common import decisions
+from visual_grpo.common.decisions import GaussianLikelihoods
+from visual_grpo.common.types import Rollout, Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo import losses, signal_check
+from visual_grpo.grpo import signal_check
 from visual_grpo.grpo.losses import LOSSES, PolicyLoss
 from visual_grpo.grpo.optimizer import learning_rate_factor
 
@@ -39,7 +41,7 @@ def rows_of_table(first: str) -> list[list[str]]:
     return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in table]
 
 
-@pytest.mark.parametrize("name", list(LOSSES))
+@pytest.mark.parametrize("name", ["grpo", "gspo", "dppo", "dr_grpo", "dapo"])
 def test_the_losses_and_their_aggregation(name: Any) -> None:
     rows = 6
     old, new = drawn(rows, S), drawn(rows, S) + drawn(rows, S, seed=1, scale=0.3)
@@ -47,17 +49,18 @@ def test_the_losses_and_their_aggregation(name: Any) -> None:
     moved = abs(drawn(rows, S, seed=5, scale=1e-5))
     mask = drawn(rows, S, seed=4) > -0.5
     mask[0] = False  # A row without a counted decision.
-    kind = LOSSES[name]
+    kind: Any = LOSSES[name]
     counted: list[list[int]] = [np.flatnonzero(row).tolist() for row in mask]
 
     def loss(i: int, t: int) -> float:
-        steps = counted[i] if kind.sequence_ratio else [t]
+        steps = counted[i] if kind.whole_rows else [t]
         ratio = np.exp(np.mean([new[i, s] - old[i, s] for s in steps]))
-        clipped = np.clip(ratio, 1 - kind.clip_low, 1 + kind.clip_high)
-        surrogate = min(ratio * advantages[i], clipped * advantages[i])
         if name == "dppo":
             farther = (ratio > 1 and advantages[i] > 0) or (ratio < 1 and advantages[i] < 0)
             surrogate = 0 if farther and moved[i, t] > 1e-5 else ratio * advantages[i]
+        else:
+            clipped = np.clip(ratio, 1 - kind.clip_low, 1 + kind.clip_high)
+            surrogate = min(ratio * advantages[i], clipped * advantages[i])
         return float(-surrogate + BETA * kl[i, t])
 
     sums = [math.fsum(loss(i, t) for t in steps) for i, steps in enumerate(counted)]
@@ -73,7 +76,13 @@ def test_the_losses_and_their_aggregation(name: Any) -> None:
         prompts=(), samples=(), trajectory=None, log_probs=tensor(old), mask=torch.tensor(mask)
     )
     scores = Scores(total=torch.zeros(rows), rewards={}, parts={}, weights={})
-    batch = TrainBatch(rollout=rollout, scores=scores, rows=torch.arange(rows), advantages=tensor(advantages))
+    batch = TrainBatch(
+        rollout=rollout,
+        scores=scores,
+        rows=torch.arange(rows),
+        advantages=tensor(advantages),
+        old_log_probs=tensor(old),
+    )
     config = GRPOConfig(
         loss=name,
         steps=1,
@@ -82,27 +91,22 @@ def test_the_losses_and_their_aggregation(name: Any) -> None:
         learning_rate=1,
         kl_weight=BETA,
     )
-    chunk = ReplayChunk(steps=slice(0, S), log_probs=tensor(new), kl=tensor(kl), divergence=lambda: tensor(moved))
+    chunk = GaussianLikelihoods(
+        steps=slice(0, S), log_probs=tensor(new), kl=tensor(kl), divergence=lambda: tensor(moved)
+    )
     policy_loss = PolicyLoss(config, [batch])
-    assert float(policy_loss(chunk, batch, torch.arange(rows))[0]) == pytest.approx(want)
+    assert float(policy_loss(batch.compared(chunk, batch.rows), batch, batch.rows)[0]) == pytest.approx(want)
 
 
 def test_the_tables() -> None:
     assert [row[0] for row in rows_of_table("scale")] == ["group", "batch", "batch_centred", "none"]
     stated = {row[0]: row[1:5] for row in rows_of_table("`grpo.loss`")}
-    assert stated == {
-        name: [
-            "per row" if kind.sequence_ratio else "per decision",
-            *(
-                ["none", "none"]
-                if kind.divergence_limit
-                else [f"{c:f}".rstrip("0") for c in (kind.clip_low, kind.clip_high)]
-            ),
-            kind.advantage_scale,
-        ]
-        for name, kind in LOSSES.items()
-    }
-    assert f"Log-ratios above {losses.MAX_LOG_RATIO:g} are cut to {losses.MAX_LOG_RATIO:g}" in PAGE
+    assert set(stated) == set(LOSSES)
+    for name, kind in LOSSES.items():
+        clips = [vars(kind()).get(clip) for clip in ("clip_low", "clip_high")]
+        shown = ["none" if clip is None else f"{clip:f}".rstrip("0") for clip in clips]
+        assert stated[name] == ["per row" if kind.whole_rows else "per decision", *shown, kind.advantage_scale]
+    assert f"Log-ratios above {decisions.MAX_LOG_RATIO:g} are cut to {decisions.MAX_LOG_RATIO:g}" in PAGE
 
 
 def test_the_signal_checks_cosine_and_its_error() -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Scores, Share
+from visual_grpo.common.decisions import GaussianLikelihoods, Likelihoods
+from visual_grpo.common.types import PromptRecord, Rollout, Scores, Share
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.grpo.metrics import is_timing
 
@@ -57,11 +58,11 @@ class ToyTokenPolicy:
         """[rows, steps]"""
         return torch.multinomial(log_probs.exp(), rows, replacement=True, generator=generator).t()
 
-    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[Likelihoods]:
         tokens = trajectory[rows]
         log_probs = _gather((self.table / self.replay_temperature).log_softmax(-1), tokens)
         kl = k3_kl(log_probs, _gather(self.reference.log_softmax(-1), tokens))
-        yield ReplayChunk(steps=slice(0, tokens.shape[1]), log_probs=log_probs, kl=kl)
+        yield Likelihoods(steps=slice(0, tokens.shape[1]), log_probs=log_probs, kl=kl)
 
     def trainable_parameters(self) -> list[nn.Parameter]:
         return [self.table]
@@ -94,14 +95,14 @@ class ToyGaussianPolicy(ToyTokenPolicy):
         """[rows, steps]"""
         return torch.randn(rows, len(self.table), generator=generator)
 
-    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[GaussianLikelihoods]:
         for step in range(trajectory.shape[1]):
             chosen = slice(step, step + 1)
             normal = torch.distributions.Normal(self.table[chosen], 1.0)
             kl = (self.table[chosen] ** 2 / 2).expand(len(rows), 1)
             moved = partial(self._moved, chosen, len(rows))
             log_probs = normal.log_prob(trajectory[rows, chosen])
-            yield ReplayChunk(steps=chosen, log_probs=log_probs, kl=kl, divergence=moved)
+            yield GaussianLikelihoods(steps=chosen, log_probs=log_probs, kl=kl, divergence=moved)
 
     def _moved(self, chosen: slice, rows: int) -> Tensor:
         return ((self.table - self.sampled_from).detach()[chosen] ** 2 / 2).expand(rows, 1)

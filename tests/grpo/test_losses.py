@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.grpo import losses
 
 LOW, HIGH = 0.2, 0.3
@@ -22,17 +23,18 @@ LOW, HIGH = 0.2, 0.3
         (0.5, 2.0, -1.0, -2.0),  # below it, good action: keeps its gradient
     ],
 )
-def test_clipped_surrogate_on_both_sides_of_both_clips(
+def test_the_clipped_surrogate_on_both_sides_of_both_clips(
     ratio: float, advantage: float, loss: float, gradient: float
 ) -> None:
-    leaf = torch.tensor([[ratio]], requires_grad=True)
-    advantages = torch.tensor([advantage])
-    value = losses.clipped_surrogate(leaf, advantages, LOW, HIGH)
+    log_probs = torch.tensor([[ratio]]).log().requires_grad_()
+    decisions = Likelihoods(steps=slice(0, 1), log_probs=log_probs, old_log_probs=torch.zeros(1, 1))
+    algorithm = losses.GRPO(clip_low=LOW, clip_high=HIGH)
+    value, metrics = algorithm(decisions, torch.tensor([advantage]), torch.ones(1, 1, dtype=torch.bool))
     value.sum().backward()
     assert value.item() == pytest.approx(loss, rel=1e-6)
-    assert leaf.grad is not None
-    assert leaf.grad.item() == pytest.approx(gradient)
-    assert losses.clipped_away(leaf, advantages, LOW, HIGH).item() == (gradient == 0)
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(gradient * ratio)
+    assert metrics["clip_fraction"].item() == (gradient == 0)
 
 
 def test_k3_is_an_unbiased_non_negative_kl_with_its_gradient() -> None:
@@ -56,8 +58,8 @@ def test_no_ratio_is_so_large_that_it_overflows() -> None:
     far = torch.tensor([[200.0, 0.5]])
     new, mask = far.clone().requires_grad_(), torch.tensor([[True, False]])
     for value in (
-        losses.importance_ratio(new, torch.zeros(1, 2)),
-        losses.sequence_ratio(new, torch.zeros(1, 2), mask),
+        losses.importance_ratio(new),
+        losses.sequence_ratio(new, mask),
         losses.k3_kl(-new, torch.zeros(1, 2)),
     ):
         assert value[0, 0].item() == pytest.approx(math.exp(20), rel=1e-5)

@@ -14,7 +14,8 @@ from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import config, trained, trainer_of
 from tests.grpo.test_update import batch
 from tests.toys import ToyGaussianPolicy, ToyTokenPolicy, records
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
+from visual_grpo.common.decisions import Likelihoods
+from visual_grpo.common.types import PromptRecord, Rollout, Share
 from visual_grpo.grpo.losses import PolicyLoss
 from visual_grpo.grpo.ratio_check import MAX_FACTOR, MEAN_FACTOR, TOLERANCES, RatioCheckError, check_ratio
 
@@ -105,11 +106,11 @@ def test_truncated_importance_weights_scale_the_loss_by_hand() -> None:
     sampled = torch.tensor([[-1.0, -2.0], [-1.0, -3.0]])
     replayed = torch.tensor([[-1.5, -1.0], [-1.0, -1.0]])
     total = torch.tensor([1.0, -2.0])
-    own = batch(sampled, torch.ones(2, 2, dtype=torch.bool), total, replayed_log_probs=replayed)
+    own = batch(sampled, torch.ones(2, 2, dtype=torch.bool), total, old=replayed)
     policy_loss = PolicyLoss(config(loss="dapo", old_log_probs="replay", sampler_correction=2.0), [own])
     new = replayed.clone().requires_grad_()
-    chunk = ReplayChunk(steps=slice(0, 2), log_probs=new, kl=None)
-    loss, *_ = policy_loss(chunk, own, own.rows)
+    chunk = Likelihoods(steps=slice(0, 2), log_probs=new)
+    loss, *_ = policy_loss(own.compared(chunk, own.rows), own, own.rows)
     loss.backward()
     weights = torch.tensor([[0.6065307, 2.0], [1.0, 2.0]])  # exp(-0.5), e cut to 2, 1, e^2 cut to 2
     assert new.grad is not None

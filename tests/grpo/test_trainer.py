@@ -15,6 +15,7 @@ from tests.toys import (
     records,
     reproducible,
 )
+from visual_grpo.common.decisions import GaussianLikelihoods, Likelihoods
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import GRPOConfig
@@ -38,8 +39,12 @@ def trained(policy: Any, scorer: Any = None, **changes: Any) -> tuple[Any, list[
     return policy, list(trainer_of(policy, scorer, **changes).fit(records(10)))
 
 
-OF_TOKENS = sorted(set(LOSSES) - {"dppo"})
-"""Tokens have no exact divergence."""
+def losses_of(offered: type[Likelihoods]) -> list[str]:
+    """Names of the losses that can be made of what a replay offers."""
+    return sorted(name for name, algorithm in LOSSES.items() if issubclass(offered, algorithm.needs))
+
+
+OF_TOKENS = losses_of(Likelihoods)
 
 
 @pytest.mark.parametrize("loss", OF_TOKENS)
@@ -52,7 +57,7 @@ def test_every_loss_raises_the_reward(loss: str) -> None:
 
 
 CASES: list[tuple[Any, str]] = [(ToyTokenPolicy, loss) for loss in OF_TOKENS]
-CASES += [(ToyGaussianPolicy, loss) for loss in sorted(LOSSES) if loss != "gspo"]
+CASES += [(ToyGaussianPolicy, loss) for loss in losses_of(GaussianLikelihoods) if not LOSSES[loss].whole_rows]
 
 
 @pytest.mark.parametrize(("policy", "loss"), CASES)
@@ -69,9 +74,9 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
     assert (policy.table > 0.5).all()
     assert all(step.values["update_1/clip_fraction"] == 0 for step in metrics), "nothing has moved yet"
     assert metrics[0].values["update_3/clip_fraction"] > 0
-    with pytest.raises(UserError, match=r"loss is dppo, but .* no divergence.*Use another loss for tokens"):
+    with pytest.raises(UserError, match=r"loss is dppo, which needs exact divergences .*gives none\. Use another loss"):
         trained(ToyTokenPolicy(), loss="dppo")
-    with pytest.raises(UserError, match="gspo, whose ratio is of all steps at once, but the policy replays them apart"):
+    with pytest.raises(UserError, match="gspo, which needs all decisions of a row at once, but the policy replays"):
         trained(ToyGaussianPolicy(), loss="gspo")
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from tests.grpo.test_trainer import trainer_of
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
+from visual_grpo.common.decisions import GaussianLikelihoods
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import ReplayChunk
 from visual_grpo.grpo.trust_region import LARGEST_SCALE, TrustRegion
 
 TARGET = 0.01
@@ -125,7 +125,7 @@ class Counting(ToyGaussianPolicy):
         super().__init__()
         self.measured: list[list[int]] = []
 
-    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[GaussianLikelihoods]:
         if not torch.is_grad_enabled():
             self.measured.append(rows.tolist())
         yield from super().replay(trajectory, rows)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from tests.training.few_steps import parameters
+from visual_grpo.common.decisions import Matches
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters
+from visual_grpo.grpo.losses import DPPO
 from visual_grpo.models.family import find_family
 from visual_grpo.models.run_spec import resolve
 
@@ -37,9 +39,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_5_vl", {"data": {"task": "t2i"}}, "data.task is t2i, which qwen2_5_vl cannot do; it has segmenta"),
     ("sd3", {"data": {"task": "i2i"}}, "data.task is i2i, which sd3 cannot do; it has t2i"),
     ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
-    ("glm_image", {"grpo": {"loss": "dppo"}}, "exact divergence of a denoising step, but ar draws tokens"),
+    ("glm_image", {"grpo": {"loss": "dppo"}}, "dppo, which needs exact divergences .*, and ar has none"),
     *(
-        ("sd3", {"grpo": {"loss": "gspo"}, "policy": policy}, r"gspo, whose .* but the 2 trained steps of dit are")
+        (
+            "sd3",
+            {"grpo": {"loss": "gspo"}, "policy": policy},
+            r"gspo, which .* but the 2 trained steps of dit are",
+        )
         for policy in (
             {"flow": {"window_steps": 2}},
             {"flow": {"window_start": 1, "window_steps": None}},
@@ -142,6 +148,18 @@ def test_what_a_family_lacks_is_refused(tmp_path: Path, family: str, changes: di
     resolve(base(tmp_path), family=found)
     with pytest.raises(UserError, match=complaint):
         resolve(base(tmp_path, **changes), family=found)
+
+
+def test_a_loss_is_refused_where_the_replay_lacks_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matching = {"flow": {"likelihood": "matching"}, "share_start_noise": False}
+    for policy in ({}, matching):
+        resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}, policy=policy), family=find_family("sd3"))
+    monkeypatch.setattr(DPPO, "needs", Matches)
+    resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}, policy=matching), family=find_family("sd3"))
+    with pytest.raises(UserError, match=r"needs velocities \(policy\.flow\.likelihood=matching\), and dit has none"):
+        resolve(of_sd3(tmp_path, grpo={"loss": "dppo"}), family=find_family("sd3"))
 
 
 def test_a_given_model_takes_the_place_of_the_configured_one(tmp_path: Path) -> None:

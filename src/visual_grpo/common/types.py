@@ -8,7 +8,7 @@ autoregressive policy, denoising steps of a flow policy).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, cast
@@ -17,6 +17,8 @@ from visual_grpo.common.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor, nn
+
+    from visual_grpo.common.decisions import Likelihoods
 
 Sample = Any
 """A uint8 tensor [3, height, width] in RGB order from an image policy, a `VideoSample` from a video policy, a
@@ -158,6 +160,7 @@ def begin_scoring(scorer: Scorer, prompts: Sequence[PromptRecord], samples: Sequ
 
 
 T = TypeVar("T")
+D = TypeVar("D", bound="Likelihoods")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,18 +195,13 @@ class TrainBatch(Generic[T]):
     """[b] int64, rows of the rollout: the scored ones of its informative groups."""
     advantages: Tensor
     """[B] float32, of all rows of the rollout."""
-    replayed_log_probs: Tensor | None = None
-    """[B, S] float32: the sampler's log-probs, which `store_replay` replaces; None = the sampler's stay in use."""
+    old_log_probs: Tensor
+    """[B, S] float32, the denominator of the ratio: the sampler's, or those of the first update's replay."""
 
-    @property
-    def old_log_probs(self) -> Tensor:
-        """[B, S] float32, the denominator of the ratio."""
-        return self.rollout.log_probs if self.replayed_log_probs is None else self.replayed_log_probs
-
-    def store_replay(self, chunk: ReplayChunk, rows: Tensor) -> None:
-        """Makes the log-probs of an on-policy replay of ``rows`` ([b]) the denominator of their ratios."""
-        assert self.replayed_log_probs is not None
-        self.replayed_log_probs[rows, chunk.steps] = chunk.log_probs.detach()
+    def compared(self, decisions: D, rows: Tensor) -> D:
+        """Fills in the log-probs of the policy that took the ``decisions`` of ``rows`` ([b])."""
+        old, sampled = (whole[rows][:, decisions.steps] for whole in (self.old_log_probs, self.rollout.log_probs))
+        return replace(decisions, old_log_probs=old, sampled_log_probs=sampled)
 
     def micro_batches(self, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the rows that this process drew, at most ``size`` at a time, and their places in the trajectory."""
@@ -227,22 +225,6 @@ class JointRollout:
     """N * A * D rows; rows that share an outer sample are neighbours."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayChunk:
-    """Some decision steps of some rows, scored again under the current policy."""
-
-    steps: slice
-    """The columns of S that these are."""
-    log_probs: Tensor
-    """[b, s] float32 with gradient."""
-    kl: Tensor | None
-    """[b, s] float32 >= 0 with gradient: KL to the reference policy; None if the policy has no reference, and then
-    ``kl_weight`` must be 0."""
-    divergence: Callable[[], Tensor] | None = None
-    """Computes the exact KL to the policy that sampled, [b, s] float32 >= 0 in nats per latent element; None for
-    tokens."""
-
-
 class Share(NamedTuple):
     """The neighbouring prompts of a rollout that one of several processes draws."""
 
@@ -264,7 +246,7 @@ class Policy(Protocol[T]):
         """
         ...
 
-    def replay(self, trajectory: T, rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: T, rows: Tensor) -> Iterator[Likelihoods]:
         """Scores ``rows`` ([b] int64) again, one chunk (one graph) at a time."""
         ...
 

@@ -1,32 +1,31 @@
-"""Group-relative advantages, the clipped surrogate with its KL penalty, and the losses made of them.
+"""Group-relative advantages, and the algorithms that make losses of them.
 
 Shapes: B rows in group-major order (N prompts x G samples), S decision steps; log-probs, ratios, losses and weights are
 [B, S] float32, rewards and advantages [B] float32, masks [B, S] bool with True = counted. A reward of NaN marks an
 unscored sample: it is left out of every mean and its advantage is 0 (DeepSeekMath, arXiv 2402.03300, section 4.1).
 
-| loss    | ratio        | aggregation                                  | source                 |
-|---------|--------------|----------------------------------------------|------------------------|
-| grpo    | per step     | mean over a row's steps, then over rows      | arXiv 2402.03300 eq. 3 |
-| dr_grpo | per step     | sum over all steps / (rows * S): no length bias | arXiv 2503.20783    |
-| dapo    | per step     | mean over all steps of the batch, clip-higher | arXiv 2503.14476 eq. 8 |
-| gspo    | per sequence | mean over rows                               | arXiv 2507.18071 eq. 5 |
-| dppo    | per step     | as grpo; masks by divergence instead of clips | arXiv 2606.11025       |
+An algorithm makes a loss of each decision. Masks, aggregation, KL, counts and the correction to the sampler are of
+`PolicyLoss`, which is the same for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from visual_grpo.common.decisions import MAX_LOG_RATIO, GaussianLikelihoods, Likelihoods, k3
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import ReplayChunk, Scores, TrainBatch
+from visual_grpo.common.types import Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
 
 Scale = Literal["group", "batch", "batch_centred", "none"]
+Aggregation = Literal["row_mean", "step_mean", "constant"]
+D = TypeVar("D", bound=Likelihoods)
 
 
 def group_advantages(
@@ -116,54 +115,15 @@ def _constant(groups: Tensor) -> Tensor:
     return low >= high
 
 
-Aggregation = Literal["row_mean", "step_mean", "constant"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossKind:
-    """A named loss; clips and advantage scale are its paper's defaults."""
-
-    aggregation: Aggregation
-    sequence_ratio: bool = False
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    advantage_scale: Scale = "group"
-    divergence_limit: float | None = None
-    """Limit of `masked_surrogate`, which then replaces the clips; in nats per latent element."""
-
-
-LOSSES = {
-    "grpo": LossKind(aggregation="row_mean"),
-    "dr_grpo": LossKind(aggregation="constant", advantage_scale="none"),
-    "dapo": LossKind(aggregation="step_mean", clip_high=0.28),
-    "gspo": LossKind(aggregation="row_mean", sequence_ratio=True, clip_low=3e-4, clip_high=4e-4),
-    "dppo": LossKind(aggregation="row_mean", divergence_limit=1e-5),
-}
-
-MAX_LOG_RATIO = 20.0
-"""Nats, as in verl. In float32 exp overflows above 88, and inf * 0 is NaN; long before, one step would outweigh the
-whole batch. At 20, a ratio of 5e8, a step has its greatest value and no gradient. Below -20 exp only tends to 0."""
-
-
-def importance_ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
+def importance_ratio(log_ratio: Tensor) -> Tensor:
     """``pi(a|s) / pi_old(a|s)`` of every step, [B, S]."""
-    return (log_probs - old_log_probs).clamp(max=MAX_LOG_RATIO).exp()
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
 
 
-def sequence_ratio(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+def sequence_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
     """GSPO's length-normalised ratio ``exp(mean_t log ratio)``, repeated over the steps, [B, S]."""
-    difference = (log_probs - old_log_probs) * mask
-    mean = difference.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-    return mean.clamp(max=MAX_LOG_RATIO).exp().expand_as(log_probs)
-
-
-def truncated_importance_weights(old_log_probs: Tensor, sampler_log_probs: Tensor, cap: float) -> Tensor:
-    """min(pi_old / pi_sampler, cap) of each step, [b, s], without gradient.
-
-    Rounding makes the sampler a slightly different policy than the replay: the weight turns averages over its samples
-    into averages under pi_old, and the cap bounds their variance (truncated importance sampling, Ionides 2008).
-    """
-    return (old_log_probs - sampler_log_probs).detach().exp().clamp(max=cap)
+    mean = (log_ratio * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return mean.clamp(max=MAX_LOG_RATIO).exp().expand_as(log_ratio)
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -176,32 +136,6 @@ def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_low: float, clip_h
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-def clipped_away(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """[B, S] bool: steps whose gradient the clip removes."""
-    advantages = advantages[:, None]
-    return ((ratio > 1 + clip_high) & (advantages > 0)) | ((ratio < 1 - clip_low) & (advantages < 0))
-
-
-def masked_surrogate(
-    ratio: Tensor, advantages: Tensor, divergence: Callable[[], Tensor] | None, limit: float
-) -> tuple[Tensor, Tensor]:
-    """Flow-DPPO's loss ``-M ratio A`` per step, [B, S], and [B, S] bool, the steps without gradient, M = 0.
-
-    A ratio is a noisy estimate, from one sample, of how far a step's distribution has moved; of Gaussian steps
-    ``divergence`` knows it exactly: it computes the KL of each step to the policy that sampled it, [B, S], in nats per
-    latent element. M is 0 where this is above ``limit`` and the update would move the step further still: the ratio is
-    above 1 and A above 0, or both are below (arXiv 2606.11025).
-    """
-    if divergence is None:
-        raise UserError(
-            "grpo.loss is dppo, but the policy's replay gives no divergence of its steps: only denoising steps have an"
-            " exact one. Use another loss for tokens."
-        )
-    advantages = advantages[:, None]
-    masked = (divergence() > limit) & ((ratio.detach() - 1) * advantages > 0)
-    return torch.where(masked, 0.0, -ratio * advantages), masked
-
-
 def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     """Estimator of KL(pi || reference) per step, >= 0 and with gradient, in nats, [B, S].
 
@@ -210,10 +144,102 @@ def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
     return k3(reference_log_probs - log_probs)
 
 
-def k3(log_ratio: Tensor) -> Tensor:
-    """``exp(r) - r - 1`` of any shape, >= 0."""
-    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
-    return log_ratio.exp() - log_ratio - 1
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(ABC, Generic[D]):
+    """Turns decisions and advantages into a loss of each decision.
+
+    A subclass is a dataclass. A parameter of `GRPOConfig` replaces the default of the field with its name.
+    """
+
+    needs: ClassVar[type[Likelihoods]] = Likelihoods
+    """The decisions ``D`` that a replay has to offer."""
+    whole_rows: ClassVar[bool] = False
+    """It needs all decisions of a row in one chunk."""
+    aggregation: ClassVar[Aggregation] = "row_mean"
+    advantage_scale: ClassVar[Scale] = "group"
+
+    @classmethod
+    def of(cls, config: GRPOConfig) -> Self:
+        given = {field.name: getattr(config, field.name, None) for field in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
+
+    @abstractmethod
+    def __call__(self, decisions: D, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns the loss of each decision, [b, s] with gradient, and metrics [b, s] by name.
+
+        Args:
+            advantages: [b].
+            counted: [b, s] bool. Decisions that do not count may hold anything; the caller leaves them out.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO(Algorithm[Likelihoods]):
+    """DeepSeekMath, arXiv 2402.03300 eq. 3: the mean over a row's steps, then over rows."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __call__(self, decisions: Likelihoods, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        ratio, column = self.ratio(decisions, counted), advantages[:, None]
+        cut = ((ratio > 1 + self.clip_high) & (column > 0)) | ((ratio < 1 - self.clip_low) & (column < 0))
+        loss = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
+        return loss, {"ratio": ratio, "clip_fraction": cut}
+
+    def ratio(self, decisions: Likelihoods, counted: Tensor) -> Tensor:
+        return importance_ratio(decisions.log_ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrGRPO(GRPO):
+    """arXiv 2503.20783: the sum over all steps / (rows * S), which has no length bias."""
+
+    aggregation: ClassVar[Aggregation] = "constant"
+    advantage_scale: ClassVar[Scale] = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAPO(GRPO):
+    """arXiv 2503.14476 eq. 8: the mean over all steps of the batch, and a higher upper clip."""
+
+    aggregation: ClassVar[Aggregation] = "step_mean"
+    clip_high: float = 0.28
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSPO(GRPO):
+    """arXiv 2507.18071 eq. 5: one ratio for all steps of a row."""
+
+    whole_rows: ClassVar[bool] = True
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+
+    def ratio(self, decisions: Likelihoods, counted: Tensor) -> Tensor:
+        return sequence_ratio(decisions.log_ratio, counted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPPO(Algorithm[GaussianLikelihoods]):
+    """Flow-DPPO, arXiv 2606.11025: ``-M ratio A``, which masks by the exact divergence instead of clipping the ratio.
+
+    A ratio is a noisy estimate, from one sample, of how far a step's distribution has moved. M is 0 where the
+    divergence is above ``divergence_limit`` (nats per latent element) and the update would move the step further still:
+    the ratio is above 1 and A above 0, or both are below.
+    """
+
+    needs: ClassVar[type[Likelihoods]] = GaussianLikelihoods
+    divergence_limit: float = 1e-5
+
+    def __call__(
+        self, decisions: GaussianLikelihoods, advantages: Tensor, counted: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        ratio, advantages = importance_ratio(decisions.log_ratio), advantages[:, None]
+        masked = (decisions.divergence() > self.divergence_limit) & ((ratio.detach() - 1) * advantages > 0)
+        return torch.where(masked, 0.0, -ratio * advantages), {"ratio": ratio, "clip_fraction": masked}
+
+
+LOSSES: dict[str, type[Algorithm[Any]]] = {"grpo": GRPO, "dr_grpo": DrGRPO, "dapo": DAPO, "gspo": GSPO, "dppo": DPPO}
+"""By the names that ``grpo.loss`` chooses from."""
 
 
 def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:
@@ -235,9 +261,8 @@ class PolicyLoss:
 
     def __init__(self, config: GRPOConfig, batches: Sequence[TrainBatch[Any]], *, reward_only: bool = False) -> None:
         """``reward_only`` leaves out the KL, which no reward decides."""
-        self.config, self.kind, self.reward_only = config, LOSSES[config.loss], reward_only
-        self.clip_low = config.clip_low if config.clip_low is not None else self.kind.clip_low
-        self.clip_high = config.clip_high if config.clip_high is not None else self.kind.clip_high
+        self.config, self.kl_weight = config, 0.0 if reward_only else config.kl_weight
+        self.algorithm = LOSSES[config.loss].of(config)
         masks = [batch.rollout.mask[batch.rows] for batch in batches]
         self.counts = {
             "counted_rows": sum(int(mask.any(1).sum()) for mask in masks),
@@ -246,58 +271,50 @@ class PolicyLoss:
         }
 
     def __call__(
-        self, chunk: ReplayChunk, batch: TrainBatch[Any], rows: Tensor
+        self, decisions: Likelihoods, batch: TrainBatch[Any], rows: Tensor
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        """Returns a chunk's share of the loss with its metrics.
+        """Returns the share of the loss of some decisions with their metrics.
 
         Args:
-            chunk: log-probs [b, s] of ``rows`` under the current policy.
+            decisions: [b, s] of ``rows`` under the current policy.
             rows: [b] rows of the batch's rollout.
 
         Returns:
             The loss, a scalar with gradient; metrics of each step, [b, s]; and [b, s] bool, the steps that count.
         """
-        mask, advantages = batch.rollout.mask[rows], batch.advantages[rows]
-        old, counted = batch.old_log_probs[rows][:, chunk.steps], mask[:, chunk.steps]
-        if not self.kind.sequence_ratio:
-            ratio = importance_ratio(chunk.log_probs, old)
-        elif old.shape[1] == mask.shape[1]:
-            ratio = sequence_ratio(chunk.log_probs, old, counted)
-        else:
-            raise UserError(
-                "grpo.loss is gspo, whose ratio is of all steps at once, but the policy replays them apart. Use another"
-                " loss, or train one denoising step (policy.flow.window_steps=1)."
-            )
-        loss = clipped_surrogate(ratio, advantages, self.clip_low, self.clip_high)
-        clipped = clipped_away(ratio, advantages, self.clip_low, self.clip_high)
-        if self.kind.divergence_limit is not None:
-            limit = self.config.divergence_limit or self.kind.divergence_limit
-            loss, clipped = masked_surrogate(ratio, advantages, chunk.divergence, limit)
-        if self.config.kl_weight and not self.reward_only:
-            loss = loss + self.config.kl_weight * self._kl(chunk)
-        if self.config.sampler_correction is not None:
-            sampled = batch.rollout.log_probs[rows][:, chunk.steps]
-            loss = loss * truncated_importance_weights(old, sampled, self.config.sampler_correction)
-        weights = step_weights(mask, self.kind.aggregation, **self.counts)[:, chunk.steps]
+        mask, steps = batch.rollout.mask[rows], decisions.steps
+        counted = mask[:, steps]
+        self._refuse_unfit(decisions, whole=counted.shape == mask.shape)
+        loss, metrics = self.algorithm(decisions, batch.advantages[rows], counted)
+        if self.kl_weight:
+            assert decisions.kl is not None
+            loss = loss + self.kl_weight * decisions.kl
+        if (cap := self.config.sampler_correction) is not None:
+            # Truncated importance sampling (Ionides 2008). Rounding makes the sampler a slightly different policy than
+            # the replay: the weight min(pi_old / pi_sampler, cap) turns averages over its samples into averages under
+            # pi_old, and the cap bounds their variance.
+            loss = loss * decisions.sampler_ratio.clamp(max=cap)
+        weights = step_weights(mask, self.algorithm.aggregation, **self.counts)[:, steps]
         # Uncounted steps may hold anything, even inf: where() keeps them out of value and gradient.
         total = torch.where(counted, weights * loss, 0.0).sum()
         with torch.no_grad():
-            log_ratio = torch.where(counted, chunk.log_probs - old, 0.0)
-            metrics = {
-                "ratio": torch.where(counted, ratio, 0.0),
-                "abs_log_ratio": log_ratio.abs(),
-                "clip_fraction": clipped.float(),
-                # k3 of the old policy against the new one: how far this rollout's updates have moved it.
-                "approx_kl": k3(log_ratio),
-            }
-            if chunk.kl is not None:
-                metrics["kl"] = torch.where(counted, chunk.kl, 0.0)
-        return total, metrics, counted
+            # k3 of the old policy against the new one: how far this rollout's updates have moved it.
+            measured = {**metrics, "approx_kl": k3(decisions.log_ratio)}
+            if decisions.kl is not None:
+                measured["kl"] = decisions.kl
+            return total, {name: torch.where(counted, value, 0) for name, value in measured.items()}, counted
 
-    def _kl(self, chunk: ReplayChunk) -> Tensor:
-        if chunk.kl is None:
+    def _refuse_unfit(self, decisions: Likelihoods, *, whole: bool) -> None:
+        algorithm, needs = self.algorithm, f"grpo.loss is {self.config.loss}, which needs"
+        if not isinstance(decisions, algorithm.needs):
+            raise UserError(f"{needs} {algorithm.needs.described}. The policy's replay gives none. Use another loss.")
+        if algorithm.whole_rows and not whole:
             raise UserError(
-                f"kl_weight is {self.config.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
+                f"{needs} all decisions of a row at once, but the policy replays them apart. Use another loss, or train"
+                " one denoising step (policy.flow.window_steps=1)."
+            )
+        if self.kl_weight and decisions.kl is None:
+            raise UserError(
+                f"kl_weight is {self.kl_weight:g}, but the policy's replay gives no KL to its reference. Make"
                 " the policy with it, as load_policy(..., kl_reference=True) does, or set kl_weight to 0."
             )
-        return chunk.kl

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import ReplayChunk, Rollout, Scores, StepMetrics, TrainBatch
+from visual_grpo.common.types import Rollout, Scores, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.losses import Scale, combined_rewards, group_advantages, used_rewards, zero_variance_groups
 
 SAMPLER_GAP = "sampler_gap"
+_TRAINERS = ("approx_kl", "kl", SAMPLER_GAP)
+"""Metrics of decisions that the algorithm does not make itself."""
 
 
 @dataclass
@@ -47,17 +49,19 @@ class Clock:
 
 @dataclass
 class UpdateMetrics:
-    """Sums over counted steps; a mean is taken only at the end."""
+    """Sums over counted decisions; a mean is taken only at the end."""
 
     steps: int = 0
     loss: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
-    max_abs_log_ratio: float = 0.0
-    max_sampler_gap: float = 0.0
+    max_gap: float = 0.0
+    """Largest |log-ratio| between sampler and replay, in nats; measured while the weights are those that sampled."""
     grad_norm: float = 0.0
     learning_rate: float = 0.0
     moved: float | None = None
     """KL by which the step's updates so far have moved the policy; None = not measured."""
+    failure: Exception | None = None
+    """Why the gradient is not complete."""
     skipped: bool = False
     """True if nothing was updated, because the loss or its gradient was not finite."""
 
@@ -66,32 +70,22 @@ class UpdateMetrics:
         self.loss += float(loss.detach())
         self.steps += int(counted.sum())
         for name, values in metrics.items():
-            self.add(name, values, counted)
-        self.max_abs_log_ratio = max(self.max_abs_log_ratio, float(metrics["abs_log_ratio"].max()))
+            self._add(name, values, counted)
 
-    def record_gap(self, batch: TrainBatch[Any], chunk: ReplayChunk, rows: Tensor) -> None:
-        """Adds the gap between the sampler's log-probs of ``rows`` ([b]) and their on-policy replay."""
-        log_probs, counted = chunk.log_probs.detach(), batch.rollout.mask[rows][:, chunk.steps]
-        gap = torch.where(counted, log_probs - batch.rollout.log_probs[rows][:, chunk.steps], 0.0).abs()
-        self.add(SAMPLER_GAP, gap, counted)
-        self.max_sampler_gap = max(self.max_sampler_gap, float(gap.max()))
+    def record_gap(self, gap: Tensor, counted: Tensor) -> None:
+        gap = torch.where(counted, gap, 0.0)
+        self._add(SAMPLER_GAP, gap, counted)
+        self.max_gap = max(self.max_gap, float(gap.max()))
 
-    def add(self, name: str, values: Tensor, counted: Tensor) -> None:
+    def _add(self, name: str, values: Tensor, counted: Tensor) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + float((values * counted).double().sum())
 
     def join(self, other: UpdateMetrics) -> None:
-        """Adds the sums of another rank."""
+        """Adds the sums of one rank."""
         self.steps, self.loss = self.steps + other.steps, self.loss + other.loss
         self.sums = {name: self.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in {**self.sums, **other.sums}}
-        self.max_abs_log_ratio = max(self.max_abs_log_ratio, other.max_abs_log_ratio)
-        self.max_sampler_gap = max(self.max_sampler_gap, other.max_sampler_gap)
-
-    def log_ratio_stats(self) -> tuple[float, float]:
-        """Returns mean and largest |log ratio| between the first update's replay and the sampler, in nats."""
-        means = self.means()
-        if SAMPLER_GAP in means:
-            return means[SAMPLER_GAP], self.max_sampler_gap
-        return means["abs_log_ratio"], self.max_abs_log_ratio
+        self.max_gap = max(self.max_gap, other.max_gap)
+        self.failure = self.failure or other.failure
 
     def means(self) -> dict[str, float]:
         return {name: total / max(self.steps, 1) for name, total in self.sums.items()}
@@ -99,19 +93,24 @@ class UpdateMetrics:
 
 def step_metrics(
     step: int,
-    rollouts: Sequence[Rollout],
-    scores: Sequence[Scores],
+    scored: Sequence[tuple[Rollout, Scores]],
     batches: Sequence[TrainBatch[Any]],
     updates: list[UpdateMetrics],
     clock: Clock,
     config: GRPOConfig,
+    *,
+    replays: bool,
 ) -> StepMetrics:
-    """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory."""
+    """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory.
+
+    ``replays``: the ratio's denominator is the replay's log-probs.
+    """
+    rollouts, scores = zip(*scored, strict=True)
     advantages = torch.cat([batch.advantages[batch.rows] for batch in batches])
     values = _reward_metrics(scores, config)
     values["advantage/mean"] = float(advantages.mean())
     values["advantage/abs_mean"] = float(advantages.abs().mean())
-    values |= _update_metrics(updates)
+    values |= _update_metrics(updates, replays=replays)
     if config.non_finite != "stop":
         values["updates_skipped"] = float(sum(stats.skipped for stats in updates))
     values |= _speed_metrics(rollouts, clock)
@@ -184,29 +183,21 @@ def variance_shares(
     return {name: float((term * total).sum() / variance) for name, term in terms.items()} if variance else {}
 
 
-def _update_metrics(updates: list[UpdateMetrics]) -> dict[str, float]:
-    last = updates[-1].means()
-    values = {
-        "loss": updates[-1].loss,
-        "approx_kl": last["approx_kl"],
-        "clip_fraction": last["clip_fraction"],
-        "ratio/mean": last["ratio"],
-        "ratio/first_max_abs_log": updates[0].max_abs_log_ratio,
-        "grad_norm": updates[-1].grad_norm,
-        "learning_rate": updates[-1].learning_rate,
-    }
+def _update_metrics(updates: list[UpdateMetrics], *, replays: bool) -> dict[str, float]:
+    first, last = updates[0].means(), updates[-1].means()
+    # The first ratio to the replay is exactly 1.
+    values = {"loss": updates[-1].loss, "ratio/first_max_abs_log": 0.0 if replays else updates[0].max_gap}
+    for name, mean in last.items():
+        if name != SAMPLER_GAP:
+            values["ratio/mean" if name == "ratio" else name] = mean
+    values |= {"grad_norm": updates[-1].grad_norm, "learning_rate": updates[-1].learning_rate}
     if updates[-1].moved is not None:
         values["step_kl"] = updates[-1].moved
-    first = updates[0].means()
-    if SAMPLER_GAP in first:
-        values[f"{SAMPLER_GAP}/mean"], values[f"{SAMPLER_GAP}/max"] = first[SAMPLER_GAP], updates[0].max_sampler_gap
-    if "kl" in last:  # A KL that was not measured is no KL of 0.
-        values["kl"] = last["kl"]
+    if replays:
+        values |= {f"{SAMPLER_GAP}/mean": first[SAMPLER_GAP], f"{SAMPLER_GAP}/max": updates[0].max_gap}
     for number, stats in enumerate(updates, 1):
-        means = stats.means()
-        values[f"update_{number}/ratio"] = means["ratio"]
-        values[f"update_{number}/clip_fraction"] = means["clip_fraction"]
-        values[f"update_{number}/grad_norm"] = stats.grad_norm
+        own = {name: mean for name, mean in stats.means().items() if name not in _TRAINERS}
+        values |= {f"update_{number}/{name}": mean for name, mean in {**own, "grad_norm": stats.grad_norm}.items()}
     return values
 
 

@@ -15,6 +15,7 @@ from visual_grpo.common.device import bitsandbytes
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.phases import phase
 from visual_grpo.config import GRPOConfig
+from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.metrics import UpdateMetrics
 from visual_grpo.grpo.trust_region import TrustRegion
 
@@ -97,8 +98,8 @@ class AdapterOptimizer:
             group["lr"] = rate
         self.scaler.unscale_(self.adamw)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.max_grad_norm))
-        if not self.scaler.is_enabled():
-            refuse_non_finite(norm, "gradient norm", step, prompts)
+        if not self.scaler.is_enabled() and not math.isfinite(norm):
+            raise non_finite(norm, "gradient norm", step, prompts)
         scale = self.scaler.get_scale()
         with phase("AdamW"):
             self.scaler.step(self.adamw)
@@ -135,12 +136,10 @@ class AdapterOptimizer:
             self.trust_region.load_state(metadata["trust_region"])
 
 
-def refuse_non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> None:
-    """Raises NonFiniteLossError unless ``value``, computed on the ``prompts`` with these ids, is finite."""
-    if math.isfinite(value):
-        return
+def non_finite(value: float, what: str, step: int, prompts: Sequence[str]) -> NonFiniteLossError:
+    """Returns the error that says that ``value`` was computed on the ``prompts`` with these ids."""
     ids = sorted(set(prompts))
-    raise NonFiniteLossError(
+    return NonFiniteLossError(
         f"The {what} became {value} at step {step} with the prompts {', '.join(ids[:_SHOWN_PROMPTS])}"
         f"{' ...' * (len(ids) > _SHOWN_PROMPTS)}. Nothing was updated with it; the last checkpoint is intact. Lower"
         " grpo.learning_rate or the clip, look at the rewards of these prompts, or skip such updates with"
@@ -176,7 +175,7 @@ def build_optimizer(parameters: Sequence[nn.Parameter], config: GRPOConfig) -> t
 
 
 class GradientSums:
-    """Adds up what backward passes leave in ``grad`` of ``parameters`` inside a ``with`` block.
+    """Adds up what backward passes leave in ``grad`` of ``parameters`` inside a ``with`` block, on all ranks.
 
     On a CPU in float64: Adam's step does not shrink with the gradient, so rounding could decide the sign of a step, and
     the result would depend on the number of processes. On a GPU ``grad`` itself is the sum, in the parameter's
@@ -191,10 +190,12 @@ class GradientSums:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Puts the sums, rounded once, into ``grad``."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Puts the sums, rounded once, into ``grad``; over all ranks, unless the block has raised."""
         for hook in self._hooks:
             hook.remove()
+        if kind is None and ranks.count() > 1:
+            self.reduce(ranks.all_reduce)
         for parameter, total in self._sums.items():
             parameter.grad = total.to(parameter.dtype)
 

@@ -110,30 +110,22 @@ def sample_and_score(
     return [with_all_groups(*pair, config.group_size) for pair in zip(rollouts, scores, strict=True)]
 
 
-def informative_groups(sample: Callable[[int], list[ScoredRollout[T]]], config: GRPOConfig) -> list[ScoredRollout[T]]:
-    """DAPO's dynamic sampling (arXiv 2503.14476): replaces groups whose rewards are all equal.
+def informative_groups(scored: Sequence[ScoredRollout[T]], config: GRPOConfig) -> tuple[list[ScoredRollout[T]], int]:
+    """Chooses the groups to train on; returns how many more could replace some of them.
 
-    ``sample`` samples and scores so many prompts. It is called again at most ``max_refills`` times; after that, groups
-    without variance are kept so that there are ``prompts_per_step``.
+    With ``max_refills``, DAPO's dynamic sampling (arXiv 2503.14476): groups whose rewards are all equal only fill up
+    what is missing to ``prompts_per_step``.
     """
     if not config.max_refills:
-        return sample(config.prompts_per_step)
-    parts: list[ScoredRollout[T]] = []
-    constant: list[Tensor] = []
-    missing = config.prompts_per_step
-    for _ in range(1 + config.max_refills):
-        refill = sample(missing)
-        parts += refill
-        constant += [zero_variance_groups(combined_rewards(part.scores, config), config.group_size) for part in refill]
-        missing = config.prompts_per_step - sum(int((~flags).sum()) for flags in constant)
-        if not missing:
-            break
-    chosen = [part._replace(groups=(~flags).nonzero()[:, 0]) for part, flags in zip(parts, constant, strict=True)]
-    for part, flags in zip(parts, constant, strict=True):
-        kept = flags.nonzero()[:missing, 0]
+        return list(scored), 0
+    constant = [zero_variance_groups(combined_rewards(part.scores, config), config.group_size) for part in scored]
+    missing = left = config.prompts_per_step - sum(int((~flags).sum()) for flags in constant)
+    chosen = [part._replace(groups=(~flags).nonzero()[:, 0]) for part, flags in zip(scored, constant, strict=True)]
+    for part, flags in zip(scored, constant, strict=True):
+        kept = flags.nonzero()[:left, 0]
         chosen.append(part._replace(groups=kept))
-        missing -= len(kept)
-    return chosen
+        left -= len(kept)
+    return chosen, missing
 
 
 def require_scored(batches: Sequence[TrainBatch[Any]], scores: Sequence[Scores], step: int) -> None:

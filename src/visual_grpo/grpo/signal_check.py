@@ -9,6 +9,7 @@ few elements would decide the cosine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,9 +19,10 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
+from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.losses import PolicyLoss
-from visual_grpo.grpo.metrics import Clock, UpdateMetrics
-from visual_grpo.grpo.optimizer import MOST_OVERFLOWS
+from visual_grpo.grpo.metrics import Clock
+from visual_grpo.grpo.optimizer import MOST_OVERFLOWS, non_finite
 from visual_grpo.grpo.sampling import PromptOrder, sample_and_score
 from visual_grpo.grpo.trainer import GRPOTrainer
 
@@ -128,9 +130,14 @@ def probe_gradient(trainer: GRPOTrainer[Any], prompts: Sequence[PromptRecord], g
     config, optimizer, scaler = trainer.config, trainer.optimizer, trainer.optimizer.scaler
     clock = Clock(device=str(trainer.device))
     batches = trainer.build_batches(sample_and_score(trainer.policy, trainer.scorer, prompts, config, generator, clock))
-    loss, scale = PolicyLoss(config, batches, reward_only=True), scaler.state_dict()
+    policy_loss, scale = PolicyLoss(config, batches, reward_only=True), scaler.state_dict()
     for _ in range(MOST_OVERFLOWS):
-        trainer.compute_gradient(batches, loss, UpdateMetrics(), on_policy=True)
+        with optimizer.gradient_sums(), ranks.gathering(None):
+            for batch, rows, decisions in trainer.replay(batches, on_policy=True):
+                loss, *_ = policy_loss(decisions, batch, rows)
+                if not math.isfinite(value := float(loss.detach())):
+                    raise non_finite(value, "loss", trainer.step + 1, batch.prompt_ids(rows))
+                optimizer.backward(loss)
         if not scaler.is_enabled():
             break
         scaler.unscale_(optimizer.adamw)

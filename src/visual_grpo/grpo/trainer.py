@@ -6,6 +6,7 @@ the samples. Shapes: B rows in group-major order (N prompts x G samples), S deci
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,14 +15,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.phases import alike, phase
-from visual_grpo.common.types import Policy, PromptRecord, Rollout, Scorer, Scores, StepMetrics, TrainBatch
+from visual_grpo.common.types import Policy, PromptRecord, Scorer, StepMetrics, TrainBatch
 from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, group_advantages, k3
-from visual_grpo.grpo.metrics import Clock, UpdateMetrics, step_metrics
-from visual_grpo.grpo.optimizer import AdapterOptimizer, NonFiniteLossError, refuse_non_finite
+from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, group_advantages
+from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
+from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
 from visual_grpo.grpo.sampling import (
     PromptOrder,
@@ -29,7 +31,6 @@ from visual_grpo.grpo.sampling import (
     informative_groups,
     require_scored,
     sample_and_score,
-    with_all_groups,
 )
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ class GRPOTrainer(Generic[T]):
         self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, seed, module
         self.dtype: str = getattr(policy, "dtype", "float32")
         self.parameters = policy.trainable_parameters()
-        self.device = self.parameters[0].device
+        self.device, self.replays = self.parameters[0].device, config.replays(self.dtype)
         self.optimizer = AdapterOptimizer(self.parameters, config, self.dtype)
         self._ratio_checked = False
         self.generator = torch.Generator().manual_seed(seed)
@@ -70,24 +71,93 @@ class GRPOTrainer(Generic[T]):
             yield self.take_step(prompts, order)
 
     def take_step(self, prompts: Sequence[PromptRecord], order: PromptOrder) -> StepMetrics:
-        """Samples and scores the next prompts, compares the samples of each, and updates the policy."""
+        """Rolls out and scores the next prompts, compares the samples of each, and updates the policy."""
         clock = Clock(device=str(self.device))
         scored: list[ScoredRollout[T]] = []
-
-        def sample(count: int) -> list[ScoredRollout[T]]:
-            chosen = [prompts[i] for i in order.take(count)]
-            parts = sample_and_score(self.policy, self.scorer, chosen, self.config, self.generator, clock)
-            scored.extend(parts)
-            return parts
-
-        informative = informative_groups(sample, self.config)
+        missing = self.config.prompts_per_step
+        for _ in range(1 + self.config.max_refills):
+            chosen = [prompts[i] for i in order.take(missing)]
+            scored += sample_and_score(self.policy, self.scorer, chosen, self.config, self.generator, clock)
+            informative, missing = informative_groups(scored, self.config)
+            if not missing:
+                break
         self.positions = dict(order.positions)
-        return self.update(self.build_batches(informative), scored, clock)
+        return self.update(informative, scored, clock)
 
-    def update_on(self, rollout: Rollout[T], scores: Scores, clock: Clock) -> StepMetrics:
-        """Updates the policy on a rollout that was drawn and scored elsewhere."""
-        scored = [with_all_groups(rollout, scores, self.config.group_size)]
-        return self.update(self.build_batches(scored), scored, clock)
+    def update(
+        self, informative: Sequence[ScoredRollout[T]], scored: Sequence[ScoredRollout[T]], clock: Clock
+    ) -> StepMetrics:
+        """Takes all updates of a step on the informative groups of its rollouts; counts the step."""
+        config, optimizer, region = self.config, self.optimizer, self.optimizer.trust_region
+        batches, step, updates = self.build_batches(informative), self.step + 1, list[UpdateMetrics]()
+        policy_loss = PolicyLoss(config, batches)
+        for number in range(config.updates_per_rollout):
+            on_policy = all(earlier.skipped for earlier in updates)  # The weights are still those that sampled.
+            stats, own = UpdateMetrics(), UpdateMetrics()
+            marks = phase(f"{self.module}: replay and gradient")
+            with clock.phase("update"), marks, optimizer.skipping_non_finite(stats):
+                with optimizer.gradient_sums():
+                    with ranks.gathering(own) as every_rank:
+                        for batch, rows, decisions in self.replay(batches, on_policy=on_policy):
+                            loss, metrics, counted = policy_loss(decisions, batch, rows)
+                            if on_policy:
+                                own.record_gap(decisions.gap(), counted)
+                            own.record(loss, metrics, counted)
+                            if not math.isfinite(value := float(loss.detach())):
+                                own.failure = non_finite(value, "loss", step, batch.prompt_ids(rows))
+                                break
+                            optimizer.backward(loss)
+                    for rank in every_rank:
+                        stats.join(rank)
+                    if stats.failure is not None:
+                        raise stats.failure
+                if not updates and not self._ratio_checked:  # Later updates are of another policy than the rollout.
+                    rounding = max(batch.rollout.rounding for batch in batches)
+                    mean_gap = stats.means()[SAMPLER_GAP]
+                    check_ratio(mean_gap, stats.max_gap, self.dtype, rounding, config.ratio_tolerance)
+                    self._ratio_checked = True
+                if region is not None and on_policy:
+                    region.begin(partial(self._moved, batches))
+                prompts = [name for batch in batches for name in batch.prompt_ids(batch.rows)]
+                done = self.step * config.updates_per_rollout + number
+                stats.grad_norm, stats.learning_rate = optimizer.step(done, step, prompts)
+            if region is not None and not stats.skipped:
+                stats.moved = region.moved
+            updates.append(stats)
+        self.step = step
+        drawn = [(part.rollout, part.scores) for part in scored]
+        return step_metrics(step, drawn, batches, updates, clock, config, replays=self.replays)
+
+    def replay(
+        self, batches: Sequence[TrainBatch[T]], *, on_policy: bool = False
+    ) -> Iterator[tuple[TrainBatch[T], Tensor, Likelihoods]]:
+        """Yields, a micro-batch at a time, rows that this rank drew and some of their decisions, scored again.
+
+        ``on_policy``: the weights are those that sampled. In half precision, where sampler and replay round apart, the
+        log-probs of such a replay become the old ones (`GRPOConfig.replays`).
+        """
+        for batch in batches:
+            for rows, places in alike(list(batch.micro_batches(self.config.micro_batch_size))):
+                for decisions in self.policy.replay(batch.rollout.trajectory, places):
+                    if on_policy and self.replays:
+                        batch.old_log_probs[rows, decisions.steps] = decisions.log_probs.detach()
+                    yield batch, rows, batch.compared(decisions, rows)
+
+    @torch.no_grad()
+    def _moved(self, batches: Sequence[TrainBatch[T]]) -> float:
+        """Returns the KL of the policy that sampled to the present one, from one sample of each prompt on all ranks."""
+        firsts = []
+        for batch in batches:
+            groups = batch.rows // self.config.group_size
+            firsts.append(replace(batch, rows=batch.rows[groups.diff(prepend=groups.new_tensor([-1])) > 0]))
+        own = [0.0, 0.0]  # The sum over decisions, and their number.
+        with ranks.gathering(own) as every_rank:
+            for batch, rows, decisions in self.replay(firsts):
+                counted = batch.rollout.mask[rows][:, decisions.steps]
+                own[0] += float(torch.where(counted, decisions.moved(), 0.0).double().sum())
+                own[1] += int(counted.sum())
+        total, number = (sum(column) for column in zip(*every_rank, strict=True))
+        return total / max(number, 1)
 
     def build_batches(self, scored: Sequence[ScoredRollout[T]]) -> list[TrainBatch[T]]:
         """Returns the rows to train on, each with its advantage over the mean of its prompt's scored samples."""
@@ -112,104 +182,12 @@ class GRPOTrainer(Generic[T]):
                 scores=rollout_scores,
                 rows=chosen[~row_rewards.isnan()],
                 advantages=torch.zeros(len(rollout_scores.total)).index_put((chosen,), row_advantages),
-                replayed_log_probs=rollout.log_probs.clone() if config.replays(self.dtype) else None,
+                old_log_probs=rollout.log_probs.clone() if self.replays else rollout.log_probs,
             )
             if len(batch.rows):
                 batches.append(batch)
         require_scored(batches, [part.scores for part in scored], self.step + 1)
         return batches
-
-    def update(self, batches: list[TrainBatch[T]], scored: Sequence[ScoredRollout[T]], clock: Clock) -> StepMetrics:
-        """Takes all optimizer updates of a step."""
-        policy_loss = PolicyLoss(self.config, batches)
-        updates: list[UpdateMetrics] = []
-        for _ in range(self.config.updates_per_rollout):
-            with clock.phase("update"), phase(f"{self.module}: replay and gradient"):
-                updates.append(self._update_once(batches, updates, policy_loss))
-        self.step += 1
-        rollouts, scores, _ = zip(*scored, strict=True)
-        return step_metrics(self.step, rollouts, scores, batches, updates, clock, self.config)
-
-    def _update_once(
-        self, batches: list[TrainBatch[T]], before: Sequence[UpdateMetrics], policy_loss: PolicyLoss
-    ) -> UpdateMetrics:
-        metrics = UpdateMetrics()
-        unchanged = all(earlier.skipped for earlier in before)  # The weights are still those that sampled.
-        with self.optimizer.skipping_non_finite(metrics):
-            self.compute_gradient(batches, policy_loss, metrics, on_policy=unchanged)
-            if not before and not self._ratio_checked:  # Later updates are of another policy than the rollout.
-                rounding = max(batch.rollout.rounding for batch in batches)
-                check_ratio(*metrics.log_ratio_stats(), self.dtype, rounding, self.config.ratio_tolerance)
-                self._ratio_checked = True
-            if unchanged and self.optimizer.trust_region is not None:
-                self.optimizer.trust_region.begin(partial(self._moved, batches))
-            number = self.step * self.config.updates_per_rollout + len(before)
-            prompts = [name for batch in batches for name in batch.prompt_ids(batch.rows)]
-            metrics.grad_norm, metrics.learning_rate = self.optimizer.step(number, self.step + 1, prompts)
-        if self.optimizer.trust_region is not None and not metrics.skipped:
-            metrics.moved = self.optimizer.trust_region.moved
-        return metrics
-
-    def compute_gradient(
-        self, batches: list[TrainBatch[T]], policy_loss: PolicyLoss, metrics: UpdateMetrics, *, on_policy: bool
-    ) -> None:
-        """Fills ``grad`` with the gradient summed over all ranks, times the loss scale; adds to ``metrics``.
-
-        ``on_policy``: the weights are those that sampled. Raises NonFiniteLossError.
-        """
-        with self.optimizer.gradient_sums() as sums:
-            results = ranks.all_gather(lambda: self._backward(batches, policy_loss, on_policy))
-            for part, _ in results:
-                metrics.join(part)
-            for _, error in results:
-                if error is not None:
-                    raise error
-            if ranks.count() > 1:
-                sums.reduce(ranks.all_reduce)
-
-    def _backward(
-        self, batches: list[TrainBatch[T]], policy_loss: PolicyLoss, on_policy: bool
-    ) -> tuple[UpdateMetrics, NonFiniteLossError | None]:
-        """Accumulates the gradients of the rows that this rank has drawn, until a loss is not finite."""
-        metrics = UpdateMetrics()
-        try:
-            for batch in batches:
-                for rows, places in alike(list(batch.micro_batches(self.config.micro_batch_size))):
-                    for chunk in self.policy.replay(batch.rollout.trajectory, places):
-                        if on_policy and batch.replayed_log_probs is not None:
-                            metrics.record_gap(batch, chunk, rows)
-                            batch.store_replay(chunk, rows)
-                        loss, values, counted = policy_loss(chunk, batch, rows)
-                        metrics.record(loss, values, counted)
-                        refuse_non_finite(float(loss.detach()), "loss", self.step + 1, batch.prompt_ids(rows))
-                        self.optimizer.backward(loss)
-        except NonFiniteLossError as error:
-            return metrics, error
-        return metrics, None
-
-    @torch.no_grad()
-    def _moved(self, batches: list[TrainBatch[T]]) -> float:
-        """Returns the KL of the policy that sampled to the present one, from one sample of each prompt on all ranks.
-
-        It is the exact one where the replay gives it, else the k3 estimate.
-        """
-
-        def own() -> tuple[float, int]:
-            total, steps = 0.0, 0
-            for batch in batches:
-                groups = batch.rows // self.config.group_size
-                first = groups.diff(prepend=groups.new_tensor([-1])) > 0
-                for rows, places in replace(batch, rows=batch.rows[first]).micro_batches(self.config.micro_batch_size):
-                    for chunk in self.policy.replay(batch.rollout.trajectory, places):
-                        counted = batch.rollout.mask[rows][:, chunk.steps]
-                        old = batch.old_log_probs[rows][:, chunk.steps]
-                        kl = k3(chunk.log_probs - old) if chunk.divergence is None else chunk.divergence()
-                        total += float(torch.where(counted, kl, 0.0).double().sum())
-                        steps += int(counted.sum())
-            return total, steps
-
-        totals, steps = zip(*ranks.all_gather(own), strict=True)
-        return float(sum(totals)) / max(sum(steps), 1)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns what a bit-exact continuation needs between two steps: tensors, and metadata that are JSON."""

@@ -18,7 +18,7 @@ from visual_grpo.common.types import PromptRecord, Rollout, Scorer, Scores, Shar
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed.policy import roll_out
 from visual_grpo.grpo.metrics import Clock
-from visual_grpo.grpo.sampling import PromptOrder
+from visual_grpo.grpo.sampling import PromptOrder, with_all_groups
 from visual_grpo.grpo.trainer import GRPOTrainer
 
 
@@ -135,7 +135,8 @@ class JointTrainer(StagesTrainer):
         taken: dict[str, StepMetrics] = {}
         for (name, trainer), rollout in zip(self.modules.items(), rollouts, strict=True):
             mean = averaged(scores, len(scores.total) // len(rollout.prompts))
-            taken[name] = trainer.update_on(rollout, reweighted(mean, self.weights[name]), clock)
+            scored = [with_all_groups(rollout, reweighted(mean, self.weights[name]), trainer.config.group_size)]
+            taken[name] = trainer.update(scored, scored, clock)
             clock = Clock(device=clock.device)  # The rollout's seconds are reported once.
         return self._taken(taken, len(decoded.samples))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from visual_grpo.common.decisions import GaussianLikelihoods, Likelihoods, Matches
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import (
     ControlConfig,
@@ -18,8 +19,9 @@ from visual_grpo.config import (
     SamplerConfig,
     SamplingConfig,
 )
+from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.models.family import Family, find_family
-from visual_grpo.models.module import ModelSettings
+from visual_grpo.models.module import Kind, ModelSettings
 
 _KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
 """Kind of module -> the settings of a sampler that only it has."""
@@ -174,12 +176,13 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
     joint, kinds = policy.stages == "joint", family.kinds()
     if joint:
         yield from _joint_problems(config, modules)
-    tokens = [name for name in modules if family.modules[name].kind == "tokens"]
-    if grpo.loss == "dppo" and tokens:
-        yield (
-            f"grpo.loss is dppo, which masks by the exact divergence of a denoising step, but {tokens[0]} draws tokens."
-            " Set another loss, or train only a flow module (policy.train)."
-        )
+    needs = LOSSES[grpo.loss].needs
+    for name in modules:
+        if not issubclass(_offered(family.modules[name].kind, policy.flow), needs):
+            yield (
+                f"grpo.loss is {grpo.loss}, which needs {needs.described}, and {name} has none. Set another loss, or"
+                " train only another module (policy.train)."
+            )
     flows = [name for name in modules if family.modules[name].kind == "flow"]
     if flows:
         yield from _flow_problems(flows[0], grpo.loss, policy.flow, config.sampling.rollout.steps or 0)
@@ -252,12 +255,19 @@ def _sampler_problems(family: Family, sampling: SamplingConfig) -> Iterator[str]
                 yield f"sampling.{name} needs {', '.join(missing)}: {family.name} has denoising steps."
 
 
+def _offered(kind: Kind, flow: FlowConfig) -> type[Likelihoods]:
+    """Returns what the replay of a module offers to `grpo.losses.Algorithm`."""
+    if kind == "tokens":
+        return Likelihoods
+    return Matches if flow.likelihood == "matching" else GaussianLikelihoods
+
+
 def _flow_problems(module: str, loss: str, flow: FlowConfig, steps: int) -> Iterator[str]:
     trained = flow.trained_steps(flow.stochastic_steps(steps) * flow.draws)
-    if loss == "gspo" and trained > 1:
+    if LOSSES[loss].whole_rows and trained > 1:
         yield (
-            f"grpo.loss is gspo, whose ratio is of all steps at once, but the {trained} trained steps of {module} are"
-            " replayed one at a time, to hold one graph in memory. Set another loss, or train one step"
+            f"grpo.loss is {loss}, which needs all decisions of a row at once, but the {trained} trained steps of"
+            f" {module} are replayed one at a time, to hold one graph in memory. Set another loss, or train one step"
             " (policy.flow.window_steps=1)."
         )
     if steps < 2:

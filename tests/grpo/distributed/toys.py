@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from tests.grpo.test_trainer import config
 from tests.toys import CountingScorer, ToyGaussianPolicy, ToyTokenPolicy, records
 from tests.training.few_steps import parameters
+from visual_grpo.common.decisions import GaussianLikelihoods, Likelihoods
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
+from visual_grpo.common.types import PromptRecord, Rollout, Share
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import launch, ranks, sharding, silence
 from visual_grpo.grpo.distributed.policy import RankZeroScorer
@@ -99,7 +100,7 @@ class LayeredTokens(SeededTokens):
         with self._layered(len(prompts)):
             return super().rollout(prompts, group_size, generator, share)
 
-    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: Tensor, rows: Tensor) -> Iterator[Likelihoods]:
         with self._layered(int(trajectory[rows].sum()) % 3):
             yield from super().replay(trajectory, rows)
 
@@ -130,8 +131,11 @@ def train_every_way(spec: object, kind: str) -> list[tuple[Tensor, list[Any]]]:
     """The table and the metrics after a training with each of `OPTIONS`; for cut layers, each of the default loss."""
     found = []
     for options in OPTIONS[len(LOSSES) :] if kind == "LayeredTokens" else OPTIONS:
-        if options.get("loss") == {"SeededSteps": "gspo", "SeededTokens": "dppo"}.get(kind, ""):
-            continue  # One needs all steps in one chunk, the other exact divergences.
+        algorithm = LOSSES[options.get("loss", "grpo")]
+        steps_apart = kind == "SeededSteps"
+        offered = GaussianLikelihoods if steps_apart else Likelihoods
+        if not issubclass(offered, algorithm.needs) or (steps_apart and algorithm.whole_rows):
+            continue
         policy = KINDS[kind]()
         steps = list(trainer(policy, **options).fit(records(10)))
         found.append((policy.table.detach(), steps))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.models.flow.test_policy import RECORDS, ROLLOUT
+from tests.models.flow.test_policy import policy_with as steps_policy
 from tests.models.toy_flow import SlopeAdapter, ToyFlow
+from visual_grpo.common.decisions import Likelihoods, Matches
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
+from visual_grpo.grpo.losses import LOSSES, Algorithm
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow.policy import FlowPolicy
 from visual_grpo.models.rows import random_seeds
@@ -78,6 +83,12 @@ def test_log_ratio_divergence_and_kl_by_the_formula(rows: list[int]) -> None:
         want = (errors[0] - errors[1]) / elements**0.5
         ratio = (chunk.log_probs.detach() - got.log_probs[chosen, column : column + 1])[:, 0]
         torch.testing.assert_close(ratio.double(), want, rtol=1e-4, atol=1e-4)
+        for velocity, offered in ((new, chunk.velocity), (old, chunk.old_velocity), (target, chunk.target)):
+            torch.testing.assert_close(offered[:, 0].detach().double(), velocity, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            chunk.error(chunk.velocity).detach()[:, 0].double() * elements, errors[1], rtol=1e-5, atol=0
+        )
+        assert chunk.level.item() == pytest.approx(ToyFlow.sigmas[trajectory.steps[column]])
         for value, other in ((chunk.divergence(), old), (chunk.kl.detach(), base)):
             distance = (new - other).square().flatten(1).mean(1, keepdim=True)
             torch.testing.assert_close(value.double(), distance, rtol=1e-4, atol=0)
@@ -95,6 +106,31 @@ class Contrast:
     def __call__(self, prompts: Any, samples: Any) -> Scores:
         total = torch.stack([sample.float().std() / 255 for sample in samples])
         return Scores(total=total, rewards={"contrast": total}, parts={}, weights={"contrast": 1.0})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Algorithm[Matches]):
+    """The error times the advantage, without a ratio."""
+
+    needs: ClassVar[type[Likelihoods]] = Matches
+
+    def __call__(self, decisions: Matches, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        error = decisions.error(decisions.velocity)
+        return advantages[:, None] * error, {"error": error}
+
+
+def test_an_algorithm_may_know_velocities_alone_and_reports_what_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOSSES, "grpo", Weighted)
+    settings: dict[str, Any] = {"prompts_per_step": 3, "group_size": 4, "learning_rate": 0.02, "target_kl": 1e-3}
+    config = GRPOConfig(steps=15, updates_per_rollout=2, **settings)
+    found = list(GRPOTrainer(policy_with(window_steps=None, draws=2), Contrast(), config).fit(RECORDS))
+    rewards = [step.values["reward/total"] for step in found]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.005
+    reported = found[-1].values
+    assert {"error", "update_1/error", "update_2/error", "approx_kl", "ratio/first_max_abs_log"} <= reported.keys()
+    assert not {"ratio/mean", "clip_fraction"} & reported.keys()
+    with pytest.raises(UserError, match=r"needs velocities \(.*likelihood=matching\)\. The policy's replay gives none"):
+        list(GRPOTrainer(steps_policy(), Contrast(), config).fit(RECORDS))
 
 
 @pytest.mark.parametrize("changes", [{}, {"loss": "dppo", "divergence_limit": 0.01}, {"kl_weight": 0.01}])

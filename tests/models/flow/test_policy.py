@@ -80,7 +80,7 @@ def test_stochastic_generation_has_noise_of_its_own_too() -> None:
     path = denoiser.sample_path(torch.zeros(2), entries, seeds, seeds, steps=4, window=range(3))
     start = denoiser.start_noise(seeds)
     assert torch.equal(path.states[:, 0], start)
-    drawn = (path.next_states[:, 0] - path.means[:, 0]) / path.stds[0]
+    drawn = path.next_states[:, 0] - path.means[:, 0]
     assert torch.corrcoef(torch.stack([start.flatten(), drawn.flatten()]))[0, 1].abs() < 0.12
 
 
@@ -141,5 +141,4 @@ def test_a_replay_knows_how_far_each_step_has_moved() -> None:
         ours = torch.distributions.Normal(mean, std)
         theirs = torch.distributions.Normal(trajectory.means[rows, step], std)
         want = torch.distributions.kl_divergence(ours, theirs).flatten(1).mean(1, keepdim=True)
-        assert chunk.divergence is not None
         torch.testing.assert_close(chunk.divergence(), want, rtol=1e-4, atol=0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -34,22 +35,38 @@ def all_gather(compute: Callable[[], R]) -> list[R]:
     Raises:
         LostRankError: a rank has ended, or does not answer within `TIMEOUT`.
     """
-    if count() == 1:
-        return [compute()]
-    value: Any = None
+    own: list[R] = []
+    with gathering(own) as answers:
+        own.append(compute())
+    return [value for (value,) in answers]
+
+
+@contextmanager
+def gathering(own: R) -> Iterator[list[R]]:
+    """Gives the ``own`` of each rank as it is after the block; raises on all what the block raises on any.
+
+    Raises:
+        LostRankError: as `all_gather`.
+    """
+    gathered: list[R] = []
     error: Exception | None = None
     try:
-        value = compute()
+        yield gathered
     except Exception as raised:
         error = raised
+    if count() == 1:
+        if error is not None:
+            raise error
+        gathered.append(own)
+        return
     sharding.serve_gathers()
     # accelerate's gather_object asks its own state, which takes gloo's ranks for single processes by default.
     answers: list[Any] = [None] * count()
-    collective(lambda: dist.all_gather_object(answers, (value, error and _sendable(error))))
+    collective(lambda: dist.all_gather_object(answers, (own, error and _sendable(error))))
     for number, (_, failed) in enumerate(answers):
         if failed is not None:
             raise error if error and number == rank() else failed
-    return [found for found, _ in answers]
+    gathered += [found for found, _ in answers]
 
 
 def run_on_all(compute: Callable[[], R]) -> R:

@@ -1,6 +1,7 @@
 """Denoises start noise to pixels for any flow model: the ODE, stochastic steps in a window, batches, decoding.
 
-Shapes: N entries of the conditions, B rows, W stochastic steps, C x h x w latents of one image.
+Shapes: N entries of the conditions, B rows, W decisions of each (stochastic steps, or noises), C x h x w latents of one
+image.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.models.flow.forward_process import STD, noised
 from visual_grpo.models.flow.interface import FlowModel, Schedule
-from visual_grpo.models.flow.transitions import noises, ode_step, transition
+from visual_grpo.models.flow.transitions import log_prob, noises, ode_step, transition
 from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import START_NOISE, STEP_NOISE
@@ -28,18 +30,18 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, kw_only=True)
 class DenoisedPath:
-    """States of B rows at the stochastic steps."""
+    """States of B rows at the stochastic steps, or their noised samples x."""
 
     latents: Tensor
     """[B, C, h, w] float32 after the last step."""
     states: Tensor
-    """[B, W, C, h, w] float32 before each stochastic step."""
+    """[B, W, C, h, w] float32 before each stochastic step, or x."""
     next_states: Tensor
-    """[B, W, C, h, w] float32 after it."""
+    """[B, W, C, h, w] float32 after it, or the target u of the velocity."""
     means: Tensor
-    """[B, W, C, h, w] float32 of the transitions that they were sampled from."""
-    stds: list[float]
-    """[W] standard deviations of those."""
+    """[B, W, C, h, w] float32 of the transitions that they were sampled from, or the velocities v."""
+    log_probs: Tensor
+    """[B, W] float32."""
     stats: Mapping[str, float] = field(default_factory=dict)
     """Measurements for the metrics of a step."""
 
@@ -126,7 +128,7 @@ class Denoiser(Generic[C]):
         schedule, transformer = self.model.schedule(steps), self.model.transformer
         start = self.start_noise(noise_seeds)[::shared_prefix]
         noise = noises([seed ^ STEP_NOISE for seed in step_seeds], len(window), self.model.latent_shape)
-        before, after, means, stds = [], [], [], []
+        before, after, means, log_probs = [], [], [], []
         with on_device(transformer):
             with fast_lora(transformer):
                 state = self._ode(start, conditions, entries[::shared_prefix], schedule, range(window[0]))
@@ -139,7 +141,7 @@ class Denoiser(Generic[C]):
                 state = mean + std * noise[:, column].to(mean.device)
                 after.append(state)
                 means.append(mean)
-                stds.append(std)
+                log_probs.append(log_prob(state, mean, std))
             with fast_lora(transformer):
                 latents = self._ode(state, conditions, entries, schedule, range(window[-1] + 1, steps))
         return DenoisedPath(
@@ -147,14 +149,54 @@ class Denoiser(Generic[C]):
             states=torch.stack(before, 1),
             next_states=torch.stack(after, 1),
             means=torch.stack(means, 1),
-            stds=stds,
+            log_probs=torch.stack(log_probs, 1),
         )
+
+    @phase("denoising")
+    @torch.no_grad()
+    def noised_path(
+        self,
+        conditions: C,
+        entries: Tensor,
+        noise_seeds: Sequence[int],
+        step_seeds: Sequence[int],
+        *,
+        steps: int,
+        window: Sequence[int],
+    ) -> DenoisedPath:
+        """Samples of the ODE, noised at the levels of the steps in ``window``, for forward-process training.
+
+        Args: as of `sample_path`; ``step_seeds`` are of the noise.
+        """
+        schedule = self.model.schedule(steps)
+        clean = self.integrate(conditions, entries, noise_seeds, steps)
+        levels = [schedule.sigmas[step] for step in window]
+        states, targets = noised(clean, [seed ^ STEP_NOISE for seed in step_seeds], levels)
+        with on_device(self.model.transformer):
+            found = [
+                self._velocities(states[:, column], conditions, entries, schedule, step)
+                for column, step in enumerate(window)
+            ]
+        velocities = torch.stack(found, 1)
+        norms = [part.flatten(2).norm(dim=2) for part in (velocities, targets)]
+        return DenoisedPath(
+            latents=clean,
+            states=states,
+            next_states=targets,
+            means=velocities,
+            log_probs=torch.stack([log_prob(targets[:, k], v, STD) for k, v in enumerate(found)], 1),
+            stats={"velocity_norm": float((norms[0] / norms[1]).mean())},
+        )
+
+    def velocity(self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int) -> Tensor:
+        """Returns v [b, C, h, w] at the noise level of a step, with gradient where it is on."""
+        return self.model.velocity(conditions, entries)(state, schedule.timesteps[step])
 
     def step(
         self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int
     ) -> tuple[Tensor, float]:
         """Returns mean [b, C, h, w] and standard deviation of a stochastic step, with gradient where it is on."""
-        velocity = self.model.velocity(conditions, entries)(state, schedule.timesteps[step])
+        velocity = self.velocity(state, conditions, entries, schedule, step)
         sigma, next_sigma = schedule.sigmas[step], schedule.sigmas[step + 1]
         return transition(velocity, state, sigma, next_sigma, self.flow.noise, self.flow.sampler)
 
@@ -170,6 +212,10 @@ class Denoiser(Generic[C]):
             return mean
 
         return self._batched(state, entries, run), stds[0]
+
+    def _velocities(self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, step: int) -> Tensor:
+        """`velocity`, a batch at a time."""
+        return self._batched(state, entries, lambda part, own: self.velocity(part, conditions, own, schedule, step))
 
     def _ode(self, state: Tensor, conditions: C, entries: Tensor, schedule: Schedule, steps: range) -> Tensor:
         """Takes ``steps`` of the schedule, [b, C, h, w] -> the same, a batch at a time."""

@@ -1,8 +1,9 @@
-"""Flow matching as a policy: its decisions are the stochastic denoising steps (Flow-GRPO, arXiv 2505.05470).
+"""Flow matching as a policy: its decisions are the stochastic denoising steps (Flow-GRPO, arXiv 2505.05470), or noises
+on samples of the ODE (forward_process.py).
 
 A family offers a `FlowModel`; `FlowPolicy` samples, replays and trains it. The loop over denoising
 steps is in denoising.py, their formulas are in transitions.py.
-Shapes: N prompts (*entries* of the conditions), G samples of each, B = N * G rows (b of them), S trained steps,
+Shapes: N prompts (*entries* of the conditions), G samples of each, B = N * G rows (b of them), S trained decisions,
 C x h x w latents of one image.
 """
 
@@ -17,13 +18,15 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.decisions import GaussianLikelihoods
 from visual_grpo.common.device import map_on_cores
 from visual_grpo.common.phases import alike, phase
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Share
+from visual_grpo.common.types import PromptRecord, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
-from visual_grpo.models.flow.forward_process import denoiser_of
+from visual_grpo.models.flow.denoising import Denoiser
+from visual_grpo.models.flow.forward_process import matches
 from visual_grpo.models.flow.interface import FlowModel, Schedule
-from visual_grpo.models.flow.transitions import log_prob, moved_by, transition_kl
+from visual_grpo.models.flow.transitions import step_likelihoods
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import random_seeds, repeated
@@ -40,13 +43,11 @@ class FlowTrajectory(Generic[C]):
     """[B] int64, row -> entry of the conditions."""
     schedule: Schedule
     steps: tuple[int, ...]
-    """[S] trained denoising steps."""
+    """[S] trained denoising steps, or those at whose levels noise was added."""
     states: Tensor
-    """[B, S, C, h, w] float32 before each trained step."""
+    """[B, S, C, h, w], as this and the next two in `DenoisedPath`."""
     next_states: Tensor
-    """[B, S, C, h, w] float32 after it."""
     means: Tensor
-    """[B, S, C, h, w] of the transitions under the sampling policy."""
     shared_prefix: int
     """Number of neighbouring rows that are identical until ``first_stochastic_step`` adds noise."""
     first_stochastic_step: int
@@ -70,7 +71,7 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         super().__init__(adapter)
         self.model, self.config, self.kl_reference = model, config, kl_reference
         self.steps, self.guidance_scale = sampler.denoising()
-        self.denoiser = denoiser_of(model, config)
+        self.denoiser, self.matching = Denoiser(model, config), config.flow.likelihood == "matching"
         if config.gradient_checkpointing:
             model.transformer.enable_gradient_checkpointing()
 
@@ -104,14 +105,16 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         started = time.perf_counter()
         count, shared_prefix = len(prompts), group_size if self.config.share_start_noise else 1
         step_seeds = random_seeds(count * group_size, generator, share)
-        window = self.denoiser.window(self.steps, generator)
+        window = [step for step in self.denoiser.window(self.steps, generator) for _ in range(self.config.flow.draws)]
         starts = step_seeds
         if self.config.share_start_noise:
             starts = [seed for seed in noise_seeds for _ in range(group_size)]
         entries = torch.arange(count).repeat_interleave(group_size)
-        path = self.denoiser.sample_path(
-            conditions, entries, starts, step_seeds, steps=self.steps, window=window, shared_prefix=shared_prefix
-        )
+        sampled = conditions, entries, starts, step_seeds
+        if self.matching:
+            path = self.denoiser.noised_path(*sampled, steps=self.steps, window=window)
+        else:
+            path = self.denoiser.sample_path(*sampled, steps=self.steps, window=window, shared_prefix=shared_prefix)
         columns = self.denoiser.trained_columns(len(window), generator)
         trajectory = FlowTrajectory(
             conditions=conditions,
@@ -126,47 +129,49 @@ class FlowPolicy(AdapterPolicy[FlowTrajectory[C]]):
         )
         if self.kl_reference:
             trajectory = replace(trajectory, reference_means=self.reference_means(trajectory))
-        found = [log_prob(path.next_states[:, c], path.means[:, c], path.stds[c]) for c in columns]
         return Rollout(
             prompts=repeated(prompts, group_size),
             samples=self.denoiser.pixels(path.latents),
             trajectory=trajectory,
-            log_probs=torch.stack(found, 1).cpu(),
+            log_probs=path.log_probs[:, columns].cpu(),
             mask=torch.ones(len(entries), len(columns), dtype=torch.bool),
             stats={"seconds/decode": time.perf_counter() - started, **path.stats},
         )
 
-    def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[ReplayChunk]:
-        """Yields a chunk per trained step, so that only one step's graph is alive at a time."""
+    def replay(self, trajectory: FlowTrajectory[C], rows: Tensor) -> Iterator[GaussianLikelihoods]:
+        """Yields a trained decision of each row, so that only one graph is alive at a time."""
         with on_device(self.model.transformer):  # Also while the caller goes backward.
-            for column in alike(range(len(trajectory.steps))):
-                mean, std = self._step(trajectory, column, rows)
-                log_probs = log_prob(trajectory.next_states[rows, column], mean, std)
-                kl = None
-                if trajectory.reference_means is not None:
-                    kl = transition_kl(mean, trajectory.reference_means[rows, column], std)[:, None].cpu()
-                moved = partial(moved_by, mean, trajectory.means, (rows, column), std)
-                yield ReplayChunk(
-                    steps=slice(column, column + 1),
-                    log_probs=log_probs[:, None].cpu(),
-                    kl=kl,
-                    divergence=moved,
-                )
+            for column, step in alike(list(enumerate(trajectory.steps))):
+                old, after = trajectory.means[rows, column], trajectory.next_states[rows, column]
+                reference = None if trajectory.reference_means is None else trajectory.reference_means[rows, column]
+                if self.matching:
+                    velocity, level = self._velocity(trajectory, column, rows), trajectory.schedule.sigmas[step]
+                    yield matches(column, level, velocity, old, after, reference)
+                else:
+                    mean, std = self._step(trajectory, column, rows)
+                    yield step_likelihoods(column, std, mean, old, after, reference)
 
     @phase("reference of denoising")
     @torch.no_grad()
     def reference_means(self, trajectory: FlowTrajectory[C]) -> Tensor:
-        """Returns the means without the adapter, [B, S, C, h, w]."""
+        """Returns the means, or velocities, without the adapter, [B, S, C, h, w]."""
         batches = torch.arange(len(trajectory.states)).split(self.config.denoise_batch)
+        found = self._velocity if self.matching else self._mean
         with on_device(self.model.transformer), self.adapter.disabled():
             columns = [
-                torch.cat(map_on_cores(partial(self._mean, trajectory, column), batches, trajectory.states.device))
+                torch.cat(map_on_cores(partial(found, trajectory, column), batches, trajectory.states.device))
                 for column in range(len(trajectory.steps))
             ]
         return torch.stack(columns, 1)
 
     def _mean(self, trajectory: FlowTrajectory[C], column: int, rows: Tensor) -> Tensor:
         return self._step(trajectory, column, rows)[0]
+
+    def _velocity(self, trajectory: FlowTrajectory[C], column: int, rows: Tensor) -> Tensor:
+        """Returns the velocity [b, C, h, w] of noised samples of ``rows`` ([b] int64)."""
+        state, entries = trajectory.states[rows, column], trajectory.entries[rows]
+        step = trajectory.steps[column]
+        return self.denoiser.velocity(state, trajectory.conditions, entries, trajectory.schedule, step)
 
     def _step(self, trajectory: FlowTrajectory[C], column: int, rows: Tensor) -> tuple[Tensor, float]:
         """Returns mean [b, C, h, w] and standard deviation of a trained step of ``rows`` ([b] int64)."""

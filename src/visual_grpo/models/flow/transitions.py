@@ -21,6 +21,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visual_grpo.common.decisions import GaussianLikelihoods
+
 Sampler = Literal["sde", "cps"]
 
 
@@ -63,10 +65,16 @@ def transition_kl(mean: Tensor, reference_mean: Tensor, std: float) -> Tensor:
     return (mean - reference_mean).square().flatten(1).mean(1) / (2 * std**2)
 
 
-@torch.no_grad()
-def moved_by(mean: Tensor, old_means: Tensor, index: tuple[Tensor, int], std: float) -> Tensor:
-    """[b, 1] on the CPU: `transition_kl` to the transitions that b rows were sampled from, ``old_means[index]``."""
-    return transition_kl(mean, old_means[index], std)[:, None].cpu()
+def step_likelihoods(
+    column: int, std: float, mean: Tensor, old_mean: Tensor, sample: Tensor, reference_mean: Tensor | None
+) -> GaussianLikelihoods:
+    """Offers the steps of b rows in ``column``; means under the present policy, the old one and the reference."""
+    return GaussianLikelihoods(
+        steps=slice(column, column + 1),
+        log_probs=log_prob(sample, mean, std)[:, None].cpu(),
+        kl=None if reference_mean is None else transition_kl(mean, reference_mean, std)[:, None].cpu(),
+        divergence=lambda: transition_kl(mean.detach(), old_mean, std)[:, None].cpu(),
+    )
 
 
 def _sde(velocity: Tensor, state: Tensor, sigma: float, next_sigma: float, noise: float) -> tuple[Tensor, float]:

@@ -14,8 +14,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from visual_grpo.common.decisions import Likelihoods
 from visual_grpo.common.phases import phase
-from visual_grpo.common.types import PromptRecord, ReplayChunk, Rollout, Sample, Share
+from visual_grpo.common.types import PromptRecord, Rollout, Sample, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.grpo.losses import k3_kl
 from visual_grpo.models.lora import Adapter, AdapterPolicy
@@ -109,14 +110,14 @@ class TokenPolicy(AdapterPolicy[TokenTrajectory[E]]):
             rounding=self._rounding(sampled),
         )
 
-    def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[ReplayChunk]:
+    def replay(self, trajectory: TokenTrajectory[E], rows: Tensor) -> Iterator[Likelihoods]:
         """Yields one chunk: all T tokens of ``rows`` under the current adapter, with gradient."""
         with on_device(self.model.network):  # Also while the caller goes backward.
             log_probs = self._log_probs(trajectory, rows)
             kl = None
             if trajectory.reference_log_probs is not None:
                 kl = k3_kl(log_probs, trajectory.reference_log_probs[rows])
-            yield ReplayChunk(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
+            yield Likelihoods(steps=slice(0, log_probs.shape[1]), log_probs=log_probs, kl=kl)
 
     @phase("reference of tokens")
     @torch.no_grad()
