@@ -71,8 +71,11 @@ BUILT_IN = tuple(module.name for module in pkgutil.iter_modules(families.__path_
 _KNOWN = f"Built in: {', '.join(BUILT_IN)}; a custom family is named package.module:FAMILY (docs/own_model.md)."
 
 
-def find_family(name: str, path: str | None = None) -> Family:
+def find_family(name: str, path: str | None = None, revision: str | None = None) -> Family:
     """The family called ``name``; for ``auto`` the one that the model saved at ``path`` belongs to.
+
+    Args:
+        revision: of a hub id.
 
     Raises UserError for an unknown name and for a saved model of no known family; both name the families.
     """
@@ -82,7 +85,7 @@ def find_family(name: str, path: str | None = None) -> Family:
         raise UserError(f"model.family is {name!r}, which is no known family.{nearest_hint(name, BUILT_IN)} {_KNOWN}")
     if path is None:
         raise UserError("model.family is auto, but there is no saved model to recognise it from; name the family.")
-    class_name = saved_class(path)
+    class_name = saved_class(path, revision)
     for family in map(_loaded, BUILT_IN):
         if class_name in family.saved_as:
             return family

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import diffusers
-import huggingface_hub
 import torch
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 
 from visual_grpo.common.device import resolve_device
@@ -20,12 +17,11 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import ModelConfig
 from visual_grpo.grpo.distributed import sharding
+from visual_grpo.models.hub import MODEL_FILE, PIPELINE_FILE, model_file, read_described
 from visual_grpo.models.offload import enable_offload
 from visual_grpo.models.quantized import check_base_weights, quantize
 from visual_grpo.models.without_weights import unread_networks
 
-PIPELINE_FILE = "model_index.json"
-MODEL_FILE = "config.json"
 _POINTER = "adapter_config.json"
 """The file by which transformers loads the model that it names, which may be on the hub, with an adapter."""
 
@@ -111,38 +107,17 @@ def loading(path: str) -> Iterator[None]:
             ) from error
 
 
-def saved_class(path: str) -> str | None:
+def saved_class(path: str, revision: str | None = None) -> str | None:
     """The class that a saved model's folder or hub id names; None where it names none.
 
     Raises UserError where nothing can be read at ``path``.
     """
-    for name in (PIPELINE_FILE, MODEL_FILE):
-        file = _file(path, name)
-        if file is None:
-            continue
-        try:
-            facts: Any = json.loads(file.read_text(encoding="utf-8"))
-            return facts.get("_class_name") or next(iter(facts.get("architectures") or []), None)
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{file} is damaged: {error}. Save or download the model again.") from error
-    raise UserError(
-        f"model.path is {path}, which holds neither {PIPELINE_FILE} nor {MODEL_FILE}; expected a folder saved by"
-        " save_pretrained, a hub id that is reachable or downloaded, or null for the starter's model."
-    )
-
-
-def _file(path: str, name: str) -> Path | None:
-    file = Path(path) / name
-    if file.is_file():
-        return file
-    if not may_be_hub_id(path):
-        return None
-    try:
-        return Path(huggingface_hub.hf_hub_download(path, name))
-    except LocalEntryNotFoundError as error:
+    here = (Path(path) / name for name in (PIPELINE_FILE, MODEL_FILE))
+    file = model_file(path, revision) if may_be_hub_id(path) else next(filter(Path.is_file, here), None)
+    if file is None:
         raise UserError(
-            f"The family of the model {path!r} cannot be told: the hub cannot be reached and the model was not"
-            " downloaded before. Set model.family, or give a folder."
-        ) from error
-    except (EntryNotFoundError, HfHubHTTPError, OSError):
-        return None
+            f"model.path is {path}, which holds neither {PIPELINE_FILE} nor {MODEL_FILE}; expected a folder saved by"
+            " save_pretrained, a hub id that is reachable or downloaded, or null for the starter's model."
+        )
+    described = read_described(file)
+    return described.get("_class_name") or next(iter(described.get("architectures") or []), None)

@@ -76,7 +76,7 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
         model: folder or hub id; None = ``model.path``.
         family: of the model; None = the one that ``model.family`` names.
     """
-    family = family or find_family(config.model.family, model or config.model.path)
+    family = family or find_family(config.model.family, model or config.model.path, config.model.revision)
     if config.data.task not in family.tasks:
         raise UserError(
             f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."

@@ -31,7 +31,8 @@ def create_pipeline() -> Pipeline:
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:
     """Returns the dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
 
-    ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files. The dataset
+    ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files; a model on
+    the hub has a ``commit`` instead. The dataset
     is rendered only where it is the data, and the small model pretrained only where it is the model.
     """
     if data.path == starter.dataset:
@@ -66,4 +67,4 @@ def _digests_of(model: ModelConfig) -> dict[str, str | None]:
     content = content_digest(model.path)
     # The same files elsewhere are the same model; those of a hub id are known by their revision.
     recipe = {"path": model.path, "revision": model.revision} if content is None else {"content": content}
-    return {"digest": digest_of(recipe), "content": content}
+    return {"digest": digest_of(recipe), "content": content, "commit": model.revision if content is None else None}

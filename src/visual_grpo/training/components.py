@@ -45,6 +45,13 @@ def check_unchanged(base_model: Mapping[str, Any], spec: RunSpec) -> None:
         raise UserError(
             f"model.path is {spec.model}, but the starter was run with {model}. Run it again.", remedy="starter"
         )
+    commit, now = base_model.get("commit"), spec.config.model.revision
+    if commit is not None and commit != now:
+        raise UserError(
+            f"{model} has moved on the hub since the starter was run: it was at commit {commit}, and is at {now}. To go"
+            f" on with what was there, set model.revision={commit}; for the new one, run the starter again.",
+            remedy="starter",
+        )
     if before is not None and content_digest(model) != before:
         raise UserError(
             f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,9 +17,10 @@ from visual_grpo.common.errors import CombinedError, Remedy, UserError
 from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.config.presets import TARGET_JUDGE
+from visual_grpo.models.family import find_family
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
-from visual_grpo.operations.preflight.check import check, check_before_run
+from visual_grpo.operations.preflight.check import check, check_before_run, check_model
 from visual_grpo.operations.preflight.data import Findings
 from visual_grpo.starter.worlds import SHAPES
 
@@ -217,6 +219,17 @@ OTHER_MODEL = Remedy(environment="negative_points")
 NO_STEPS = {"steps": None, "guidance_scale": None}
 
 
+FLOW_ONLY: dict[str, Any] = {"modules": {"dit": None}, "evaluation": {"controls": []}}
+
+
+def saved(folder: Path, family: str) -> str:
+    """A folder that says that it is a model of a family."""
+    (folder / "model").mkdir()
+    [kind] = find_family(family).saved_as
+    (folder / "model/model_index.json").write_text(json.dumps({"_class_name": kind}))
+    return str(folder / "model")
+
+
 def as_task(task: str) -> Remedy:
     return Remedy(parameters={"data.task": task})
 
@@ -244,9 +257,7 @@ def test_sources_that_the_family_does_not_take_are_told_before_any_work(tmp_path
     rows.append({**rows[0], "id": "two", "prompt": "both", "source_image": ["a.png"] * count})
     photo(tmp_path / "records/a.png", 0)
     jsonl(tmp_path / "records/records.jsonl", rows)
-    model = {"path": "a/b", "family": family}
-    changes = {"data": {"task": "i2i"}, "model": model, "modules": {"dit": None}, "evaluation": {"controls": []}}
-    given: dict[str, Any] = changes
+    given: dict[str, Any] = {"data": {"task": "i2i"}, "model": {"path": saved(tmp_path, family)}, **FLOW_ONLY}
     with nullcontext() if refused is None else pytest.raises(UserError, match=refused):
         settle(tmp_path / "records", **given)
 
@@ -258,13 +269,15 @@ def test_sources_that_the_family_does_not_take_are_told_before_any_work(tmp_path
         ("prompts", {"data": {"task": "i2i"}}, "have no source_image, so they are prompts, and", as_task("t2i")),
         ("masks", {}, "are queries about an image with a mask, and data.task is t2i.", OTHER_MODEL),
         # Their targets could be masks.
-        ("edits", {"model": {"path": "a/b", "family": "sd3"}}, "so they are edits, and data.task is t2i.", None),
+        ("edits", {"model": "sd3"}, "so they are edits, and data.task is t2i.", None),
         ("prompts", QUERIES, "so they are prompts, and data.task is segmentation. The model does segm", None),
     ],
 )
 def test_records_of_another_task_are_told_with_the_command_for_it(tmp_path, kind, given, said, remedy):
     make = masks if kind == "masks" else FOLDERS[kind]
     make(tmp_path / "records")
+    if "model" in given:
+        given = {"model": {"path": saved(tmp_path, given["model"])}}
     with pytest.raises(CombinedError, match=said) as refused:
         settle(tmp_path / "records", **given)
     only = f" does {'t2i' if kind == 'edits' else 'segmentation'} only."
@@ -374,13 +387,12 @@ def test_no_record_left_to_train_on_is_told_with_those_that_were_rejected(tmp_pa
     assert "and 1 more" in message
 
 
-def test_a_hub_id_of_a_named_family_is_not_looked_up_before_it_is_loaded(monkeypatch):
-    def unreachable(*arguments: object) -> None:
-        raise AssertionError("the check asked the hub")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
-    check(parameters())
-    check(parameters(model={"family": "glm_image", "path": "zai-org/GLM-Image"}))
+def test_a_named_family_does_not_load_the_model_of_another(tmp_path):
+    kontext = saved(tmp_path, "flux_kontext")
+    check_model(parameters(model={"path": kontext, "family": "auto"}, **FLOW_ONLY, data={"task": "i2i"}))
+    said = "model.family is flux, which loads FluxPipeline, but the model at .* is a FluxKontextPipeline"
+    with pytest.raises(UserError, match=said):
+        check_model(parameters(model={"path": kontext, "family": "flux"}, **FLOW_ONLY))
     with pytest.raises(UserError, match="holds neither model_index"):
         check(parameters(model={"family": "glm_image", "path": "/nowhere/at/all"}))
 

@@ -14,8 +14,9 @@ from visual_grpo.common.errors import Problems, UserError, counted, sentence
 from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, LISTED, TARGET_JUDGE, optimised_rewards
-from visual_grpo.models.family import Family, find_family
+from visual_grpo.models.family import Family, find_family, is_own
 from visual_grpo.models.flow.references import taken
+from visual_grpo.models.hub import look_up
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
@@ -51,10 +52,27 @@ def check_model(config: Parameters) -> RunSpec:
     ``model.base_weights`` is missing; loads no model."""
     if config.model.base_weights != "full":
         require_bitsandbytes("model.base_weights", config.model.base_weights)
-    # A hub id of a named family is not looked up: that would need the network before it is used.
-    if not config.model_is_pretrained and not may_be_hub_id(config.model.path):
-        saved_class(config.model.path)
-    return resolve(config)
+    spec = resolve(config)
+    if not config.model_is_pretrained and not is_own(config.model.family):
+        class_name = saved_class(config.model.path, config.model.revision)
+        if class_name not in spec.family.saved_as:
+            raise UserError(
+                f"model.family is {spec.family.name}, which loads {', '.join(spec.family.saved_as)}, but the model at"
+                f" {config.model.path} is a {class_name}. With model.family=auto the model chooses its family."
+            )
+    return spec
+
+
+def pinned(config: Parameters) -> tuple[Parameters, list[str]]:
+    """Returns the parameters with the commit of a model on the hub as ``model.revision``, and what to tell of it.
+
+    Every load and every record of the command is of that commit. Raises UserError where the model cannot be had.
+    """
+    if config.model_is_pretrained or not may_be_hub_id(config.model.path):
+        return config, []
+    found = look_up(config.model.path, config.model.revision)
+    model = config.model.model_copy(update={"revision": found.commit})
+    return config.model_copy(update={"model": model}), [] if found.note is None else [found.note]
 
 
 def _check_processes(spec: RunSpec) -> None:
@@ -129,7 +147,12 @@ def check_before_run(
     Raises:
         UserError: what does not fit, all of it in one message.
     """
-    problems, findings, scores, given = Problems(), None, "rewards" in tags, config
+    problems, findings, scores, notes = Problems(), None, "rewards" in tags, list[str]()
+    with problems.collect():
+        if {"training", "model"} & tags:
+            config, notes = pinned(config)
+    problems.raise_if_any()  # What is looked at depends on the model.
+    given = config
     with problems.collect():
         if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter draws is known.
             prepares = "records" in outputs
@@ -149,7 +172,7 @@ def check_before_run(
         with problems.collect():
             _check_records(config.rewards, findings)
     problems.raise_if_any()
-    notes = _judge_notes(given, config, findings) if findings is not None and scores else []
+    notes += _judge_notes(given, config, findings) if findings is not None and scores else []
     if findings is not None and findings.note is not None:
         notes.append(f"Note: {sentence(findings.note)}")
     return config, spec, notes
@@ -176,7 +199,7 @@ def _look(
         return look_at_table(prepared(), data.task, every=every)
     tasks = OF_A_RECORD
     with suppress(UserError):  # `check` tells it.
-        tasks = find_family(model.family, model.path).tasks
+        tasks = find_family(model.family, model.path, model.revision).tasks
     return look_at_folder(data, tasks)
 
 
