@@ -37,9 +37,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if not folder.is_dir():
+            raise UserError(f"There are no adapters in {folder} yet.", remedy="train") from error
         raise UserError(
-            f"{folder} is not the folder of a training: it has no {FACTS}. Expected what the train pipeline"
-            " leaves in data/06_models/adapters, or the artifacts `adapters` of its MLflow run."
+            f"{folder} is not the folder of a training: it has no {FACTS}. Expected the folder that the train pipeline"
+            " leaves, or the artifacts `adapters` of its MLflow run."
         ) from error
     except ValueError as error:
         raise UserError(f"{file} is damaged: {error}. {AGAIN}") from error
