@@ -3,8 +3,8 @@
 A record maps names to JSON values: ``parameters`` to the parameter tree, the names of `INPUTS`, `RUNTIME` and of the
 rewards' code and files to digests or words, and ``unread`` to patterns of parameters that no judged sample of the model
 depends on. Folders of samples hold one in `RECORD`. training.json is one with other entries beside, and a checkpoint's
-metadata hold one as ``provenance``, its parameters apart. `differences` compares two of them, as far as a kind of result
-is concerned (`config.decides`).
+metadata hold one as ``provenance``, its parameters apart. `differences` compares two of them, as far as a kind of
+result is concerned (`config.decides`).
 """
 
 from __future__ import annotations
