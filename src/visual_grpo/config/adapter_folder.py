@@ -86,8 +86,8 @@ def check_weights(folder: Path) -> None:
     changed = [name for name, now in weight_sums(folder).items() if stored.get(name, now) != now]
     if changed:
         raise UserError(
-            f"{folder / changed[0]} is not the file that the training left there (its sha256 in {FACTS} is another): it"
-            f" is damaged, or of another training. {AGAIN}"
+            f"{folder / changed[0]} is damaged, or belongs to a different training: its sha256 differs from the one in"
+            f" {FACTS}. {AGAIN}"
         )
 
 

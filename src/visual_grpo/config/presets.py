@@ -76,7 +76,7 @@ _catalog: list[dict[str, str]] = []
 
 
 def or_default(value: Any, default: str) -> Any:
-    """Nothing but null is left open; what else is no folder's name is for the validation to refuse."""
+    """Returns ``default`` for null alone: the validation refuses what else cannot be the name of a folder."""
     return default if value is None else value
 
 
