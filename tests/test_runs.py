@@ -207,6 +207,11 @@ baseline: {type: json.JSONDataset, filepath: data/baseline.json, metadata: {made
 folder: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/folder, metadata: {made_by: half}}
 adapters: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/06_models/adapters, metadata: {made_by: train}}
 trained: {type: visual_grpo.data.datasets.FolderDataset, filepath: data/trained, metadata: {made_by: evaluate}}
+evaluation: {type: json.JSONDataset, filepath: "${output:}/08_reporting/evaluation.json", metadata: {made_by: evaluate}}
+evaluation_report:
+  type: visual_grpo.data.datasets.FolderDataset
+  filepath: "${output:}/08_reporting/evaluation"
+  metadata: {made_by: evaluate}
 """
 
 

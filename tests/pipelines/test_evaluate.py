@@ -151,7 +151,7 @@ def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.C
     verdict.show(headline)
     shown = capsys.readouterr().out
     assert "│ 0 / 34" in shown
-    assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown
+    assert "not show that the trained model is better: 34 of its 204 samples could not be scored" in shown
     assert shown.rstrip().endswith("Could not be scored: base 0, trained 34 of 204 each; the shares differ.")
 
 

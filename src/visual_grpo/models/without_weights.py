@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,11 @@ def unread_networks(described: Mapping[str, Any], folder: str, dtype: torch.dtyp
 def load_network(auto_class: Any, path: str, dtype: torch.dtype, **given: Any) -> Any:
     """Calls ``auto_class.from_pretrained`` of transformers; reads no weights inside `without_weights`."""
     if _device is None:
-        return auto_class.from_pretrained(path, dtype=dtype, **given)
-    configuration = AutoConfig.from_pretrained(path)
-    return _generating(frozen(lambda: auto_class.from_config(configuration), dtype, _device), Path(path))
+        # By default the user is asked whether to run a model's code.
+        return auto_class.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False, **given)
+    configuration = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    build = partial(auto_class.from_config, configuration, trust_remote_code=False)
+    return _generating(frozen(build, dtype, _device), Path(path))
 
 
 def network_of(kind: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:

@@ -26,16 +26,18 @@ from visual_grpo.tracking import lineage
     ("changes", "said"),
     [
         (
-            {"model": {"family": "glm_image"}, "distributed": {"processes": 3}},
+            {"distributed": {"processes": 3}},
             "a step of ar has 2 prompts .*Expected at most 2",
         ),
         ({"distributed": {"processes": 0}}, "greater than or equal"),
         ({"distributed": {"sharded": True}}, "sharded needs processes of at least 2"),
     ],
 )
-def test_what_processes_cannot_do_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_what_processes_cannot_do_is_refused(
+    changes: dict[str, Any], said: str, tmp_path: Path, pipeline_folder: Path
+) -> None:
     with pytest.raises((UserError, ValueError), match=said):
-        check(parameters(tmp_path, **changes))
+        check(parameters(tmp_path, **{"model": {"path": str(pipeline_folder)}, **changes}))
 
 
 def test_each_process_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

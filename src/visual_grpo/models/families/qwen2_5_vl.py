@@ -220,8 +220,6 @@ def load(path: str, config: ModelConfig) -> Loaded:
             path,
             getattr(torch, config.dtype),
             revision=config.revision,
-            use_safetensors=True,
-            trust_remote_code=False,  # By default the user is asked.
         )
     if type(model).__name__ not in SAVED_AS:
         raise UserError(f"The model {path!r} is a {type(model).__name__}; qwen2_5_vl loads {' and '.join(SAVED_AS)}.")
