@@ -28,12 +28,12 @@ from visual_grpo.common.files import new_folder
 def make(parameters: Parameters, grpo: GRPOConfig, rewards):
     return {"kinds": [type(value).__name__ for value in (parameters, grpo, rewards["rendering"])]}
 
-def prepare(data: DataConfig, output):
+def prepare(data: DataConfig, draft):
     from visual_grpo.pipelines.data_preparation import prepare_records
-    return prepare_records(data, output, {})[0]
+    return prepare_records(data, {}, draft)[0]
 
-def prepare_only(data: DataConfig, output, base_model):
-    return prepare(data, output)
+def prepare_only(data: DataConfig, draft, base_model):
+    return prepare(data, draft)
 
 def score(records, parameters: Parameters, rewards):
     return {"reward": parameters.reward, "rewards": list(rewards)}
@@ -82,13 +82,13 @@ def register_pipelines():
         "images": node(make, typed, "baseline", name="images"),
         "half": node(half, "params:output", "folder", name="node_half"),
         "evaluate": node(judge, ["adapters", "parameters"], "trained", name="judge"),
-        "prepared": node(prepare_only, ["params:data", "params:output", "base_model"], "records", name="prepared"),
+        "prepared": node(prepare_only, ["params:data", "draft", "base_model"], "records", name="prepared"),
         "untrained": node(half, "params:output", "adapters", name="node_untrained"),
         "trained": node(fill, "params:output", "adapters", name="node_trained"),
         **{f.__name__: node(f, "report", None, name=f.__name__)
            for f in (interrupt, crash, mistake, terminate, greedy)},
     }
-    own = pipeline([node(prepare, ["params:data", "params:output"], "records", name="prepare"),
+    own = pipeline([node(prepare, ["params:data", "draft"], "records", name="prepare"),
                     node(score, ["records", "parameters", "params:rewards"], "baseline", name="score")])
     scored = dict.fromkeys(("images", "untrained", "trained"), ["tracked", "training", "rewards"])
     tags = scored | {"evaluate": [*scored["trained"], "parameters_of.adapter"], "own": scored["trained"]}
@@ -197,8 +197,9 @@ pathlib.Path("out.json").write_text(json.dumps(out))
 
 
 CATALOG = """
+draft: {type: visual_grpo.data.datasets.Draft}
 report: {type: json.JSONDataset, filepath: data/report.json, metadata: {made_by: make}}
-base_model: {type: json.JSONDataset, filepath: data/base_model.json, metadata: {made_by: starter}}
+base_model: {type: json.JSONDataset, filepath: data/06_models/base_model.json, metadata: {made_by: starter}}
 records:
   type: visual_grpo.data.datasets.RecordsDataset
   filepath: "${output:}/05_model_input/records.parquet"
