@@ -122,7 +122,7 @@ def test_a_training_that_was_killed_goes_on_and_ends_with_the_same_adapter(proje
     call(project, "sed -i 's/^train_params:.*/train_params: seed=8/' params.yaml")
     ran, said = repro(project, "train")
     assert ran == ["train"]
-    assert "are of another training: seed (was 7, is 8)" in said
+    assert "belong to a different training: seed (was 7, is 8)" in said
     assert adapters(project) != adapters(whole)
 
 

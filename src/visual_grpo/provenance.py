@@ -1,10 +1,10 @@
 """Provenance: what a result depends on, recorded beside it, and how two records differ.
 
 A record maps names to JSON values: ``parameters`` to the parameter tree, the names of `INPUTS`, `RUNTIME` and of the
-rewards' code and files to digests, and ``unread`` to patterns of parameters that the model never reads. Folders of
-samples hold one in `RECORD`. training.json is one with other entries beside, and a checkpoint's metadata hold one as
-``provenance``, its parameters apart. `differences` compares two of them, as far as a kind of result is concerned
-(`config.decides`).
+rewards' code and files to digests or words, and ``unread`` to patterns of parameters that no judged sample of the model
+depends on. Folders of samples hold one in `RECORD`. training.json is one with other entries beside, and a checkpoint's
+metadata hold one as ``provenance``, its parameters apart. `differences` compares two of them, as far as a kind of
+result is concerned (`config.decides`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INPUTS = {
     "data": (Decides.CONTENT | Decides.ASKED | Decides.SAMPLES | Decides.TRAINING, "data"),
     "start": (Decides.TRAINING, "adapters at the start"),
     "family_code": (Decides.SAMPLES | Decides.TRAINING, "code of the family"),
-    # Samples of a GPU and of a CPU do not pair, but a training may go on elsewhere.
+    # Samples of a GPU and of a CPU do not pair, but a training may go on elsewhere: ASKED is in the one question only.
     "device": (Decides.ASKED, "kind of device"),
 }
 """Entry of a record -> what it decides, and what it identifies."""
@@ -269,7 +269,7 @@ def require_made_from(result: Provenance, where: Path, maker: str, **artifacts: 
     changed = [name for name, digest in artifacts.items() if made_from.get(name) != digest]
     if changed:
         raise UserError(
-            f"{where} was made from other {' and '.join(changed)} than are there now. Make it again.", remedy=maker
+            f"{' and '.join(changed)} have changed since {where} was made from them. Make it again.", remedy=maker
         )
 
 

@@ -46,8 +46,8 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     assert "+0.200 [+0.200, +0.200]" in table
     sentence, control = lines(evaluation["headline"])
     assert sentence.startswith(
-        "On 3 held-out prompts (6 pairs) it is not shown that the trained model is better: fewer than 10 independent"
-        " prompts are too few to rely on the interval; mean total 0."
+        "On 3 held-out prompts (6 pairs) the data do not show that the trained model is better: fewer than 10"
+        " independent prompts are too few to rely on the interval; mean total 0."
     )
     assert control.startswith("Control: without training, guidance_scale=1 gives the base model 0.")
     assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()

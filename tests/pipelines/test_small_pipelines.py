@@ -68,7 +68,7 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
             draw_prompts(resolve(parameters(generate=given)), tmp_path)
     with pytest.raises(UserError, match=r"^generate\.prompts: there is no "):
         draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})), tmp_path)
-    with pytest.raises(UserError, match="is not the folder of a training"):
+    with pytest.raises(UserError, match=r"There are no adapters in .* yet"):
         draw_prompts(resolve(parameters(generate={"prompt": "a"}, output=str(tmp_path))), tmp_path)
 
 

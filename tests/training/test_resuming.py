@@ -402,16 +402,16 @@ def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:
     ],
 )
 def test_another_training_is_named_by_what_differs(killed: Path, changes: dict[str, Any], named: str) -> None:
-    assert str(why(killed, **changes)).endswith(f"/checkpoints are of another training: {named}")
+    assert str(why(killed, **changes)).endswith(f"/checkpoints belong to a different training: {named}")
 
 
 def test_other_data_or_code_in_between_make_another_training(killed: Path) -> None:
     note_provenance(killed, data="x", model_digest="y")
     assert why(killed, {**COMPUTED, "data": "x", "model_digest": "y"}) is None
     found = why(killed, {**COMPUTED, "data": "z", "model_digest": "y"})
-    assert str(found).endswith("are of another training: data")
+    assert str(found).endswith("belong to a different training: data")
     note_provenance(killed, **{"resumed.source.digest": "b"})
-    assert str(why(killed)).endswith("another training: source files of this project")
+    assert str(why(killed)).endswith("different training: source files of this project")
 
 
 def test_a_finished_training_is_done_again_and_one_whose_adapters_were_not_saved_is_not(tmp_path: Path) -> None:

@@ -37,9 +37,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        if not folder.is_dir():
+            raise UserError(f"There are no adapters in {folder} yet.", remedy="train") from error
         raise UserError(
-            f"{folder} is not the folder of a training: it has no {FACTS}. Expected what the train pipeline"
-            " leaves in data/06_models/adapters, or the artifacts `adapters` of its MLflow run."
+            f"{folder} is not the folder of a training: it has no {FACTS}. Expected the folder that the train pipeline"
+            " leaves, or the artifacts `adapters` of its MLflow run."
         ) from error
     except ValueError as error:
         raise UserError(f"{file} is damaged: {error}. {AGAIN}") from error
@@ -84,8 +86,8 @@ def check_weights(folder: Path) -> None:
     changed = [name for name, now in weight_sums(folder).items() if stored.get(name, now) != now]
     if changed:
         raise UserError(
-            f"{folder / changed[0]} is not the file that the training left there (its sha256 in {FACTS} is another): it"
-            f" is damaged, or of another training. {AGAIN}"
+            f"{folder / changed[0]} is damaged, or belongs to a different training: its sha256 differs from the one in"
+            f" {FACTS}. {AGAIN}"
         )
 
 

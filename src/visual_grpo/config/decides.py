@@ -3,8 +3,8 @@
     class GRPOConfig(Strict, decides=Decides.TRAINING):           # All fields of the section ...
         non_finite: Annotated[str, Decides.STOPPING] = "stop"     # ... except those that declare something else.
 
-A parameter without a declaration decides everything. So a missing declaration costs time, and a result is never kept in
-spite of a change.
+A field without a declaration decides what its section does, and everything where no section around it declares
+anything: then a forgotten declaration costs time, and no result is kept in spite of a change.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +50,7 @@ def place(output: str | Path, dataset: str) -> Path:
 
     Raises UserError if the catalog of the project has moved it to where no command could read it.
     """
-    filepath = _catalog[0].get(dataset)
+    filepath = (_catalog[0] if _catalog else _default_catalog()).get(dataset)
     if filepath is None or "://" in filepath:
         raise UserError(
             f"The catalog says that {dataset} is {'not in a file' if filepath is None else f'at {filepath}'}: expected"
@@ -61,21 +62,21 @@ def place(output: str | Path, dataset: str) -> Path:
 
 def use_catalog(entries: Mapping[str, Any]) -> None:
     """Takes over the catalog of a project: its merged entries, in which `OUTPUT` stands for the folder of results."""
-    _catalog[0] = {name: entry["filepath"] for name, entry in entries.items() if "filepath" in entry}
+    _catalog[:] = [{name: entry["filepath"] for name, entry in entries.items() if "filepath" in entry}]
 
 
+@cache
 def _default_catalog() -> dict[str, str]:
     entries = yaml.safe_load(CATALOG.read_text(encoding="utf-8"))
     return {name: entry["filepath"] for name, entry in entries.items() if "filepath" in entry}
 
 
-_catalog = [_default_catalog()]
-"""Filepaths of the datasets in the project whose configuration was loaded; without one, such as in a script, those of
-conf/base."""
+_catalog: list[dict[str, str]] = []
+"""Filepaths of the datasets in the project whose configuration was loaded; a script has those of conf/base."""
 
 
 def or_default(value: Any, default: str) -> Any:
-    """Nothing but null is left open; what else is no folder's name is for the validation to refuse."""
+    """Returns ``default`` for null alone: the validation refuses what else cannot be the name of a folder."""
     return default if value is None else value
 
 

@@ -41,7 +41,8 @@ class _PathDataset(AbstractDataset[Any, Any]):
 
 
 class Draft(AbstractDataset[None, None]):
-    """Stands for the empty folder beside its output's place that a node fills and returns (`hooks.folders`)."""
+    """Stands for what a node fills and returns, beside the place of its output (`hooks.folders`): an empty folder, or
+    for the records the path of a file."""
 
     def __init__(self, *, metadata: dict[str, Any] | None = None) -> None:
         self.metadata = metadata

@@ -104,7 +104,8 @@ class GateDecision:
     @property
     def sentence(self) -> str:
         """States the decision and its reason: the gains, or the first conditions that do not hold."""
-        where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
+        confidence = f"{100 * (1 - self.alpha):.4g}%"
+        where = f"on {counted(self.prompts, 'prompt')}, where each bound holds with {confidence} confidence"
         if any(condition.name.startswith("judge/") for condition in self.conditions):
             where += ", those of judges as in the verdict"
         count, failed = counted(len(self.conditions), "condition"), self.failed

@@ -254,7 +254,7 @@ def _judge_line(judge: Mapping[str, Any], names: Sequence[str]) -> str:
     if control and control["difference"] is not None:
         over = f"; against {control['sampler'].removeprefix('eval ')} {change(control)}"
     said = {CARRIES_OVER: "The gain carries over", CONTRADICTED: "It contradicts a gain"}
-    follows = said.get(judge["outcome"], "It is not shown that the gain carries over")
+    follows = said.get(judge["outcome"], "The data do not show whether the gain carries over")
     return f"Judge {of}{_means(judge, names)}{level}{over}{_judged_on(judge)}. {follows}."
 
 
@@ -301,7 +301,7 @@ def _sentence(headline: Mapping[str, Any]) -> str:
         return f"{where} {trained} is {headline['verdict']}: {means}.{''.join(notes)}"
     if headline["doubts"]:
         claim = "better" if headline["difference"] > 0 else "worse"
-        return f"{where} it is not shown that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
+        return f"{where} the data do not show that {trained} is {claim}: {'; '.join(headline['doubts'])}; {means}."
     return f"{where} no difference is shown: {means}."
 
 
@@ -332,5 +332,5 @@ def _judges_note(headline: Mapping[str, Any]) -> str:
     judges = headline["judges"] if headline["verdict"] == "better" else []
     unsure = [judge["name"] for judge in judges if judge["outcome"] != CARRIES_OVER]
     if unsure:
-        return f" It is not shown that the gain carries over to {', '.join(unsure)}."
+        return f" The data do not show whether the gain carries over to {', '.join(unsure)}."
     return f" The gain carries over to {', '.join(judge['name'] for judge in judges)}." if judges else ""

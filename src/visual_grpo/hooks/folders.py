@@ -53,7 +53,13 @@ class OutputHooks:
         if "draft" not in inputs:
             return None
         made = (catalog.get(name) for name in node.outputs)
-        return next(({"draft": one.draft()} for one in made if isinstance(one, FolderDataset | RecordsDataset)), None)
+        drafts = (one.draft() for one in made if isinstance(one, FolderDataset | RecordsDataset))
+        if (draft := next(drafts, None)) is None:
+            raise UserError(
+                f"The node {node.short_name} fills a folder, which the catalog does not have for"
+                f" {' and '.join(node.outputs)}: expected a FolderDataset, as in conf/base/catalog.yml."
+            )
+        return {"draft": draft}
 
     @hook_impl
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:

@@ -109,7 +109,7 @@ class ParameterHooks:
         parameters, spec, notes = check_before_run(present, makes, tags_of(pipeline), lambda: catalog.load("records"))
         if parameters.resume == Resume.SAME and "adapters" in makes:
             assert spec is not None  # Every pipeline that trains resolves the model.
-            parameters = _same_or_fresh(replace(spec, config=parameters), pipeline, catalog)
+            parameters = _same_or_fresh(spec, pipeline, catalog)
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)

@@ -86,7 +86,7 @@ def compare_with_baseline(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the evaluation (paired differences of every score, headline) and the headline's numbers."""
     training, modules, digest = read_facts(adapters), modules_of(adapters), adapter_digest(adapters)
-    now, before = (provenance.read_record(folder, "evaluate") for folder in (trained, baseline))
+    now, before = provenance.read_record(trained, "evaluate"), provenance.read_record(baseline, "baseline")
     provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=digest)
     limits = limit_notes(report.read_history(adapters), training.get("parameters", {}), modules)
     changed = provenance.code_notes(training, now)

@@ -36,7 +36,7 @@ def reproduce_training(parameters: Parameters, running: Running) -> dict[str, An
     try:
         adapters, start = find_adapters(parameters.run, latest), None
     except UserError as error:
-        raise UserError(f"run: {str(error).removeprefix('adapter: ')}", error.remedy) from error
+        raise UserError(f"run: {error}", error.remedy) from error
     facts = read_facts(adapters)
     require_own(adapters, facts, running.project, parameters)
     if "start" in facts:

@@ -116,7 +116,9 @@ def find_version(uri: str) -> Registered:
     """Returns the version that ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION`` names; raises UserError if none."""
     parts = _URI.fullmatch(uri)
     if parts is None:
-        raise UserError(f"adapter is {uri!r}. Expected {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION")
+        raise UserError(
+            f"{uri!r} is not the address of a registered adapter. Expected {SCHEME}NAME@ALIAS or {SCHEME}NAME/VERSION"
+        )
     name, alias, number = parts.group("name", "alias", "version")
     with mlflow_api.mlflow_client() as client:
         if alias is None:
@@ -179,14 +181,14 @@ def _adapters_in_mlflow(named: str, uri: str) -> Path:
             folder = download(matches[0].info.artifact_uri, "adapters")
             if (folder / FACTS).is_file():
                 return folder
-            raise UserError(f"adapter: the MLflow run {named!r} has no adapters: unfinished, or they were deleted.")
+            raise UserError(f"The MLflow run {named!r} has no adapters: unfinished, or they were deleted.")
     if matches:
         ids = ", ".join(run.info.run_id for run in matches)
-        raise UserError(f"adapter: {len(matches)} MLflow runs are named {named!r}; name one by its id: {ids}")
+        raise UserError(f"{len(matches)} MLflow runs are named {named!r}; name one by its id: {ids}")
     names = [run.info.run_name for run in runs if run.info.run_name and TRAINING_DIGEST in run.data.tags]
     raise UserError(
-        f"adapter: there is no folder and no MLflow run {named!r}.{nearest_hint(named, names)} A registered adapter is"
-        f" named models:/NAME@ALIAS. The page of MLflow ({mlflow_api.shown()}) lists all runs.",
+        f"There is no folder of adapters and no MLflow run {named!r}.{nearest_hint(named, names)} A registered adapter"
+        f" is named models:/NAME@ALIAS. The page of MLflow ({mlflow_api.shown()}) lists all runs.",
         remedy=Remedy(make="ui"),
     )
 

@@ -48,7 +48,7 @@ def version_tags() -> dict[str, str]:
 
 
 def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a run that goes on: ``earlier`` ones stay, and what is another now is a line of ``resumed.NAME``."""
+    """The tags of a run that goes on: ``earlier`` ones stay, and what differs now adds a line to ``resumed.NAME``."""
     tags = {**now, **earlier}
     for name, value in now.items():
         before = earlier.get(f"resumed.{name}", "")

@@ -181,4 +181,4 @@ def why_another(folder: Path, now: provenance.Provenance) -> str | None:
     run = ResumedRun(newest, checkpoint.load_metadata(newest))
     different = provenance.described(provenance.differences(run.record, now, PIPELINES["train"]))
     different += [meaning for name, meaning in provenance.RUNTIME.items() if f"resumed.{name}" in run.provenance]
-    return f"the checkpoints in {folder} are of another training: {', '.join(different)}" if different else None
+    return f"the checkpoints in {folder} belong to a different training: {', '.join(different)}" if different else None

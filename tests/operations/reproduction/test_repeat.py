@@ -145,7 +145,7 @@ def test_another_lock_is_installed_into_an_environment_of_its_own(
     found = python(worktree)
     assert found.is_relative_to(worktree.folder / "environment")
     assert found.exists()
-    assert "is another than the present one" in capsys.readouterr().out
+    assert "differs from the present one" in capsys.readouterr().out
     shutil.rmtree(worktree.folder / "environment")
     monkeypatch.setenv("UV_OFFLINE", "1")
     (worktree.code / LOCK).write_text(f"no-such-package-here==1.0 --hash=sha256:{'0' * 64}\n")

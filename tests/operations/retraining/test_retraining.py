@@ -91,7 +91,7 @@ def state(project: Path) -> dict[str, Any]:
     files = (project / "data/06_models/adapters").glob("*/*.safetensors")
     return {
         "champion": model.aliases,
-        "versions": sorted((v.version, v.tags["adapter.digest"]) for v in versions),
+        "versions": sorted((v.version, v.tags["weights.digest"]) for v in versions),
         "gates": sorted((tag, value.split()[1:]) for tag, value in model.tags.items()),
         "adapters": {file.name: file.read_bytes() for file in files},
         "decision": [decision["promoted"], decision["version"], decision["candidate"]["digest"]],

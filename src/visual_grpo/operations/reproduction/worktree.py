@@ -102,7 +102,7 @@ def python_of(worktree: Worktree, project: Path, version: str | None) -> Path:
         raise UserError(f"The commit of the run has no {LOCK}, so its environment is not known.")
     if (project / LOCK).is_file() and lock.read_bytes() == (project / LOCK).read_bytes():
         return Path(sys.executable)
-    console.note(f"{LOCK} of the run is another than the present one: installing it into a new environment")
+    console.note(f"{LOCK} of the run differs from the present one: installing it into a new environment")
     tools, environment = project / ".venv-tools/bin/uv", worktree.folder / "environment"
     uv, python = tools if tools.is_file() else "uv", environment / "bin/python"
     minor = ".".join((version or platform.python_version()).split(".")[:2])

@@ -180,7 +180,7 @@ class Retraining:
             problems.append("Nothing is held out, so no gate could judge what is trained (data.held_out_share).")
         if problems:
             listed = "\n  ".join(["the data were refused, and nothing was trained:", *problems])
-            raise DataRefusedError(f"{listed}\nMend data or limit")
+            raise DataRefusedError(f"{listed}\nFix the data, or raise the limit")
 
     def _is_judged(self) -> bool:
         """Returns whether the gate has decided on the present adapters, by the present settings unless they won."""

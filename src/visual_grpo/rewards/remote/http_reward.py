@@ -145,7 +145,7 @@ def _read_texts(texts: Any, records: Sequence[PromptRecord]) -> list[Scored | Re
 
 
 def _judged(score: Any, parts: Mapping[str, Any]) -> Scored | RequestError:
-    """Null is unscored, anything but a finite number is lost; a part that is no number is NaN."""
+    """Null is unscored, anything but a finite number is lost; a part that is not a number is NaN."""
     value = math.nan if score is None else _number(score)
     if score is not None and math.isnan(value):
         return RequestError(f"its score is {score!r:.60}, not a finite number or null")
@@ -249,7 +249,7 @@ class HttpReward(ServerReward):
                 return json.dumps(content, allow_nan=False).encode()
             except (TypeError, ValueError) as error:
                 ids = ", ".join(repr(prompts[row].id) for row in rows[:5])
-                raise UserError(f"http: the metadata of the records {ids} is no JSON: {error}") from error
+                raise UserError(f"http: the metadata of the records {ids} is not valid JSON: {error}") from error
 
         def read(answer: Any, rows: Sequence[int]) -> list[Scored | RequestError]:
             return self._read(answer, batch(rows))
