@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # uv is in a separate environment, so that the project's has exactly the packages of requirements.lock.
 TOOLS := .venv-tools
-# What audits the locks, too.
+# The tools that audit the locks have a separate environment, too.
 AUDIT := .venv-audit
 LOCKS := requirements.lock quantised.lock tools.lock audit.lock benchmarks/requirements.lock $(wildcard workers/*/requirements.lock)
 STAMP := $(VENV)/.installed
@@ -83,7 +83,7 @@ clean:  ## Remove outputs of runs and unpacked zips, keep your data
 
 ##@ Run
 
-repro: setup  ## Run the DVC stages that changed; ENV=NAME
+repro: setup  ## Run the DVC stages whose inputs changed; ENV=NAME
 	@$(BIN)/python -m visual_grpo.operations.retraining.project $(if $(ENV),--env=$(ENV))
 	@$(BIN)/dvc repro $(if $(ENV),conf/$(ENV)/dvc.yaml,dvc.yaml)
 
@@ -127,8 +127,8 @@ schedule-systemd: setup  ## Write systemd units that retrain every week
 
 ##@ Adapters
 
-# Without an environment too: with any Python, and openssl.
-# Names of strangers' folders: neither make nor the shell expands them.
+# Works without an environment, with any Python and openssl.
+# These may name strangers' folders: neither make nor the shell expands them.
 override FOLDER := $(value FOLDER)
 override KEY := $(value KEY)
 export FOLDER KEY
@@ -147,7 +147,7 @@ $(VENV)/.quantised: quantised.lock $(STAMP)
 	@$(TOOLS)/bin/uv pip install --quiet --compile-bytecode --require-hashes --no-deps --python $(BIN)/python --requirement $<
 	@touch $@
 
-lock: setup  ## Update the locks after a change of pyproject.toml
+lock: setup  ## Update the lock files after a change of pyproject.toml
 	@for group in tools audit; do $(TOOLS)/bin/uv pip compile --group $$group --universal --generate-hashes \
 	    --python-version 3.11 --output-file $$group.lock --quiet --no-header $(UPGRADE); done
 	@$(TOOLS)/bin/uv pip compile pyproject.toml --group dev --group docs --group dvc --group notebooks --group viz --group trackers \
@@ -167,13 +167,13 @@ upgrade: setup  ## Raise the locked versions and list the changes
 	@git show HEAD:requirements.lock | $(BIN)/python .ci/lock_changes.py /dev/stdin requirements.lock
 	@echo "If MLflow then calls its database out of date: $(BIN)/python -m mlflow db upgrade sqlite:///mlflow.db"
 
-# Each lock is that of an environment: two may have different versions of a package.
-audit: $(AUDIT)/.installed  ## Look up known vulnerabilities of the packages of all locks
+# Each lock describes one environment, so versions of a package may differ between them.
+audit: $(AUDIT)/.installed  ## Look up known vulnerabilities of all locked packages
 	@bad=; for lock in $(LOCKS); do echo "$$lock:"; \
 	    $(AUDIT)/bin/pip-audit --requirement $$lock --disable-pip --require-hashes || bad="$$bad $$lock"; done; \
 	[ -z "$$bad" ] || { echo "Not without known vulnerabilities:$$bad" >&2; exit 1; }
 
-sbom: $(AUDIT)/.installed  ## Write sbom/, a CycloneDX list of the packages of each lock
+sbom: $(AUDIT)/.installed  ## Write sbom/, a CycloneDX package list for each lock file
 	@mkdir -p sbom; for lock in $(LOCKS); do name=$${lock%.lock}; \
 	    $(AUDIT)/bin/cyclonedx-py requirements -o "sbom/$${name//\//-}.json" $$lock; done
 	@echo "Wrote sbom/"
