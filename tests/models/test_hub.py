@@ -14,9 +14,11 @@ from tests.evaluation.defaults import parameters
 from tests.hub import COMMIT, hub, hub_at
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
+from visual_grpo.hooks.folders import tags_of
 from visual_grpo.models.hub import look_up
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.preflight.check import check_before_run, pinned
+from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.starter import build
 from visual_grpo.training.components import check_unchanged
 
@@ -143,6 +145,8 @@ def test_without_a_network_the_first_reason_is_that(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError, match=f"{said}http://127.0.0.1:9 does not answer") as told:
         check_before_run(config, {"adapters", "records"}, {"training", "rewards"}, list)
     assert "records" not in str(told.value)
+    for name in ("plan", "gpu_check"):  # They need no weights.
+        check_before_run(config, set(), tags_of(register_pipelines()[name]), list)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match=f"{said}HF_HUB_OFFLINE is set"):
         look_up(NAME, None)

@@ -16,7 +16,6 @@ from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.gpu_check import Stopwatch, known_card, measure, single_module
 from visual_grpo.operations.plan.dry_run import planned_model
 from visual_grpo.pipelines.gpu_check import check, phase_rows, show
@@ -92,7 +91,7 @@ def test_random_weights_have_the_dtype_that_is_asked_for_whatever_the_configurat
 
 def test_without_a_gpu_it_says_what_needs_none():
     with pytest.raises(UserError, match="planned without any") as error:
-        check(resolve(small(None)))
+        check(small(None))
     assert error.value.remedy == Remedy("plan")
 
 

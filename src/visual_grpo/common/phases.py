@@ -24,7 +24,7 @@ class Watcher:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Assigns what happens inside to ``name`` alone, also within another phase."""
-        raise NotImplementedError
+        return nullcontext()
 
     def weighted(self, factor: float) -> AbstractContextManager[None]:
         """Counts what happens inside ``factor`` times."""

@@ -12,11 +12,12 @@ from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import (
+from huggingface_hub.errors import (  # type: ignore[attr-defined]
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -68,7 +69,7 @@ def look_up(path: str, revision: str | None) -> HubModel:
     missing = 0
     try:
         listed = huggingface_hub.HfApi().model_info(path, revision=commit, files_metadata=True).siblings or []
-    except Exception:  # Whatever its HTTP library raises without a network: what is in the cache may do.
+    except (HTTPError, OSError):  # No network, or a hub that is busy: what is in the cache may do.
         listed = []
     sizes = {entry.rfilename: entry.size or 0 for entry in listed}
     if sizes:
@@ -90,17 +91,20 @@ def model_file(path: str, revision: str | None) -> Path | None:
 
     Raises UserError where the hub refuses, or does not answer and the file is not in the cache.
     """
-    for name in (PIPELINE_FILE, MODEL_FILE):
-        try:
-            return Path(huggingface_hub.hf_hub_download(path, name, revision=revision))
-        except LocalEntryNotFoundError as error:  # An EntryNotFoundError, too; also for an answer of a busy hub.
-            answered = isinstance(error.__cause__, HfHubHTTPError)
-            raise UserError(_refusal(path, revision, error.__cause__) if answered else _unreachable(path)) from error
-        except EntryNotFoundError:
-            continue
-        except (HfHubHTTPError, HFValidationError, OSError) as error:
-            raise UserError(_refusal(path, revision, error)) from error
-    return None
+    found = (_download(path, name, revision) for name in (PIPELINE_FILE, MODEL_FILE))
+    return next(filter(None, found), None)
+
+
+def _download(path: str, name: str, revision: str | None) -> Path | None:
+    try:
+        return Path(huggingface_hub.hf_hub_download(path, name, revision=revision))
+    except LocalEntryNotFoundError as error:  # An EntryNotFoundError, too; also for an answer of a busy hub.
+        answered = isinstance(error.__cause__, HfHubHTTPError)
+        raise UserError(_refusal(path, revision, error.__cause__) if answered else _unreachable(path)) from error
+    except EntryNotFoundError:
+        return None
+    except (HTTPError, HFValidationError, OSError) as error:
+        raise UserError(_refusal(path, revision, error)) from error
 
 
 def read_described(file: Path) -> Mapping[str, Any]:
@@ -133,8 +137,10 @@ def _weights(path: str, commit: str, sizes: Mapping[str, int], described: Mappin
         for index in (name for name in sizes if name.endswith(_SHARDS) and str(PurePosixPath(name).parent) == folder):
             if _variant(PurePosixPath(index.removesuffix(".index.json"))):
                 continue
-            shards = json.loads(Path(huggingface_hub.hf_hub_download(path, index, revision=commit)).read_text())
-            named = {str(PurePosixPath(folder) / shard) for shard in set(shards["weight_map"].values())}
+            file = _download(path, index, commit)
+            assert file is not None, "it is listed"
+            shards = set(read_described(file).get("weight_map", {}).values())
+            named = {str(PurePosixPath(folder) / shard) for shard in shards}
             if lacking := sorted(named - sizes.keys()):
                 raise UserError(f"model.path: {path} lacks {', '.join(lacking)}, which {index} names.")
         yield from plain

@@ -14,21 +14,23 @@ from visual_grpo.common import console
 from visual_grpo.common.device import device_kind, require_fast, resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
-from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.config import Parameters
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.gpu_check import known_card, measure, single_module
 from visual_grpo.operations.plan.report import make_plan
 
 
 def create_pipeline() -> Pipeline:
-    return Pipeline([Node(check, "params:run_spec", "gpu_check", name="check_gpu")], tags=["model"])
+    # Without the tag `model`: a machine without the weights, or without a network, is measured with random ones.
+    return Pipeline([Node(check, "parameters", "gpu_check", name="check_gpu")])
 
 
-def check(spec: RunSpec) -> dict[str, Any]:
+def check(parameters: Parameters) -> dict[str, Any]:
     """Measures steps of each trained module and prints them beside the plan; returns both as JSON.
 
     Raises UserError where the device is no GPU.
     """
-    parameters, device_name = spec.config, spec.config.model.device
+    spec, device_name = resolve(parameters), parameters.model.device
     if device_kind(device_name) != "cuda" or not torch.cuda.is_available():
         raise UserError(
             f"model.device is {device_name}, which is no GPU of this machine; expected one to check. What a training"
