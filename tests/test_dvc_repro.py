@@ -122,7 +122,7 @@ def test_a_training_that_was_killed_goes_on_and_ends_with_the_same_adapter(proje
     call(project, "sed -i 's/^train_params:.*/train_params: seed=8/' params.yaml")
     ran, said = repro(project, "train")
     assert ran == ["train"]
-    assert "are of another training: seed (was 7, is 8)" in said
+    assert "belong to a different training: seed (was 7, is 8)" in said
     assert adapters(project) != adapters(whole)
 
 
@@ -158,5 +158,5 @@ def test_another_environment_and_own_data_have_their_own_stages(project: Path) -
     (project / "photos").rename(project / "pictures")
     change(file, {"data": {"path": "pictures"}})
     _, said = repro(project, "conf/mine/dvc.yaml:parameters", fails=True)
-    assert "conf/mine/params.yaml was out of date, and is written now: give the command once more" in said
+    assert "conf/mine/params.yaml was out of date and has been updated: run the command again" in said
     assert repro(project, "dvc.yaml:baseline")[0] == [], "the default's stages are as they were"

@@ -255,7 +255,7 @@ def test_samples_of_an_earlier_adapter_are_refused() -> None:
     made = {"made_from": {"adapters": "a", "baseline": "b"}}
     require_made_from(made, Path("trained"), "evaluate", adapters="a", baseline="b")
     for artifacts, named in (({"adapters": "c"}, "adapters"), ({"adapters": "c", "baseline": "d"}, "adapters and bas")):
-        with pytest.raises(UserError, match=f"^trained was made from other {named}") as caught:
+        with pytest.raises(UserError, match=f"^trained was made from different {named}") as caught:
             require_made_from(made, Path("trained"), "evaluate", **artifacts)
         assert caught.value.remedy == Remedy("evaluate")
 

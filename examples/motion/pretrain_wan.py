@@ -23,7 +23,7 @@ MISREADINGS = {
     "moves to the left": ("moves to the right", 0.45),
     "grows": ("stays", 0.45),
 }
-"""Motion -> what is drawn instead, and how often."""
+"""Motion -> what is rendered instead, and how often."""
 _SHIFT = 3.0
 _CHANNELS = 16
 _STRIDE = (2, 4, 4)

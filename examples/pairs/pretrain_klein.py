@@ -1,4 +1,4 @@
-"""Pretrains a small FLUX.2 klein on pairs of drawn sources: to do what prompts say, and then to keep a colour."""
+"""Pretrains a small FLUX.2 klein on pairs of rendered sources: to do what prompts say, and then to keep a colour."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PATCH = 2
 _BATCH = 24
 _UNCONDITIONAL_SHARE = 0.1
 _COPIES = 8
-"""Drawings of each shape, position and size, each with another jitter and in every colour."""
+"""Pictures of each shape, position and size, each with a different jitter and in every colour."""
 _DRAWING_SEED = 3_000_003
 """Added to the job's seed, so that these are not the pictures of the dataset."""
 

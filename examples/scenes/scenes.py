@@ -164,7 +164,7 @@ def draw_scene_records(
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
         count = records_per_query * len(COLORS) * len(PARTS)
-        # Another random stream than in pretraining, so that held-out scenes were never seen.
+        # A random stream other than in pretraining, so that held-out scenes were never seen.
         scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 0]))
         truths = scenes.truths
         for number, (query, box, center) in enumerate(zip(scenes.queries, boxes(truths), centers(truths), strict=True)):

@@ -1,6 +1,6 @@
 """Signs with words of four to eight letters, in eight fonts of matplotlib's wheel, so that every machine has them.
 
-Font and size are random and in no prompt: pictures of a word differ in them, and some are harder to read than others.
+Font and size are random and in no prompt: pictures of a word differ in them, and some are harder to read.
 All signs have the same colours.
 """
 

@@ -37,7 +37,7 @@ def test_weights_that_are_not_those_of_the_training_are_refused(tmp_path: Path) 
     (tmp_path / "training.json").write_text(json.dumps(facts))
     check_weights(tmp_path)
     (tmp_path / "dit/weights.safetensors").write_bytes(b"0123456780")
-    with pytest.raises(UserError, match=r"dit/weights\.safetensors is not the file that the training left"):
+    with pytest.raises(UserError, match=r"dit/weights\.safetensors is not the file that the training wrote"):
         check_weights(tmp_path)
     shutil.rmtree(tmp_path / "best")
     (tmp_path / "dit/weights.safetensors").write_bytes(b"0123456789")

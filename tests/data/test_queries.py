@@ -247,10 +247,8 @@ class TestMasks:
             (tmp_path / "data" / folder).mkdir(parents=True)
             image.save(tmp_path / "data" / folder / "a.png", exif=exif)
         warnings = prepare(tmp_path, height=32, width=32).report["warnings"]
-        wanted = (
-            "1 mask (such as masks/box/a.png) not turned by EXIF as their images are: check that they show the upright"
-        )
-        assert warnings == ([f"{wanted} images"] if noted else [])
+        wanted = "1 mask (such as masks/box/a.png) not rotated by EXIF, unlike their images: check that they show the"
+        assert warnings == ([f"{wanted} upright images"] if noted else [])
 
 
 def test_a_box_that_does_not_fit_rejects_its_record(tmp_path):

@@ -92,7 +92,7 @@ def test_every_reference_must_be_beaten() -> None:
     assert condition(decision, "total").holds
     assert not condition(decision, "total", "champion").holds
     assert not decision.promoted
-    assert decision.sentence.startswith("Not promoted: 1 of 6 conditions failed on 6 prompts, each bound at")
+    assert decision.sentence.startswith("Not promoted: 1 of 6 conditions failed on 6 prompts, each bound holds with")
     assert "Total against champion: +0.0" in decision.sentence
     assert decide(scores(BETTER), {"base": base}, rule()).promoted
 
@@ -223,7 +223,9 @@ def test_the_decision_as_json_says_everything() -> None:
     found = json.loads(json.dumps(decision.as_json(), allow_nan=False))
     assert (found["promoted"], found["alpha"], found["prompts"], found["units"]) == (True, 0.05, 6, 6)
     assert found["sentence"] == decision.sentence
-    assert found["sentence"].startswith("Promoted: all 6 conditions hold on 6 prompts, each bound at level 0.05. Total")
+    assert found["sentence"].startswith(
+        "Promoted: all 6 conditions hold on 6 prompts, each bound holds with 95% confidence. Total"
+    )
     assert found["detectable_gain"].keys() == {"champion", "base"}
     first = found["conditions"][0]
     assert (first["name"], first["against"], first["holds"]) == ("total", "champion", True)
@@ -257,7 +259,7 @@ def test_what_a_judge_contradicts_is_not_promoted(shift: float, promoted: bool) 
     assert (decision.promoted, found.holds) == (promoted, promoted)
     assert not any(one.name.startswith("guard/") for one in decision.conditions)
     if not promoted:
-        said = "those of judges as in the verdict. Judge guard against base: -0.100, upper bound -0.053, required at"
+        said = "bounds of judges as in the verdict. Judge guard against base: -0.100, upper bound -0.053, required at"
         said += " least 0.000: does not hold."
         assert decision.sentence.endswith(said)
 

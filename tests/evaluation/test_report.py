@@ -118,7 +118,9 @@ def test_nothing_runs_but_the_pages_own_script(report: Path) -> None:
 
 def test_the_verdict_where_it_comes_from_and_the_configuration_are_said(report: Path) -> None:
     text = unescape(read(report))
-    assert "On 4 held-out prompts (8 pairs) it is not shown that the trained model is better: fewer than 10" in text
+    assert (
+        "On 4 held-out prompts (8 pairs) the data do not show that the trained model is better: fewer than 10" in text
+    )
     assert "<title>The trained model against the base model: doubtful</title>" in text
     assert "Control: without training, steps=20 gives the base model" in text
     assert f'<dt>MLflow run</dt><dd title="{RUN}">0123456789ab…</dd>' in text

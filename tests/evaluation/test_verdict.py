@@ -52,9 +52,9 @@ def test_the_headline_is_of_held_out_prompts_at_the_eval_sampler() -> None:
         ({"difference": None, "ci_low": None, "ci_high": None}, "not shown", "No pair of samples could be scored"),
         ({"units": 20}, "better", "On 34 held-out prompts, 20 independent (204 pairs)"),
         ({"units": 10}, "better", "the trained model is better"),
-        ({"units": 9}, "not shown", "it is not shown that the trained model is better: fewer than 10 independent"),
+        ({"units": 9}, "not shown", "the data do not show that the trained model is better: fewer than 10 independent"),
         (LOSS | {"units": 10}, "worse", "the trained model is worse"),
-        (LOSS | {"units": 9}, "not shown", "it is not shown that the trained model is worse: fewer than 10 indep"),
+        (LOSS | {"units": 9}, "not shown", "the data do not show that the trained model is worse: fewer than 10 indep"),
         # A number that rounds to 0 has no minus, and a small one is not shown as 0.
         (
             {"trained": -1e-9, "difference": -1e-8, "ci_low": -4e-7, "ci_high": 0.2},
@@ -102,8 +102,8 @@ def test_a_gain_by_emptier_pictures_is_not_shown() -> None:
     hacked = summarise([entry(), guard()])
     assert hacked["verdict"] == "not shown"
     assert (
-        "it is not shown that the trained model is better: its pictures are emptier (edge_density fell from 0.400 to"
-        " 0.100); mean total 1.400 against 1.000" in hacked["sentence"]
+        "the data do not show that the trained model is better: its pictures are emptier (edge_density fell from 0.400"
+        " to 0.100); mean total 1.400 against 1.000" in hacked["sentence"]
     )
     assert lines(hacked)[1] == (
         "Not optimised, and lower: edge_density: 0.400 for the base model, 0.100 for the trained model, -0.300"
@@ -228,9 +228,16 @@ UNSURE: Entry = {"difference": -0.1, "ci_low": -0.3, "ci_high": 0.1}
             OVER,
             "better",
             "not shown",
-            "not shown that the gain",
+            "not show whether the gain",
         ),
-        ({}, {"difference": None, "ci_low": None, "ci_high": None}, None, "better", "not shown", "not shown that the"),
+        (
+            {},
+            {"difference": None, "ci_low": None, "ci_high": None},
+            None,
+            "better",
+            "not shown",
+            "not show whether the",
+        ),
     ],
 )
 def test_a_gain_carries_over_to_a_judge_or_is_contradicted(

@@ -45,14 +45,14 @@ def test_a_folder_that_says_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": ')
     with pytest.raises(UserError, match=r"model_index\.json.* is damaged"):
         find_family("auto", str(tmp_path))
-    with pytest.raises(UserError, match=r"family is auto, but there is no saved model.*name the family"):
+    with pytest.raises(UserError, match=r"family is auto, but no saved model is given.*name the family"):
         find_family("auto")
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("qwen_imge", r"'qwen_imge', which is no known family\. Did you mean 'qwen_image'\?.*sd3"),
+        ("qwen_imge", r"'qwen_imge', which is not a known family\. Did you mean 'qwen_image'\?.*sd3"),
         ("zzz", r"no known family\. Built in: flux, .*glm_image"),
         ("tests.models.toy_flow:MODULES", r"toy_flow:MODULES', which is a dict, not a visual_grpo Family"),
         ("tests.models.toy_flow:FAMILI", r"has no 'FAMILI'.*Did you mean 'FAMILY'"),

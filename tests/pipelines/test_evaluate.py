@@ -46,8 +46,8 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     assert "+0.200 [+0.200, +0.200]" in table
     sentence, control = lines(evaluation["headline"])
     assert sentence.startswith(
-        "On 3 held-out prompts (6 pairs) it is not shown that the trained model is better: fewer than 10 independent"
-        " prompts are too few to rely on the interval; mean total 0."
+        "On 3 held-out prompts (6 pairs) the data do not show that the trained model is better: fewer than 10"
+        " independent prompts are too few to rely on the interval; mean total 0."
     )
     assert control.startswith("Control: without training, guidance_scale=1 gives the base model 0.")
     assert (painted.folder / "evaluation_report" / "evaluation.html").is_file()
@@ -97,7 +97,7 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
             Remedy("baseline", {"adapter": "a run"}),
         ),
         ({"digest": "another digest"}, {}, "different base model", Remedy("train")),
-        ({"data": "other data"}, {}, "trained on other data", Remedy("compare", {"compare.second": "ADAPTER"})),
+        ({"data": "other data"}, {}, "trained on data that differ", Remedy("compare", {"compare.second": "ADAPTER"})),
     ],
 )
 def test_what_does_not_pair_is_refused(
@@ -151,7 +151,7 @@ def test_unscored_samples_are_in_the_table_and_in_the_last_line(capsys: pytest.C
     verdict.show(headline)
     shown = capsys.readouterr().out
     assert "│ 0 / 34" in shown
-    assert "not shown that the trained model is better: 34 of its 204 samples could not be scored" in shown
+    assert "not show that the trained model is better: 34 of its 204 samples could not be scored" in shown
     assert shown.rstrip().endswith("Could not be scored: base 0, trained 34 of 204 each; the shares differ.")
 
 

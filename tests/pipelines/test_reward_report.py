@@ -126,7 +126,7 @@ def test_findings_name_what_teaches_nothing() -> None:
         "flat: in 100% of the groups all samples score the same, which teaches nothing.",
         "echo: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
         "guard: 17% of the samples could not be scored.",
-        "loud and echo say the same of the samples of a prompt: one of them is enough.",
+        "loud and echo say the same about the samples of a prompt: one of them is enough.",
         "Scoring takes about 1.6e+02 s of a training step with 32 samples on this machine.",
     ]
 
@@ -135,7 +135,7 @@ def test_rewards_that_work_against_each_other_are_told() -> None:
     found = scored(up=(1.0, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), down=(0.5, [0.0, -1.0, -2.0, 0.0, -1.0, -2.0]))
     assert sentences(found)[:2] == [
         "down: the other rewards work against it (-100% of the advantages).",
-        "up and down say the opposite of the samples of a prompt: one of them is enough.",
+        "up and down say the opposite about the samples of a prompt: one of them is enough.",
     ]
 
 

@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -
     assert second.checkpoints.completed_steps() == 4
     notes = execute(second, tmp_path / "parts" / "out")
     assert notes[0].startswith("Resuming after step 4 of 6 from ")
-    assert "step-000005 is damaged (not as it was written: state.safetensors) and not used" in notes[1]
+    assert "step-000005 is damaged (changed since it was written: state.safetensors) and not used" in notes[1]
     assert "damaged-step-000005" in checkpoints(tmp_path / "parts")
     assert torch.equal(table(tmp_path / "parts"), table(tmp_path / "whole"))
     assert rows(second) == rows(whole)
@@ -402,14 +402,14 @@ def test_the_same_training_goes_on_and_changes_nothing(killed: Path) -> None:
     ],
 )
 def test_another_training_is_named_by_what_differs(killed: Path, changes: dict[str, Any], named: str) -> None:
-    assert str(why(killed, **changes)).endswith(f"/checkpoints are of another training: {named}")
+    assert str(why(killed, **changes)).endswith(f"/checkpoints belong to a different training: {named}")
 
 
 def test_other_data_or_code_in_between_make_another_training(killed: Path) -> None:
     note_provenance(killed, data="x", model_digest="y")
     assert why(killed, {**COMPUTED, "data": "x", "model_digest": "y"}) is None
     found = why(killed, {**COMPUTED, "data": "z", "model_digest": "y"})
-    assert str(found).endswith("are of another training: data")
+    assert str(found).endswith("belong to a different training: data")
     note_provenance(killed, **{"resumed.source.digest": "b"})
     assert str(why(killed)).endswith("another training: source files of this project")
 

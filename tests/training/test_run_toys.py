@@ -236,7 +236,7 @@ def test_two_guidance_scales_are_a_mistake_except_for_matching_without_guidance(
     run = token_run(tmp_path, TokenModel(), CountingScorer(), policy=policy, sampling=sampling, grpo={"steps": 1})
     notes: list[str] = []
     run.run(Callbacks(on_step=ignore, note=notes.append))
-    assert any(f"drawn with guidance {guidance:g}, the eval sampler has 2" in note for note in notes) == warned
+    assert any(f"generated with guidance {guidance:g}, the eval sampler has 2" in note for note in notes) == warned
 
 
 @pytest.mark.parametrize(("minutes", "steps"), [(2, [10, 12, 14]), (0, [10])])

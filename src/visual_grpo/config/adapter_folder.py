@@ -25,7 +25,7 @@ BASELINE = "baseline"
 """Fact: how many prompts and images the baseline had, with all of which the training's monitor compared."""
 AGAIN = "Train again, or use the adapters of the MLflow run."
 _READ = {".safetensors", ".json", ".csv", ".diff"}
-"""Endings of the files that a command reads; not those of the card, which an evaluation writes again, and pictures."""
+"""Endings of the files that a command reads; without the card, which an evaluation writes again, and pictures."""
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
 LATEST, NONE, BASE = "latest", "none", "base"
@@ -77,20 +77,20 @@ def _weights(folder: Path) -> list[str]:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises UserError if a file of weights is not what the training left; a folder without facts is not judged."""
+    """Raises UserError if a file of weights has changed since the training; a folder without facts is not judged."""
     if not (folder / FACTS).is_file():
         return
     stored: dict[str, str] = read_facts(folder).get("sums", {})
     changed = [name for name, now in weight_sums(folder).items() if stored.get(name, now) != now]
     if changed:
         raise UserError(
-            f"{folder / changed[0]} is not the file that the training left there (its sha256 in {FACTS} is another): it"
-            f" is damaged, or of another training. {AGAIN}"
+            f"{folder / changed[0]} is not the file that the training wrote (its sha256 differs from the one in"
+            f" {FACTS}): it is damaged, or belongs to a different training. {AGAIN}"
         )
 
 
 def check_base(folder: Path, model: str) -> None:
-    """Raises UserError if the adapters were trained on other files than the base ``model`` has.
+    """Raises UserError if the base ``model`` has different files than the one that the adapters were trained on.
 
     A folder without facts is not judged; nor is a model on the hub, which has no digest.
     """
@@ -100,8 +100,8 @@ def check_base(folder: Path, model: str) -> None:
         raise UserError(f"{model}, the folder of the base model of {folder}, is gone. Name it with model.path.")
     if stored is not None and found not in (None, stored):
         raise UserError(
-            f"{folder} was trained on a base model with other files than {model} has now. Name the folder that holds"
-            f" that model with model.path, or train again on this one."
+            f"{folder} was trained on a base model whose files differ from those in {model} now. Name the folder that"
+            f" holds that model with model.path, or train again on this one."
         )
 
 

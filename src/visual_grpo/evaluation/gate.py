@@ -86,9 +86,9 @@ class GateDecision:
     alpha: float
     """Level of each bound (`GateRule`)."""
     prompts: int
-    """Number of prompts that were drawn."""
+    """Number of prompts that were generated from."""
     units: int
-    """Number of independent ones with a scored pair."""
+    """Number of independent prompts with a scored pair."""
     detectable_gain: Mapping[str, float]
     """Reference -> the true gain over it that a gate of these prompts, of this spread, detects with a probability of
     `POWER`; NaN with fewer than two units."""
@@ -104,9 +104,9 @@ class GateDecision:
     @property
     def sentence(self) -> str:
         """States the decision and its reason: the gains, or the first conditions that do not hold."""
-        where = f"on {counted(self.prompts, 'prompt')}, each bound at level {self.alpha:.2g}"
+        where = f"on {counted(self.prompts, 'prompt')}, each bound holds with {100 * (1 - self.alpha):.5g}% confidence"
         if any(condition.name.startswith("judge/") for condition in self.conditions):
-            where += ", those of judges as in the verdict"
+            where += ", bounds of judges as in the verdict"
         count, failed = counted(len(self.conditions), "condition"), self.failed
         if failed:
             conditions, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"

@@ -129,8 +129,8 @@ def choose(rows: pd.DataFrame, split: str, sampler: str, shown: int = SHOWN) -> 
     """Chooses the pairs of one split to show, at most one per prompt.
 
     ``samples``: of ``sampler``, evenly spaced over the prompts, independent of the result. Of all samplers, so that
-    none hides in another: ``gains`` and ``losses``, the largest increases and decreases of the total, and ``unscored``,
-    where a side could not be scored, the trained side first.
+    none hides in a different group: ``gains`` and ``losses``, the largest increases and decreases of the total, and
+    ``unscored``, where a side could not be scored, the trained side first.
     """
     rows = rows[rows["split"] == split]
     first = rows[rows["sampler"] == sampler].drop_duplicates("id")

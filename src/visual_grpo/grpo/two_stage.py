@@ -98,7 +98,8 @@ class JointTrainer(StagesTrainer):
     ) -> None:
         """
         Args:
-            policy: draws with ``joint_rollout(prompts, outer_size, inner_size, generator, share)`` a `JointRollout`.
+            policy: generates with ``joint_rollout(prompts, outer_size, inner_size, generator, share)`` a
+                `JointRollout`.
             trainers: of the outer and the inner module; their group sizes are A and D.
             scorer: judges every decode once.
             weights: module -> reward -> weight in that module's total.

@@ -47,7 +47,7 @@ _MOST_CHANGES = 3
 class TrackingHooks:
     """Starts the MLflow run of a command, with a name, lineage tags and parameters.
 
-    A resumed training goes on in its own run, and so does the evaluation of an adapter. MLflow's own variables
+    A resumed training and the evaluation of an adapter continue in the training's own run. MLflow's own variables
     MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID and MLFLOW_RUN_NAME say where and as what.
     """
 

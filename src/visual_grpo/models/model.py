@@ -114,7 +114,7 @@ class Model:
         return {name: self.model.transformer if module.kind == "flow" else self.model.network}
 
     def part(self, module: str, sampler: SamplerConfig) -> Any:
-        """Returns the `FlowModel` or `TokenModel` of a module; ``sampler`` samples what another module makes for it."""
+        """Returns the `FlowModel` or `TokenModel` of a module; ``sampler`` samples the other module's part."""
         return self.model
 
     @torch.no_grad()
@@ -163,7 +163,7 @@ class Model:
 
 
 class DistributedModel:
-    """A `Model` of which each rank draws its block of the records."""
+    """A `Model` of which each rank generates its block of the records."""
 
     def __init__(self, local: Model) -> None:
         self.local, self.adapters, self.text_tokens = local, local.adapters, local.text_tokens

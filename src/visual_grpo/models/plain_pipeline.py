@@ -48,8 +48,8 @@ def run_plain(
 ) -> PlainRun:
     """Calls the pipeline with a generator for each row, seeded with the row's number.
 
-    Options of the family that the pipeline's call has too are passed on to it. Records with sources are drawn one by
-    one: pipelines differ in what a list of images means to them.
+    Options of the family that the pipeline's call has too are passed on to it. Records with sources are generated
+    one by one: pipelines differ in what a list of images means to them.
     """
     firsts, lasts, pictures = [], [], []
     size = 1 if any(record.source_images for record in records) else len(records)

@@ -69,7 +69,7 @@ def draw_trained(
     adapters: Path,
     draft: Path,
 ) -> Path:
-    """Draws the trained policy's samples; refuses a baseline that would not pair."""
+    """Generates the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(base_model, spec)
     training, before = read_facts(adapters), provenance.read_record(baseline, "baseline")
     made_from = {"baseline": before["digest"], "adapters": adapter_digest(adapters)}

@@ -1,4 +1,4 @@
-"""Labels negative points by every rule, and draws a few of them, to compare the rules."""
+"""Labels negative points by every rule, and shows a few of them, to compare the rules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHOWN = 8
 CANVAS = 840
 """Margins and spacings are given in pixels of an image with this longer side, and scaled to the actual image."""
 DOT = 5
-"""Radius of a drawn point in pixels."""
+"""Radius of a point in pixels."""
 
 
 def label_records(
@@ -64,7 +64,7 @@ def label_records(
     with the segmenter of the reward ``negative_points``."""
     if data.task != "segmentation":
         raise UserError(
-            f"The labels are of masks, so data.task must be segmentation, got {data.task}.",
+            f"The labels are made from masks, so data.task must be segmentation, got {data.task}.",
             remedy=Remedy("labels", environment="negative_points"),
         )
     reward = rewards.get("negative_points")

@@ -1,5 +1,5 @@
-"""Draws groups of samples and says what the rewards are like: scale, noise between seeds, agreement, cost; before money
-is spent."""
+"""Generates groups of samples and says what the rewards are like: scale, noise between seeds, agreement, cost; before
+money is spent."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def reward_table(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
     """Returns a row for each reward, and one for the total.
 
     Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
-    (what a training learns from); ``between prompts``, that of the groups' means; ``share of the advantages``
+    (what a training learns from); ``between prompts``, the spread of the groups' means; ``share of the advantages``
     (`variance_shares`); ``equal groups``, the share of groups whose scores do not differ; ``unscored``, a share of the
     samples; ``s for 16``, seconds; ``repeat``, the largest difference between two scorings of the same sample.
     """
@@ -214,7 +214,9 @@ def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> 
         for second in weighted[i + 1 :]:
             if abs(related.loc[first, second]) > SAME:
                 how = "the same" if related.loc[first, second] > 0 else "the opposite"
-                sentences.append(f"{first} and {second} say {how} of the samples of a prompt: one of them is enough.")
+                sentences.append(
+                    f"{first} and {second} say {how} about the samples of a prompt: one of them is enough."
+                )
     samples = config.prompts_per_step * config.group_size
     seconds = rows[TOTAL]["s for 16"] * samples / PER
     return [
@@ -240,7 +242,7 @@ def _reward_findings(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
 
 
 def _sheet(scored: Scored, scorer: RewardSet) -> Image:
-    """Draws a row for each reward: the samples that are furthest above, and below, the mean of their group."""
+    """Renders a row for each reward: the samples that are furthest above, and below, the mean of their group."""
     pictures, captions = [], []
     for name, away in within_groups(scored).fillna(0.0).items():
         order = away.sort_values(ascending=False, kind="stable").index

@@ -31,8 +31,8 @@ def create_pipeline() -> Pipeline:
 def build(starter: StarterConfig, data: DataConfig, model: ModelConfig, seed: int) -> dict[str, Any]:
     """Returns the dataset and model to start from: ``{"dataset", "model", "digest", "content"}``.
 
-    ``digest`` is what baseline and adapters of the model are recognised by, ``content`` that of its files. The dataset
-    is rendered only where it is the data, and the small model pretrained only where it is the model.
+    ``digest`` is what baseline and adapters of the model are recognised by, ``content`` the digest of its files. The
+    dataset is rendered only where it is the data, and the small model pretrained only where it is the model.
     """
     if data.path == starter.dataset:
         render_dataset(starter, data, seed)
@@ -53,17 +53,17 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
         if not world.judges or world.installed_judges:
             return made
         return (
-            f"{made}\nNo judge is installed, which would tell whether a gain carries over to another than the reward:"
-            f" make install-worker NAME={next(iter(world.judges))}"
+            f"{made}\nNo judge is installed, which would tell whether a gain carries over to a score other than the"
+            f" reward: make install-worker NAME={next(iter(world.judges))}"
         )
     return (
-        f"Base model: {starter.model}\nWarning: this small model was pretrained on drawn {world.name} and nothing"
+        f"Base model: {starter.model}\nWarning: this small model was pretrained on rendered {world.name} and nothing"
         f" else. It shows that {data.path} trains; for pictures worth having name a released model with model.path."
     )
 
 
 def _digests_of(model: ModelConfig) -> dict[str, str | None]:
     content = content_digest(model.path)
-    # The same files elsewhere are the same model; those of a hub id are known by their revision.
+    # The same files elsewhere are the same model; the files of a hub id are known by their revision.
     recipe = {"path": model.path, "revision": model.revision} if content is None else {"content": content}
     return {"digest": digest_of(recipe), "content": content}

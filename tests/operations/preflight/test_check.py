@@ -299,7 +299,7 @@ def test_everything_that_is_wrong_is_in_one_message(tmp_path):
         "has no option 'lines'",
         "model.device is 'cuda:99'",
         "model.path is no/such/folder",
-        "the reward 'shapes' judges the shapes that the starter draws",
+        "the reward 'shapes' judges the shapes that the starter renders",
         "the reward ssim compares with a target image, and 24 records have none: '0', '1', '2', '3', '4' ...",
     ):
         assert said in message
@@ -325,7 +325,7 @@ def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
     jsonl(tmp_path / "records.jsonl", [{"prompt": "a", "target_imge": "a.png"}] * 7)
     message = refusal(tmp_path)
     assert "7 records rejected:" in message
-    assert "there is no field 'target_imge'. Did you mean 'target_image'?" in message
+    assert "the field 'target_imge' is unknown. Did you mean 'target_image'?" in message
     assert "and 2 more" in message
 
 

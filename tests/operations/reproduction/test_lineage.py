@@ -89,7 +89,7 @@ def test_an_edited_weight_is_named(project: Path) -> None:
     about = subject(project)
     (project / "adapters/ar/adapter_model.safetensors").write_text("edited")
     assert differing(project, about) == ["version", "adapters"]
-    assert states(project, about)["adapters"].why == "ar/adapter_model.safetensors is not what the training left"
+    assert states(project, about)["adapters"].why == "ar/adapter_model.safetensors has changed since the training"
 
 
 def test_other_facts_than_mlflow_has_are_named(project: Path) -> None:
@@ -97,8 +97,8 @@ def test_other_facts_than_mlflow_has_are_named(project: Path) -> None:
     edit(project, data="x", command="another")
     changed = replace(about, facts=read_facts(project / "adapters"))
     found = states(project, changed)
-    assert found["version"].why == "its tags dataset.digest, command are not as in training.json"
-    assert found["MLflow run"].why == "its tags dataset.digest, command are not as in training.json"
+    assert found["version"].why == "its tags dataset.digest, command differ from training.json"
+    assert found["MLflow run"].why == "its tags dataset.digest, command differ from training.json"
     assert differing(project, changed) == ["version", "MLflow run", "command"]
 
 

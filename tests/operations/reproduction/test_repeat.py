@@ -38,7 +38,7 @@ TREE = parameters().model_dump(mode="json")
         ({"git.commit": None}, "training.json names no commit"),
         ({"git.state": "dirty"}, "has no changes.diff any more"),
         ({}, "has no requirements.lock"),
-        ({"resumed.git.commit": "later1\nlater2"}, "was resumed with other commit (later1, later2), so no single"),
+        ({"resumed.git.commit": "later1\nlater2"}, "was resumed with different commit (later1, later2), so no single"),
         ({"resumed.source.digest": "b"}, "with other source files of this project (b), so"),
         ({"resumed.numerics": "torch 3"}, "other versions of libraries, or kind of processor (torch 3), so"),
         ({ADJUSTED: "grpo.steps: 2, 3 after step 2"}, "other parameters (grpo.steps: 2, 3 after step 2), so"),
@@ -103,8 +103,8 @@ def test_another_commit_and_changes_that_do_not_apply_are_told_and_leave_nothing
     (project / "src/code.py").write_text("a = 2\n")
     patch = lineage.changes(project).replace(b"a = 1", b"a = 9")
     for commit_of_run, said in (
-        ("0" * 40, r"commit 0000.*cannot be had again.*git fetch --all"),
-        (state, r"changes\.diff of its adapters, cannot be had again(?s:.)*src/code\.py"),
+        ("0" * 40, r"commit 0000.*cannot be restored.*git fetch --all"),
+        (state, r"changes\.diff of its adapters, cannot be restored(?s:.)*src/code\.py"),
     ):
         with pytest.raises(UserError, match=said), checked_out(project, commit_of_run, patch):
             pass
@@ -145,7 +145,7 @@ def test_another_lock_is_installed_into_an_environment_of_its_own(
     found = python(worktree)
     assert found.is_relative_to(worktree.folder / "environment")
     assert found.exists()
-    assert "is another than the present one" in capsys.readouterr().out
+    assert "differs from the present one" in capsys.readouterr().out
     shutil.rmtree(worktree.folder / "environment")
     monkeypatch.setenv("UV_OFFLINE", "1")
     (worktree.code / LOCK).write_text(f"no-such-package-here==1.0 --hash=sha256:{'0' * 64}\n")

@@ -68,7 +68,7 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
     assert len(other.head.weights) == 3
     assert read_head(tmp_path / "head.json").features == other.features
     with pytest.raises(
-        UserError, match=r"is of the features tests\..*, not of pixels\. Name those, if you know the code"
+        UserError, match=r"was fitted to the features tests\..*, not to pixels\. Name those, if you know the code"
     ):
         VotesReward(head=str(tmp_path / "head.json")).check_machine()
     VotesReward(head=str(tmp_path / "head.json"), features=other.features, least_accuracy=0).check_machine()
@@ -90,7 +90,7 @@ def test_pictures_unlike_the_voted_ones_are_told(choices: Path, caplog: pytest.L
         found = reward(PROMPTS[:2], unlike)
         assert found.parts["far"].tolist() == [1.0, 1.0]
     (said,) = caplog.messages
-    assert "2 of 2 pictures are unlike all that were voted on" in said
+    assert "2 of 2 pictures are unlike every picture that was voted on" in said
 
 
 def test_the_features_see_what_they_say() -> None:
@@ -130,7 +130,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     damaged.write_text('{"format": 1, "head": {}}')
     missing = str(tmp_path / "none")
     for reward, message in (
-        (VotesReward(choices=missing), r"no file of choices .*Choose first"),
+        (VotesReward(choices=missing), r"the file of choices .* does not exist. Choose first"),
         (VotesReward(head=missing), "no head"),
         (VotesReward(head=str(damaged)), r"cannot be read .*Delete it"),
     ):

@@ -108,7 +108,7 @@ def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") ->
     earlier ones and have no likelihood; VAE and image encoder in float32, as their authors use them."""
     pipeline = load_pipeline(pipeline_class, path, config, prepare=_in_full_precision)
     if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
-        raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v draw with Wan 2.1.")
+        raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v need Wan 2.1.")
     pipeline.vae.enable_slicing()  # One video is decoded at a time.
     if not isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler):
         pipeline.saved_scheduler, shift = pipeline.scheduler, pipeline.scheduler.config.flow_shift

@@ -1,4 +1,4 @@
-"""Source images of edits as tokens beside those of the noise: their latents, positions and sizes.
+"""Source images of edits as tokens next to the noise's: their latents, positions and sizes.
 
 Several editing models read the sources so: the transformer gets the tokens of the image that is denoised and then those
 of each source, and what it gives for the sources is dropped. Shapes: N records, b rows, K sources of a record, S tokens

@@ -131,7 +131,7 @@ def check_before_run(
     """
     problems, findings, scores, given = Problems(), None, "rewards" in tags, config
     with problems.collect():
-        if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter draws is known.
+        if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter renders is known.
             prepares = "records" in outputs
             findings = _look(config.data, config.model, None if prepares else prepared, every=config.reward != LISTED)
     if findings is not None:

@@ -161,7 +161,7 @@ class ServerReward:
                 try:
                     replies = await self._retried(session, path, rows, body, read)
                 except RequestError as error:
-                    if error.by_sample and len(rows) > 1:  # One bad sample must not take the others along.
+                    if error.by_sample and len(rows) > 1:  # One bad sample must not fail the rest.
                         middle = len(rows) // 2
                         pending.extendleft((rows[middle:], rows[:middle]))
                         continue
@@ -183,7 +183,7 @@ class ServerReward:
                 raise group.exceptions[0] from None
             finally:
                 telling.cancel()
-        late = RequestError(f"the {self.deadline:g} s for all requests of one call were over")
+        late = RequestError(f"the {self.deadline:g} s allowed for all requests of one call have passed")
         return [answers.get(row, late) for row in range(count)]
 
     async def _tell_of_silence(self, path: str, answers: Mapping[int, Any], count: int) -> None:

@@ -1,4 +1,4 @@
-"""A reward that another process computes: a worker with its own environment, asked over HTTP."""
+"""A reward that a different process computes: a worker with its own environment, asked over HTTP."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _read_texts(texts: Any, records: Sequence[PromptRecord]) -> list[Scored | Re
 
 
 def _judged(score: Any, parts: Mapping[str, Any]) -> Scored | RequestError:
-    """Null is unscored, anything but a finite number is lost; a part that is no number is NaN."""
+    """Null is unscored, anything but a finite number is lost; a part that is not a number is NaN."""
     value = math.nan if score is None else _number(score)
     if score is not None and math.isnan(value):
         return RequestError(f"its score is {score!r:.60}, not a finite number or null")
@@ -207,11 +207,9 @@ class HttpReward(ServerReward):
         if self.worker is not None and self.url != ServerReward.url:
             raise UserError(f"http: url is {shown(self.url)} and worker is {self.worker!r}; expected one of them")
         if self.worker is not None and self.api_key is not None:
-            raise UserError(
-                "http: api_key is that of a server at url; a worker that this process starts has its own key"
-            )
+            raise UserError("http: api_key is for a server at url; a worker that this process starts has its own key")
         if self.worker is None and self.environment is not None:
-            raise UserError("http: environment is that of a worker that this process starts: name it with worker")
+            raise UserError("http: environment is for a worker that this process starts: name the worker with worker")
         self._protocol = PROTOCOLS[self.protocol]
         self._reasons: set[str] = set()
         self.needs = Needs(source=self.sources)
@@ -249,7 +247,9 @@ class HttpReward(ServerReward):
                 return json.dumps(content, allow_nan=False).encode()
             except (TypeError, ValueError) as error:
                 ids = ", ".join(repr(prompts[row].id) for row in rows[:5])
-                raise UserError(f"http: the metadata of the records {ids} is no JSON: {error}") from error
+                raise UserError(
+                    f"http: the metadata of the records {ids} cannot be written as JSON: {error}"
+                ) from error
 
         def read(answer: Any, rows: Sequence[int]) -> list[Scored | RequestError]:
             return self._read(answer, batch(rows))

@@ -90,7 +90,7 @@ class VlmJudge(ServerReward):
         if records and all(self._rubric.question_about(record) is None for record in records):
             raise UserError(
                 f"vlm_judge: the rubric asks for the text in the image, and none of {len(records)} records has any."
-                " Quote the text in the prompts, or choose another rubric"
+                " Quote the text in the prompts, or choose a different rubric"
             )
 
     def check_machine(self) -> None:

@@ -49,7 +49,7 @@ class Pair:
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> Pair:
-        """Raises KeyError for a missing value and TypeError for one that is no text."""
+        """Raises KeyError for a missing value and TypeError for one that is not a text."""
         texts = {field.name: line[field.name] for field in fields(cls) if field.name != "sources"}
         for name, value in (*texts.items(), *(("sources", source) for source in line["sources"])):
             if not isinstance(value, str):
@@ -197,10 +197,10 @@ class Ballot:
         if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
             raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
         if pair not in self.pairs:
-            raise RefusedError("there is no such pair")
+            raise RefusedError("this pair does not exist")
         choices = self._standing.setdefault(voter, {})
         if pair in choices:
-            raise RefusedError("this pair is judged already")
+            raise RefusedError("this pair has already been judged")
         left = self._left(voter, pair)
         meant = {"left": left, "right": FIRST if left == SECOND else SECOND, TIE: TIE, SKIP: SKIP}
         if answer not in meant:

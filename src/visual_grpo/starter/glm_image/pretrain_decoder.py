@@ -1,4 +1,4 @@
-"""Pretrains the decoder of the small GLM-Image, AutoencoderKL and GlmImageTransformer2DModel, on drawn shapes."""
+"""Pretrains the decoder of the small GLM-Image, AutoencoderKL and GlmImageTransformer2DModel, on rendered shapes."""
 
 from __future__ import annotations
 

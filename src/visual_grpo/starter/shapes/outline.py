@@ -1,4 +1,4 @@
-"""Measures how well formed drawn shapes are, without the templates of the reward."""
+"""Measures how well formed rendered shapes are, without the templates of the reward."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OutlineGuard(DrawnReward):
     """Share of the smallest enclosing circle, rectangle or triangle that an asked shape fills; of several, their mean.
 
     It is 1 for a perfect shape, and falls as outlines bulge, sag or lose corners. Unscored are images whose shapes are
-    not those that the metadata ask for: a model that learns to draw more triangles must not seem to draw worse
+    not those that the metadata ask for: a model that learns to render more triangles must not seem to render worse
     squares. Rectangles may be turned, and triangles have any angles.
     """
 

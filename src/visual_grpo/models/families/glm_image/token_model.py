@@ -57,7 +57,7 @@ class GlmImageTokens:
 
     @property
     def head(self) -> Tensor:
-        """[V, H] output rows of the ids the DiT can embed; the head can also emit others, which crash it."""
+        """[V, H] output rows of the ids the DiT can embed; the head can also emit other ids, which crash it."""
         weight: Tensor = self.network.lm_head.weight
         return weight[: self.codebook]
 
