@@ -206,8 +206,15 @@ UNSURE: Entry = {"difference": -0.1, "ci_low": -0.3, "ci_high": 0.1}
     [
         ({}, {}, OVER, "better", "carries over", "(95% interval). The gain carries over to second."),
         ({}, {}, None, "better", "carries over", "The gain carries over to second."),
-        ({}, {}, OVER | {"ci_low": -0.05}, "better", "not shown", "not shown that the gain carries over to second."),
-        ({}, UNSURE, OVER, "better", "not shown", "It is not shown that the gain carries over to second."),
+        (
+            {},
+            {},
+            OVER | {"ci_low": -0.05},
+            "better",
+            "not shown",
+            "do not show whether the gain carries over",
+        ),
+        ({}, UNSURE, OVER, "better", "not shown", "The data do not show whether the gain carries over to second."),
         (
             {},
             LOSS,

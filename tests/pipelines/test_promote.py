@@ -207,7 +207,7 @@ def test_edited_code_of_a_reward_is_refused(gate: Gate, tmp_path: Path, monkeypa
 
 def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
     gate.ask(gate.train("first", 0.1))
-    with pytest.raises(UserError, match="replaced no other"):
+    with pytest.raises(UserError, match="did not replace a version"):
         gate.roll_back()
     gate.ask(gate.train("better", 0.2))
     assert gate.roll_back() == {"model": NAME, "alias": "champion", "from": 2, "to": 1}

@@ -411,7 +411,7 @@ def test_other_data_or_code_in_between_make_another_training(killed: Path) -> No
     found = why(killed, {**COMPUTED, "data": "z", "model_digest": "y"})
     assert str(found).endswith("belong to a different training: data")
     note_provenance(killed, **{"resumed.source.digest": "b"})
-    assert str(why(killed)).endswith("another training: source files of this project")
+    assert str(why(killed)).endswith("a different training: source files of this project")
 
 
 def test_a_finished_training_is_done_again_and_one_whose_adapters_were_not_saved_is_not(tmp_path: Path) -> None:

@@ -384,7 +384,7 @@ def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tm
 
 def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
     run = watched_run(tmp_path, "rollback", scorer=Cheated(FALLEN))
-    with pytest.raises(UserError, match=r"at the first evaluation, after step 1: the reward rose.*Evaluate earlier"):
+    with pytest.raises(UserError, match=r"after step 1, raised the alarm: the reward rose.*Evaluate earlier"):
         execute(run, tmp_path / "out")
 
 

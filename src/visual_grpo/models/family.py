@@ -90,7 +90,7 @@ def find_family(name: str, path: str | None = None) -> Family:
     for family in map(_loaded, BUILT_IN):
         if class_name in family.saved_as:
             return family
-    raise UserError(f"The model at {path} is a {class_name}, which belongs to no known family. {_KNOWN}")
+    raise UserError(f"The model at {path} is a {class_name}, which does not belong to a known family. {_KNOWN}")
 
 
 def is_own(name: str) -> bool:

@@ -147,7 +147,7 @@ def test_a_dvc_hash_counts_as_long_as_a_commit_has_it(project: Path) -> None:
     commit(project)
     found = states(project)[f"DVC {RAW}"]
     assert found.state == OK
-    assert found.why.endswith("records it; another now")
+    assert found.why.endswith("records it; it has changed since then")
     lock.unlink()
     git(project, "checkout", "-q", "--orphan", "other")
     git(project, "rm", "-q", "--cached", "dvc.lock")

@@ -39,9 +39,9 @@ TREE = parameters().model_dump(mode="json")
         ({"git.state": "dirty"}, "has no changes.diff any more"),
         ({}, "has no requirements.lock"),
         ({"resumed.git.commit": "later1\nlater2"}, "was resumed with different commit (later1, later2), so no single"),
-        ({"resumed.source.digest": "b"}, "with other source files of this project (b), so"),
-        ({"resumed.numerics": "torch 3"}, "other versions of libraries, or kind of processor (torch 3), so"),
-        ({ADJUSTED: "grpo.steps: 2, 3 after step 2"}, "other parameters (grpo.steps: 2, 3 after step 2), so"),
+        ({"resumed.source.digest": "b"}, "with different source files of this project (b), so"),
+        ({"resumed.numerics": "torch 3"}, "different versions of libraries, or kind of processor (torch 3), so"),
+        ({ADJUSTED: "grpo.steps: 2, 3 after step 2"}, "different parameters (grpo.steps: 2, 3 after step 2), so"),
     ],
 )
 def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str | None], told: str) -> None:

@@ -131,7 +131,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
     for reward, message in (
         (VotesReward(choices=missing), r"the file of choices .* does not exist. Choose first"),
-        (VotesReward(head=missing), "no head"),
+        (VotesReward(head=missing), "the head .* does not exist"),
         (VotesReward(head=str(damaged)), r"cannot be read .*Delete it"),
     ):
         with pytest.raises(UserError, match=message):
