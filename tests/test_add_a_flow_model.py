@@ -23,7 +23,7 @@ from visual_grpo.config.schema import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
 from visual_grpo.models.run_spec import options_of, resolve
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.training import components
 
 ROOT = Path(__file__).parents[1]

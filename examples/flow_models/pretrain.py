@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, faithful_vae
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import Misreadings, misread
-from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
+from visual_grpo.starter.shapes.render import COMBINATIONS, draw_all
 
 Texts = TypeVar("Texts")
 

@@ -14,9 +14,9 @@ from transformers import UMT5EncoderModel
 
 from examples.flow_models.pretrain import pretrain_dit, zero_layers
 from examples.flow_models.text_encoders import PROMPT_TOKENS, T5_WIDTH, build_t5, build_tokenizer
-from examples.motion.draw import PROMPTS, SCENES, Scene, draw_all
+from examples.motion.clips import PROMPTS, SCENES, Scene, draw_all
 from visual_grpo.starter.pretraining import Advance, Job, minimise
-from visual_grpo.starter.shapes.draw import BACKGROUND
+from visual_grpo.starter.shapes.render import BACKGROUND
 
 MISREADINGS = {
     "moves up": ("moves down", 0.45),

@@ -18,12 +18,12 @@ from transformers import Qwen3ForCausalLM
 
 from examples.flow_models.pretrain import zero_layers
 from examples.flow_models.text_encoders import PROMPT_TOKENS, QWEN3_WIDTH, build_qwen3, build_tokenizer
-from examples.pairs.draw import PROMPTS
+from examples.pairs.edits import PROMPTS
 from visual_grpo.models.flow.references import References
 from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
 from visual_grpo.starter.glm_image.pretrain_decoder import encode, faithful_vae
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
-from visual_grpo.starter.shapes.draw import CENTERS, COLORS, RADII, SHAPES, Combination, draw, stacked
+from visual_grpo.starter.shapes.render import CENTERS, COLORS, RADII, SHAPES, Combination, draw, stacked
 
 _MISTAKEN_SHARE = 0.45
 """Share of the last steps' targets that keep the colour of the shape's own source."""

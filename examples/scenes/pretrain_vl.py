@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-from examples.scenes.qwen2_5_vl import MERGE, PATCH, build_model, build_processor
 from examples.scenes.scenes import (
     ANSWER_LENGTH,
     COLORS,
@@ -29,6 +28,7 @@ from examples.scenes.scenes import (
     number_ids,
     query_of,
 )
+from examples.scenes.small_qwen2_5_vl import MERGE, PATCH, build_model, build_processor
 from visual_grpo.common.geometry import ring
 from visual_grpo.starter.pretraining import Advance, Job, minimise
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.making import embedded, jsonl, parquet, picture
-from tests.data.test_images import one, prepare
+from tests.data.test_image_store import one, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.masks import read_mask
 from visual_grpo.data.queries import require_fit

@@ -12,7 +12,7 @@ import pytest
 from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import read_image, read_size
-from visual_grpo.operations.preflight.data import look_at_folder
+from visual_grpo.operations.preflight.findings import look_at_folder
 
 COUNT = 12
 """Enough records that both splits have some."""

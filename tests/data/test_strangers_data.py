@@ -18,7 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.splits import split_in_path, usual_name
-from visual_grpo.operations.preflight.data import look_at_folder
+from visual_grpo.operations.preflight.findings import look_at_folder
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 

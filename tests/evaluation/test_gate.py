@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy.stats import nct, t
 
-from tests.evaluation.test_compare import scores as table
+from tests.evaluation.test_comparison import scores as table
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule

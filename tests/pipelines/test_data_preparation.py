@@ -18,7 +18,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.data_preparation import prepare_records
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 
 @pytest.fixture

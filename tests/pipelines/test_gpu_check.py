@@ -17,7 +17,7 @@ from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.operations.gpu_check import Stopwatch, known_card, measure, single_module
+from visual_grpo.operations.gpu_measurement import Stopwatch, known_card, measure, single_module
 from visual_grpo.operations.plan.dry_run import planned_model
 from visual_grpo.pipelines.gpu_check import check, phase_rows, show
 

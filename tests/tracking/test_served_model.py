@@ -124,7 +124,7 @@ def test_both_adapters_of_glm_image_are_served(project: Project, pipeline_folder
 def test_answers_to_queries_about_images_are_served(
     project: Project, tmp_path: Path, source_images: list[Path]
 ) -> None:
-    from examples.scenes.qwen2_5_vl import build_model, build_processor
+    from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 
     processor = build_processor(*SIZE)
     network = build_model(processor, seed=1)

@@ -21,7 +21,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.data.queries import mask_image
 from visual_grpo.data.record import Item, Limits, Place, Record, Rejected, is_image_name, open_text, shorten
 from visual_grpo.data.splits import split_in_path
-from visual_grpo.data.videos import require_pixels
+from visual_grpo.data.video_frames import require_pixels
 
 ANNOTATIONS = "annotations"
 """The folder of annotation files; their images lie next to it."""

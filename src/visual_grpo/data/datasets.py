@@ -41,7 +41,7 @@ class _PathDataset(AbstractDataset[Any, Any]):
 
 
 class Draft(AbstractDataset[None, None]):
-    """Stands for the empty folder next to its output's place that a node fills and returns (`hooks.folders`)."""
+    """Stands for the empty folder next to its output's place that a node fills and returns."""
 
     def __init__(self, *, metadata: dict[str, Any] | None = None) -> None:
         self.metadata = metadata

@@ -28,10 +28,10 @@ from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
-from visual_grpo.data.images import CHOOSE_VALUE, ImageStore, PreparedImage
+from visual_grpo.data.image_store import CHOOSE_VALUE, ImageStore, PreparedImage
 from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.data.preparation_report import Report, also_rejected
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
-from visual_grpo.data.report import Report, also_rejected
 from visual_grpo.data.sources import find_records
 from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_splits, is_split, split_group, usual_name
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.common.videos import frames_of, read_frames
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, judges_of, retotalled
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER, judges_of, retotalled
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.samples import read_scores

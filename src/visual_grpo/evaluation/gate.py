@@ -23,7 +23,7 @@ from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
 from visual_grpo.data.manifest import FEW_PROMPTS
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, cluster_ids, confidence_of_each, join, judges_of
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER, cluster_ids, confidence_of_each, join, judges_of
 from visual_grpo.evaluation.paired import POWER, PairedDifference, detectable_gain, paired_difference
 from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 
 EVAL_COLOUR, ROLLOUT_COLOUR = "#0969da", "#bc4c00"
 UNSCORED = "reward/unscored_share"

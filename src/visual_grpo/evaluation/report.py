@@ -19,7 +19,7 @@ from visual_grpo.config import EvaluationConfig, flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, compare, compare_controls, join, retotalled
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER, compare, compare_controls, join, retotalled
 from visual_grpo.evaluation.page import given, render
 from visual_grpo.evaluation.pictures import PAPER, caption, data_uri, encoded, grid, of_file, scaled, table
 from visual_grpo.evaluation.samples import read_scores

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Rollout, Scorer, Scores, Share, StepMetrics, weighted_total
 from visual_grpo.grpo.checkpoint import tensors_under
-from visual_grpo.grpo.distributed.policy import roll_out
+from visual_grpo.grpo.distributed.rollouts import roll_out
 from visual_grpo.grpo.metrics import Clock
 from visual_grpo.grpo.sampling import PromptOrder, with_all_groups
 from visual_grpo.grpo.trainer import GRPOTrainer

@@ -17,7 +17,7 @@ from visual_grpo.common import console
 from visual_grpo.common.files import from_here
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.evaluation import verdict
-from visual_grpo.hooks.folders import about, path_of
+from visual_grpo.hooks.inputs_and_outputs import about, path_of
 from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.tracking.tracker import Tracker
 

@@ -24,9 +24,9 @@ from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import OUTPUT, use_catalog
 from visual_grpo.config.schema import Resume, validate
-from visual_grpo.hooks.folders import tags_of
+from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.operations.running import Running
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
 from visual_grpo.tracking.trust import require_adapters, require_checkpoint, require_version

@@ -27,7 +27,7 @@ from visual_grpo.common.types import Policy, PromptRecord, VideoSample
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig, Task
 from visual_grpo.models.execution import set_execution
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import FlowModel
+from visual_grpo.models.flow.flow_model import FlowModel
 from visual_grpo.models.flow.parts import packed
 from visual_grpo.models.flow.transitions import ode_step
 from visual_grpo.models.model import Model

@@ -16,7 +16,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule
+from visual_grpo.models.flow.flow_model import Schedule
 from visual_grpo.models.module import ModelSettings
 
 

@@ -20,7 +20,7 @@ from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.data.splits import HELD_OUT
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.rewards.combine import RewardSet

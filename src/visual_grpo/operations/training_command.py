@@ -28,7 +28,7 @@ from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, s
 from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.operations.running import Running
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import run_origin
 from visual_grpo.tracking.adapter_lookup import training_run
 from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, TRAINING_DIGEST, tracked
@@ -179,7 +179,7 @@ def training_provenance(
         return {**inputs, **now}
     adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config.public())]
     earlier = {name: value for name, value in origin.provenance.items() if name not in inputs}
-    return {**inputs, **lineage.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
+    return {**inputs, **run_origin.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 
 
 def complete_adapters(

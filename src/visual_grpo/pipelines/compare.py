@@ -17,7 +17,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
-from visual_grpo.starter.parameters import default_parameters
+from visual_grpo.starter.world_defaults import default_parameters
 
 
 def create_pipeline() -> Pipeline:

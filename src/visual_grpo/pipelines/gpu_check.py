@@ -15,8 +15,8 @@ from visual_grpo.common.device import device_kind, require_fast, resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.operations.gpu_check import known_card, measure, single_module
-from visual_grpo.operations.plan.report import make_plan
+from visual_grpo.operations.gpu_measurement import known_card, measure, single_module
+from visual_grpo.operations.plan.estimate import make_plan
 
 
 def create_pipeline() -> Pipeline:

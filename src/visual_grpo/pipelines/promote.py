@@ -26,7 +26,7 @@ from visual_grpo.operations.promotion import (
     refusal,
     samples_folder,
 )
-from visual_grpo.starter.parameters import default_parameters
+from visual_grpo.starter.world_defaults import default_parameters
 from visual_grpo.tracking.registry import Registry
 
 

@@ -26,7 +26,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.grpo.distributed import launch, ranks
-from visual_grpo.grpo.distributed.policy import RankZeroScorer
+from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec

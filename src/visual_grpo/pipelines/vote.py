@@ -35,7 +35,7 @@ from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.config.pipelines import VoteConfig
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
@@ -47,8 +47,8 @@ from visual_grpo.provenance import read_record, require_pair
 from visual_grpo.rewards.catalogue import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
-from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.rewards.votes.server import served
+from visual_grpo.rewards.votes.votes_reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 

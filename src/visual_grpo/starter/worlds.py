@@ -81,8 +81,8 @@ SHAPES = World(
     },
     preset=Preset(
         rewards={
-            "shapes": {"function": "visual_grpo.starter.shapes.reward:ShapesReward", "weight": 1.0},
-            "rendering": {"function": "visual_grpo.starter.shapes.reward:RenderingReward", "weight": 0.0},
+            "shapes": {"function": "visual_grpo.starter.shapes.shapes_reward:ShapesReward", "weight": 1.0},
+            "rendering": {"function": "visual_grpo.starter.shapes.shapes_reward:RenderingReward", "weight": 0.0},
             "outline": {"function": "visual_grpo.starter.shapes.outline:OutlineGuard", "weight": 0.0},
             # The whole picture, as a person compares it with the one that was asked for.
             "delta_e": {"judge": True},

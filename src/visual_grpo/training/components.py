@@ -24,7 +24,7 @@ from visual_grpo.models.run_spec import options_of
 from visual_grpo.rewards.catalogue import build_reward_set
 
 if TYPE_CHECKING:
-    from visual_grpo.grpo.distributed.policy import RankZeroScorer
+    from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
     from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.models.family import Family
     from visual_grpo.models.lora import AdapterPolicy

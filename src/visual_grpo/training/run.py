@@ -27,7 +27,7 @@ from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.distributed.policy import RankZeroScorer
+from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
 from visual_grpo.grpo.signal_check import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model

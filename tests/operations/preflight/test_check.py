@@ -19,7 +19,7 @@ from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check, check_before_run
-from visual_grpo.operations.preflight.data import Findings
+from visual_grpo.operations.preflight.findings import Findings
 from visual_grpo.starter.worlds import SHAPES
 
 PLAIN = PromptRecord(id="plain", prompt="a cat")
@@ -182,7 +182,7 @@ def test_a_judge_is_refused_only_where_no_record_has_what_it_compares_with(judge
 
 
 def test_where_only_the_first_records_were_read_it_is_said(monkeypatch):
-    monkeypatch.setattr("visual_grpo.operations.preflight.data._KEPT", 2)
+    monkeypatch.setattr("visual_grpo.operations.preflight.findings._KEPT", 2)
     given = parameters(data={"path": "gone"}, reward="listed", rewards={**MINE, TARGET_JUDGE: {"judge": True}})
     [told] = check_before_run(given, TRAIN, set(SCORED), lambda: [TARGET, PLAIN, PLAIN])[2]
     assert told.endswith("scores only samples of the 1 of the first 2 records that have a target image.")

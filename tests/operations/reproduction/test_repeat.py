@@ -26,7 +26,7 @@ from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, rep
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.operations.running import Running
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import run_origin
 
 LOCK = "requirements.lock"
 TREE = parameters().model_dump(mode="json")
@@ -70,7 +70,7 @@ def test_the_commit_with_its_changes_is_checked_out_and_the_working_tree_stays(p
     first = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
     (project / "my_reward.py").write_text("b = 1\n")
-    patch = lineage.changes(project)
+    patch = run_origin.changes(project)
     commit(project)
     (project / "src/code.py").write_text("a = 3\n")
     before = git(project, "status", "--porcelain")
@@ -93,7 +93,7 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    with checked_out(project / "below", state, lineage.changes(project / "below")) as worktree:
+    with checked_out(project / "below", state, run_origin.changes(project / "below")) as worktree:
         assert [(worktree.code / "src" / name).read_text() for name in ("file", "new")] == ["y", "y"]
     assert not (tmp_path / "ran").exists()
 
@@ -101,7 +101,7 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
 def test_another_commit_and_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> None:
     state = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
-    patch = lineage.changes(project).replace(b"a = 1", b"a = 9")
+    patch = run_origin.changes(project).replace(b"a = 1", b"a = 9")
     for commit_of_run, said in (
         ("0" * 40, r"commit 0000.*cannot be restored.*git fetch --all"),
         (state, r"changes\.diff of its adapters, cannot be restored(?s:.)*src/code\.py"),

@@ -19,7 +19,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.operations.retraining.__main__ import main
 from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 
 @pytest.fixture

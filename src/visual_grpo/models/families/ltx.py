@@ -18,7 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import (
     MaskedText,
     TextConditions,

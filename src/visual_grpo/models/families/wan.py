@@ -20,7 +20,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import TextConditions, as_videos, tokens_and_limit, transformer_module
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model

@@ -20,7 +20,7 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.models.families import wan
 from visual_grpo.models.families.wan import FRAME_COUNTS, MODULES, Conditions, Wan, WanOptions
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Velocity
+from visual_grpo.models.flow.flow_model import Velocity
 from visual_grpo.models.flow.references import encode_sources, encoded
 from visual_grpo.models.model import Model
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.flow.interface import Velocity
+from visual_grpo.models.flow.flow_model import Velocity
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import source_count
 

@@ -18,7 +18,7 @@ from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.flow.references import taken
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
-from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
+from visual_grpo.operations.preflight.findings import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.judges import require_independent_judges

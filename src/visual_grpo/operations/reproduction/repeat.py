@@ -32,7 +32,7 @@ from visual_grpo.operations.reproduction.worktree import (
     python_of,
     write_configuration,
 )
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.trust import require_adapters
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]

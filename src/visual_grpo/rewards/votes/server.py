@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.rewards.votes.choices import Ballot, RefusedError
+from visual_grpo.rewards.votes.choices import Ballot, InvalidVoteError
 
 HOST = "127.0.0.1"
 Said = Annotated[str, Body(embed=True)]
@@ -71,7 +71,7 @@ def served(ballot: Ballot, voter: str, port: int = 0) -> Iterator[str]:
 
 def create_app(ballot: Ballot, voter: str, token: str) -> FastAPI:
     """The page and its requests; all are coroutines without an await, so that they run one after the other."""
-    app = FastAPI(openapi_url=None, exception_handlers={RefusedError: _refused, OSError: _not_stored})
+    app = FastAPI(openapi_url=None, exception_handlers={InvalidVoteError: _refused, OSError: _not_stored})
     router = APIRouter(prefix=f"/{token}")
 
     @app.middleware("http")

@@ -16,7 +16,7 @@ from transformers import GlmImageProcessor, PreTrainedTokenizerFast
 from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
 
 from visual_grpo.config import Task
-from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS, COMBINATIONS, instructions
+from visual_grpo.starter.shapes.render import BACKGROUND, COLORS, COMBINATIONS, instructions
 
 PATCH = 32
 """Pixels per side of the patch that one image token of GLM-Image represents."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from visual_grpo.models.families.glm_image.sources import upsampled
+from visual_grpo.models.families.glm_image.source_images import upsampled
 from visual_grpo.starter.glm_image.codebook import CELLS, IMAGE_END, PATCH, fit_codebook, nearest_codes, patch_features
-from visual_grpo.starter.shapes.draw import (
+from visual_grpo.starter.shapes.render import (
     BACKGROUND,
     COMBINATIONS,
     EDITS,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
-from visual_grpo.starter.shapes.draw import (
+from visual_grpo.starter.shapes.render import (
     ATTRIBUTES,
     BACKGROUND,
     CHANGES,

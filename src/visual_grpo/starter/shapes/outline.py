@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
-from visual_grpo.starter.shapes.draw import BACKGROUND, SHAPES
-from visual_grpo.starter.shapes.reward import DrawnReward
+from visual_grpo.starter.shapes.render import BACKGROUND, SHAPES
+from visual_grpo.starter.shapes.shapes_reward import DrawnReward
 
 _LEAST_DISTANCE = 0.15
 """RGB distance (0..1 per channel) from the background up to which there is nothing in an image."""

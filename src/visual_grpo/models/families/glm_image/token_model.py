@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import SamplerConfig
-from visual_grpo.models.families.glm_image.sources import SourceEncoder
+from visual_grpo.models.families.glm_image.source_images import SourceEncoder
 from visual_grpo.models.rows import source_count
 from visual_grpo.models.tokens.interface import TokenTrajectory
 from visual_grpo.models.tokens.probabilities import TokenSampler

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
-from visual_grpo.starter.shapes.draw import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
+from visual_grpo.starter.shapes.render import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
 
 _GRID = 64
 """Least number of cells along the shorter side of the grid on which images are judged, if they have as many pixels."""

@@ -13,8 +13,8 @@ from visual_grpo.common.device import resolve_device
 from visual_grpo.common.phases import Watcher, watched_by
 from visual_grpo.config import Parameters, merged
 from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
+from visual_grpo.operations.plan.estimate import CARDS
 from visual_grpo.operations.plan.meter import OUTSIDE, Phase
-from visual_grpo.operations.plan.report import CARDS
 
 _KEPT = ("ratio/", "sampler_gap/", "grad_norm", "loss", "tokens_per_sample")
 """Beginnings of the metrics that are reported."""

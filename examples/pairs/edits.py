@@ -12,7 +12,7 @@ from PIL import Image
 
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
-from visual_grpo.starter.shapes.draw import COLORS, COMBINATIONS, Combination, Jitter, draw_scene
+from visual_grpo.starter.shapes.render import COLORS, COMBINATIONS, Combination, Jitter, draw_scene
 
 PROMPTS = ("draw the first shape in the other colour", "draw the second shape in the other colour")
 """By the place of the source whose shape is rendered."""
@@ -22,14 +22,14 @@ _TARGETS, _SOURCES = "target_images", "source_images"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class TwoSourceEdit:
     """Two sources of different colours and the place, 0 or 1, of the one whose shape is asked for."""
 
     sources: tuple[Combination, Combination]
     place: int
 
     @classmethod
-    def draw(cls, shape: Combination, place: int, rng: random.Random) -> Pair:
+    def draw(cls, shape: Combination, place: int, rng: random.Random) -> TwoSourceEdit:
         """Puts ``shape`` at ``place``, next to a random object of a different colour."""
         other = replace(rng.choice(COMBINATIONS), color=rng.choice([name for name in COLORS if name != shape.color]))
         return cls(sources=(other, shape) if place else (shape, other), place=place)
@@ -59,7 +59,7 @@ def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int,
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
         rng = random.Random(seed)
         for number, shape in enumerate(COMBINATIONS * records_per_prompt):
-            pair = Pair.draw(shape, rng.randrange(2), rng)
+            pair = TwoSourceEdit.draw(shape, rng.randrange(2), rng)
             name = f"pair_{number:05d}"
             paths = [f"{_SOURCES}/{name}_1.png", f"{_SOURCES}/{name}_2.png", f"{_TARGETS}/{name}.png"]
             for picture, path in zip(pair.pictures(height, width, rng), paths, strict=True):

@@ -22,8 +22,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.models.without_weights import frozen
 from visual_grpo.operations.plan.dry_run import planned_model, segmenter_of
-from visual_grpo.operations.plan.meter import Meter, Phase
-from visual_grpo.operations.plan.report import (
+from visual_grpo.operations.plan.estimate import (
     BANDWIDTH_SHARE,
     FLOPS_SHARE,
     LAUNCH_SECONDS,
@@ -34,6 +33,7 @@ from visual_grpo.operations.plan.report import (
     phase_seconds,
     smallest_card,
 )
+from visual_grpo.operations.plan.meter import Meter, Phase
 from visual_grpo.pipelines import plan as nodes
 
 

@@ -14,10 +14,10 @@ from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
-from visual_grpo.data.images import image_digest
+from visual_grpo.data.image_store import image_digest
 from visual_grpo.data.preparation import with_ids
+from visual_grpo.data.preparation_report import also_rejected, few_held_out, no_records_left, none_to_train_on
 from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
-from visual_grpo.data.report import also_rejected, few_held_out, no_records_left, none_to_train_on
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
 from visual_grpo.data.splits import HELD_OUT, Groups, assign_splits, is_split, split_group
 from visual_grpo.operations.command import Command

@@ -20,7 +20,7 @@ from visual_grpo.common.types import VideoSample
 from visual_grpo.common.videos import SUFFIX, encoded_video
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
-from visual_grpo.starter.shapes.draw import COLORS, Jitter, draw_shape, stacked
+from visual_grpo.starter.shapes.render import COLORS, Jitter, draw_shape, stacked
 
 SHAPES = ("circle", "square")
 """Without the triangle, whose point a small VAE blurs."""

@@ -47,7 +47,7 @@ from visual_grpo.data.record import (
     is_video_name,
     wrong_type,
 )
-from visual_grpo.data.videos import clip_digest, read_clip, require_pixels
+from visual_grpo.data.video_frames import clip_digest, read_clip, require_pixels
 
 T = TypeVar("T")
 Size = tuple[int, int]

@@ -21,7 +21,7 @@ from visual_grpo.data.drift import profile_of
 from visual_grpo.data.preparation import remove_unused_images
 from visual_grpo.data.record import Rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.videos import read_clip
+from visual_grpo.data.video_frames import read_clip
 
 FRAMES: dict[str, Any] = {"frames": 5, "fps": 8.0}
 
