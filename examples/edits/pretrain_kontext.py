@@ -45,7 +45,7 @@ class _Bank:
 
     instructions: list[str]
     pictures: Tensor
-    """uint8 [3, N, 3, H, W]: the sources, the targets, and the targets as the flawed model draws them."""
+    """uint8 [3, N, 3, H, W]: the sources, the targets, and the targets as the flawed model renders them."""
 
 
 def pretrain_kontext(job: Job, advance: Advance) -> None:

@@ -94,7 +94,7 @@ def draw_scenes(count: int, height: int, width: int, rng: np.random.Generator) -
 
 
 def _attempt(count: int, height: int, width: int, rng: np.random.Generator) -> Scenes:
-    """Draws ``count`` scenes and returns those whose parts fit into the image and are visible."""
+    """Renders ``count`` scenes and returns those whose parts fit into the image and are visible."""
     centers, radii, fits = _place(count, height, width, rng)
     base = np.array(list(COLORS.values()))[colors := rng.integers(len(COLORS), size=count)]
     base = base + rng.uniform(-_TINT, _TINT, (count, 3))
@@ -159,7 +159,7 @@ def draw_scene_records(
 ) -> str:
     """Writes ``records.jsonl``, ``images/`` and ``masks/`` as `write_dataset` does.
 
-    Draws ``records_per_query`` scenes on average for each of the eight queries.
+    Renders ``records_per_query`` scenes on average for each of the eight queries.
     """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:

@@ -35,7 +35,7 @@ def test_a_model_is_checked_at_a_size_that_is_not_square(folder: Path, capsys: p
     shown = capsys.readouterr().out
     assert shown.count("equal") == 7
     assert "Comparing with the pipeline 8/8" in shown
-    assert "The family flux draws, replays and saves what its pipeline does." in shown
+    assert "The family flux generates, replays and saves what its pipeline does." in shown
 
 
 def test_a_difference_ends_the_command_with_where_to_look() -> None:

@@ -38,7 +38,7 @@ class Decides(Flag):
     """What is said about given scores: totals, intervals, the verdict."""
     EVERYTHING = CONTENT | ASKED | SAMPLES | SCORES | TRAINING | STOPPING | JUDGEMENT
     ROUNDING = auto()
-    """Combined with another kind: only the last bits of that."""
+    """Combined with any other kind: only the last bits of that."""
 
 
 PIPELINES = {

@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """An image file stored within another file, such as a Parquet table; ``name`` is for messages."""
+    """An image file stored within a larger file, such as a Parquet table; ``name`` is for messages."""
 
     name: str
     data: bytes

@@ -159,7 +159,7 @@ def newest_intact(folder: Path) -> Path | None:
     if newest is None and paths:
         shown = "\n".join(f"  {path.name}: {damage(path)}" for path in paths)
         raise DamagedCheckpointError(
-            f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint"
+            f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name a different checkpoint"
             " with resume=FOLDER, or start at step 1 without resume=auto; the present content of the folder is then"
             " kept next to it."
         )

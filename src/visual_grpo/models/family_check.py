@@ -156,7 +156,7 @@ def check_before_training(
 ) -> None:
     """Generates one prompt or edit (mixed: each) in two steps by both; raises UserError where they differ.
 
-    Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of another kind.
+    Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of a different kind.
     """
     if not _is_comparable(family):
         return

@@ -68,7 +68,7 @@ def run_plain(
                 raise UserError(
                     f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call"
                     " needs the arguments prompt, height, width, num_inference_steps, generator and output_type, those"
-                    " that Family.plain_guidance gives, and none that is required beside them (image, for edits)."
+                    " that Family.plain_guidance gives, and no further required ones (image, for edits)."
                 ) from error
         firsts.append(states[0])
         lasts.append(states[-1])

@@ -121,7 +121,8 @@ def label(record: PromptRecord, segmenter: Segmenter, seed: int) -> Labelled:
 
 
 def draw(labelled: Sequence[Labelled]) -> Image.Image:
-    """Draws a row for each record: the true points and box, then the points of each kind; the true mask is outlined."""
+    """Renders a row for each record: the true points and box, then the points of each kind; the true mask is"
+    " outlined."""
     pictures, captions = [], []
     for one in labelled:
         pictures.append(_picture(one, one.prompt.positives, BETTER, one.prompt.box))
@@ -132,7 +133,7 @@ def draw(labelled: Sequence[Labelled]) -> Image.Image:
 
 
 def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | None = None) -> Image.Image:
-    """Draws outline and points on the image, scaled without smoothing so that single pixels are visible."""
+    """Renders outline and points on the image, scaled without smoothing so that single pixels are visible."""
     height, width = one.truth.shape
     factor = WIDTH / width
     size = (WIDTH, max(1, round(height * factor)))

@@ -100,7 +100,7 @@ def _rows(value: Any, length: int, key: str) -> list[tuple[float, ...]]:
 
 
 def _is_row(row: Any, length: int) -> bool:
-    # An int may be too large for a float; no image is that large. NaN is no less than it.
+    # An int may be too large for a float; no image is that large. NaN is not below it.
     return (
         isinstance(row, list)
         and len(row) == length

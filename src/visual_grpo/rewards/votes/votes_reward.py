@@ -88,7 +88,7 @@ class VotesReward:
                 f"votes: the head has {len(head.weights)} features, but {fitted.features!r} gives"
                 f" {features.shape[1]}: they have changed since the fit. Delete the head to fit it again"
             )
-        # One by one: vectorised functions round the last places of a batch by another formula.
+        # One by one: vectorised functions round the last places of a batch by a different formula.
         scores = [0.5 * (1 + math.tanh(u / 2)) for u in head.utility(features).tolist()]
         far = torch.from_numpy(head.distance(features) > head.reach)
         if not self._has_warned and far.float().mean() > 0.5:

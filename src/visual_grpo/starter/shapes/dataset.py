@@ -35,7 +35,7 @@ def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int,
     """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_dataset` does.
 
     Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes, each time with
-    another jitter.
+    a different jitter.
     """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:

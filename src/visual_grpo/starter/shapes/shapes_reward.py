@@ -184,7 +184,7 @@ def well_formed(iou: Tensor) -> Tensor:
 
 
 def _shape(iou: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of how well formed the asked shape is and how clearly it is no other; whether a person calls it right."""
+    """Returns the mean of form and clarity of the asked shape, and whether a person calls it right."""
     of_asked = _pick(iou, asked)
     margin = of_asked - iou.scatter(1, asked[:, None], 0).amax(1)
     clear = (margin / _CLEAR_MARGIN).clamp(0, 1)
