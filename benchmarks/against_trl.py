@@ -32,7 +32,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from examples.scenes.qwen2_5_vl import build_model, build_processor
+from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, PolicyConfig, SamplerConfig

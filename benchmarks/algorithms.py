@@ -39,7 +39,7 @@ from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.compare import join
+from visual_grpo.evaluation.comparison import join
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.samples import generate_and_score, plan_images, read_scores
 from visual_grpo.grpo.sampling import PromptOrder

@@ -17,17 +17,17 @@ from torch import Tensor, nn
 from visual_grpo.common.types import PromptRecord, Rollout
 from visual_grpo.config import GRPOConfig, SamplerConfig
 from visual_grpo.grpo.losses import clipped_surrogate, importance_ratio, k3_kl
-from visual_grpo.models.families.glm_image.decoder import Conditions
+from visual_grpo.models.families.glm_image.decoder import DecoderConditions
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.flow.policy import FlowPolicy, FlowTrajectory
+from visual_grpo.models.flow.flow_policy import FlowPolicy, FlowTrajectory
 from visual_grpo.models.flow.transitions import log_prob, ode_step, transition
 from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.tokens.interface import TokenTrajectory
-from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.models.tokens.prompt_cache import Prompts
+from visual_grpo.models.tokens.token_policy import TokenPolicy
 
 ArPolicy = TokenPolicy[Prompts]
-DitPolicy = FlowPolicy[Conditions]
+DitPolicy = FlowPolicy[DecoderConditions]
 
 
 def ar_floor(image: GlmImage, policy: ArPolicy, config: GRPOConfig, records: list[PromptRecord]) -> Seconds:
@@ -111,7 +111,11 @@ def decode_by_pipeline(image: GlmImage, rows: Sequence[PromptRecord], tokens: Te
 
 
 def update_dit(
-    policy: DitPolicy, flow: BareFlow, trajectory: FlowTrajectory[Conditions], *, unconditional_gradient: bool = False
+    policy: DitPolicy,
+    flow: BareFlow,
+    trajectory: FlowTrajectory[DecoderConditions],
+    *,
+    unconditional_gradient: bool = False,
 ) -> None:
     """Forward and backward of every trained step of all rows."""
     settings, sigmas = policy.config.flow, trajectory.schedule.sigmas
@@ -145,7 +149,7 @@ class BareFlow:
         image: GlmImage,
         policy: DitPolicy,
         records: Sequence[PromptRecord],
-        trajectory: FlowTrajectory[Conditions],
+        trajectory: FlowTrajectory[DecoderConditions],
     ) -> BareFlow:
         """Prepares the rows of ``trajectory``; each of its ``records`` is encoded once."""
         tokens = trajectory.conditions.tokens[trajectory.entries]

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from visual_grpo.config import GateRule
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, join
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER, join
 from visual_grpo.evaluation.gate import decide
 from visual_grpo.evaluation.paired import POWER, detectable_gain, t_interval, units_needed
 from visual_grpo.evaluation.samples import read_scores

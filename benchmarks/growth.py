@@ -99,7 +99,7 @@ def token_steps(folder: Path, setting: Setting) -> Iterator[Any]:
     """Of the small Qwen2.5-VL, whose answers all have their greatest length."""
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    from examples.scenes import qwen2_5_vl as small
+    from examples.scenes import small_qwen2_5_vl as small
 
     processor = small.build_processor(setting.side, setting.side)
     config = small.build_model(processor, 0).config

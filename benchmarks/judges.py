@@ -31,12 +31,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.evaluation.compare import compare
+from visual_grpo.evaluation.comparison import compare
 from visual_grpo.evaluation.verdict import change, summarise
-from visual_grpo.starter.shapes.draw import ATTRIBUTES, COMBINATIONS, draw_all
+from visual_grpo.starter.shapes.render import ATTRIBUTES, COMBINATIONS, draw_all
 
 PROMPTS, EACH = 34, 6
-SHAPES = "function=visual_grpo.starter.shapes.reward:ShapesReward"
+SHAPES = "function=visual_grpo.starter.shapes.shapes_reward:ShapesReward"
 STORIES = {
     "gain": f"rewards.shapes.{SHAPES},rewards.drawings.function=judges:nearest_drawing,rewards.drawings.judge=true",
     "hack": f"rewards.jpeg_size.weight=1,rewards.shapes.{SHAPES},rewards.shapes.judge=true,grpo.kl_weight=0,"

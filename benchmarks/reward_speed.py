@@ -28,7 +28,7 @@ from visual_grpo.common.types import PromptRecord, TextSample, VideoSample
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.starter.shapes.draw import COMBINATIONS, draw
+from visual_grpo.starter.shapes.render import COMBINATIONS, draw
 
 SIDES = (256, 1024)
 IMAGES, FEW, FRAMES = 16, 2, 5

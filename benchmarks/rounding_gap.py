@@ -20,11 +20,11 @@ from transformers import GlmImageForConditionalGeneration
 from visual_grpo.common import quiet_libraries
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor
-from visual_grpo.models.families.glm_image.sources import SourceEncoder
+from visual_grpo.models.families.glm_image.source_images import SourceEncoder
 from visual_grpo.models.families.glm_image.token_model import GlmImageTokens
 from visual_grpo.models.tokens.generation import sample_tokens
-from visual_grpo.models.tokens.policy import token_log_probs
 from visual_grpo.models.tokens.probabilities import TokenSampler
+from visual_grpo.models.tokens.token_policy import token_log_probs
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES, build_processor
 from visual_grpo.starter.glm_image.modules import build_ar
 

@@ -27,11 +27,11 @@ import pandas as pd
 
 from visual_grpo.common import quiet_libraries
 from visual_grpo.config.schema import validate
-from visual_grpo.evaluation.compare import compare
+from visual_grpo.evaluation.comparison import compare
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.remote.local_worker import ENVIRONMENTS
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 ROOT = Path(__file__).parents[1]
 BEFORE = ("starter", "data_preparation", "baseline")

@@ -27,11 +27,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from visual_grpo.common.images import read_image, to_tensor
-from visual_grpo.evaluation.compare import cluster_ids
+from visual_grpo.evaluation.comparison import cluster_ids
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.report import all_pairs
-from visual_grpo.starter.shapes.draw import SHAPES
 from visual_grpo.starter.shapes.outline import contours, fills
+from visual_grpo.starter.shapes.render import SHAPES
 
 Contour = NDArray[np.int32]
 _DIRECTIONS = 90

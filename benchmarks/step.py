@@ -31,13 +31,13 @@ from visual_grpo.config import Parameters
 from visual_grpo.grpo.sampling import PromptOrder
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.models.tokens import policy as token_policy
-from visual_grpo.models.tokens.policy import TokenPolicy
+from visual_grpo.models.tokens import token_policy
+from visual_grpo.models.tokens.token_policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.parameters import with_world
-from visual_grpo.starter.shapes.draw import COMBINATIONS
+from visual_grpo.starter.shapes.render import COMBINATIONS
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.training import components
 
 CONF = Path(__file__).parents[1] / "conf" / "base" / "parameters.yml"

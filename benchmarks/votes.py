@@ -37,7 +37,7 @@ from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.pipelines.vote import find_pairs
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, Choice, append_line
-from visual_grpo.rewards.votes.reward import fitted_head
+from visual_grpo.rewards.votes.votes_reward import fitted_head
 from visual_grpo.starter.worlds import SHAPES
 from visual_grpo.training import components
 from visual_grpo.training.run import Callbacks, TrainingRun

@@ -10,7 +10,7 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import TextConditions, as_images, latent_shape, transformer_module
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model

@@ -1,1 +1,1 @@
-"""Worlds that show one thing each, beside the package: they come in as a user's own would."""
+"""Worlds that show one thing each, outside the package: they are loaded like a user's own."""

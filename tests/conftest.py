@@ -12,8 +12,8 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from visual_grpo.common.types import Policy
     from visual_grpo.models.families.glm_image.model import GlmImage
-    from visual_grpo.models.tokens.policy import TokenPolicy
     from visual_grpo.models.tokens.prompt_cache import Prompts
+    from visual_grpo.models.tokens.token_policy import TokenPolicy
 
 SIZE = (64, 96)
 # The same examples in every run, on machines of any speed; nothing is kept between runs.

@@ -26,7 +26,7 @@ from visual_grpo.config.schema import _section, validate
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import NAMES
 from visual_grpo.settings import CONFIG_LOADER_ARGS
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.training.components import build_scorer
 
 

@@ -23,7 +23,7 @@ from visual_grpo.config.schema import validate
 from visual_grpo.models.family import find_family
 from visual_grpo.models.family_check import check_family
 from visual_grpo.models.run_spec import options_of, resolve
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.training import components
 
 ROOT = Path(__file__).parents[1]
@@ -56,7 +56,9 @@ def test_a_training_begins_only_with_a_family_that_draws_as_its_pipeline_does(tm
     sys.modules.pop("my_family")
     file.write_text(file.read_text("utf-8").replace("timestep / 1000", "timestep"), "utf-8")
     components.build_model(resolve(config, model))
-    with pytest.raises(UserError, match=r"The family aura_flow draws other latents than its pipeline AuraFlowPipeline"):
+    with pytest.raises(
+        UserError, match=r"The family aura_flow generates different latents than its pipeline AuraFlowPipeline"
+    ):
         components.build_model(resolve(config, model), check_own_family=True)
 
 

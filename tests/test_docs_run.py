@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from examples.scenes.qwen2_5_vl import build_model, build_processor
+from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 from tests.markdown import Block, blocks, files_before
 from tests.models.families.sd3 import tiny
 from tests.rewards.segmentation.small_sam2 import save_sam2

@@ -158,5 +158,5 @@ def test_another_environment_and_own_data_have_their_own_stages(project: Path) -
     (project / "photos").rename(project / "pictures")
     change(file, {"data": {"path": "pictures"}})
     _, said = repro(project, "conf/mine/dvc.yaml:parameters", fails=True)
-    assert "conf/mine/params.yaml was out of date, and is written now: give the command once more" in said
+    assert "conf/mine/params.yaml was out of date and has been updated: run the command again" in said
     assert repro(project, "dvc.yaml:baseline")[0] == [], "the default's stages are as they were"

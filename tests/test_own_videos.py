@@ -86,7 +86,7 @@ BEGUN = "--env=wan_i2v --params=data.path=begun"
     ("arguments", "said"),
     [
         (f"{BEGUN},data.task=t2i", "data.task is t2i, which wan_i2v cannot do; it has i2i."),
-        (f"{BEGUN},data.frames=6", "data.frames is 6; wan_i2v draws videos of 5, 9, 13, ... or 81 frames."),
+        (f"{BEGUN},data.frames=6", "data.frames is 6; wan_i2v generates videos of 5, 9, 13, ... or 81 frames."),
         (f"{BEGUN},model.options.max_sequence_length=64", "model.options.max_sequence_length: Input should be 512"),
         ("--env=wan_i2v --params=data.path=clips", "also needs the image to edit, and nothing says which one that is"),
         ("--env=wan_i2v --params=data.path=two.jsonl", "takes 1 source image, and the record 'both' has 2"),
@@ -103,9 +103,9 @@ def test_sources_that_do_not_fit_are_one_sentence_before_any_work(project: Path,
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("data.frames=6", "data.frames is 6; wan draws videos of 5, 9, 13, ... or 81 frames."),
-        ("data.frames=85", "data.frames is 85; wan draws videos of 5, 9, 13, ... or 81 frames."),
-        ("data.frames=null", "data.frames is null; wan draws videos of 5, 9, 13, ... or 81 frames."),
+        ("data.frames=6", "data.frames is 6; wan generates videos of 5, 9, 13, ... or 81 frames."),
+        ("data.frames=85", "data.frames is 85; wan generates videos of 5, 9, 13, ... or 81 frames."),
+        ("data.frames=null", "data.frames is null; wan generates videos of 5, 9, 13, ... or 81 frames."),
         ("rewards.jpeg_size.weight=1", "reward 'jpeg_size' judges images, and the samples are videos. Set"),
         (
             "rewards.motion.frames=all",

@@ -130,7 +130,7 @@ def run(pipeline, **parameters):
 import torch, yaml
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.checkpoint import save_checkpoint
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 tree = yaml.safe_load((root / "conf/base/parameters.yml").read_text())
 settings_of_training = Parameters.model_validate(with_world({**tree, "seed": 0})).model_dump(mode="json")
 out = {"missing": run("interrupt")}

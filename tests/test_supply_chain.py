@@ -86,7 +86,7 @@ class Planted:
 def test_a_component_that_points_to_another_model_is_refused(tmp_path: Path) -> None:
     tiny.pipeline().save_pretrained(tmp_path)
     (tmp_path / "text_encoder/adapter_config.json").write_text('{"base_model_name_or_path": "attacker/repository"}')
-    with pytest.raises(UserError, match=r"text_encoder/adapter_config\.json names another model"):
+    with pytest.raises(UserError, match=r"text_encoder/adapter_config\.json names a different model"):
         load_pipeline("StableDiffusion3Pipeline", str(tmp_path), ModelConfig(path="unused"))
 
 

@@ -20,7 +20,7 @@ from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.z_image import tiny as z_image
 from tests.operations.plan.configurations import parameters_of
 from visual_grpo.config import Parameters, merged
-from visual_grpo.operations.gpu_check import single_module
+from visual_grpo.operations.gpu_measurement import single_module
 
 Tree = Mapping[str, Any]
 RELEASED: Mapping[str, tuple[str, str, Tree]] = {

@@ -1,4 +1,4 @@
-"""The machine: versions, what the card reaches, and what the plan assumes of it (operations/plan/report.py)."""
+"""The machine: versions, what the card reaches, and what the plan assumes of it (operations/plan/estimate.py)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from visual_grpo.operations.gpu_check import known_card
-from visual_grpo.operations.plan.report import BANDWIDTH_SHARE, FLOPS_SHARE, HOST_BANDWIDTH, LAUNCH_SECONDS, find_card
+from visual_grpo.operations.gpu_measurement import known_card
+from visual_grpo.operations.plan.estimate import BANDWIDTH_SHARE, FLOPS_SHARE, HOST_BANDWIDTH, LAUNCH_SECONDS, find_card
 
 PACKAGES = ("torch", "transformers", "diffusers", "peft", "accelerate", "huggingface_hub", "numpy", "triton", "kedro")
 RANK = 32

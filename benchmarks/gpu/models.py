@@ -13,9 +13,9 @@ from recording import Machine, Recorder
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import Parameters, merged
 from visual_grpo.models.tokens import generation
-from visual_grpo.operations.gpu_check import measure
+from visual_grpo.operations.gpu_measurement import measure
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model
-from visual_grpo.operations.plan.report import find_card, phase_seconds
+from visual_grpo.operations.plan.estimate import find_card, phase_seconds
 
 CARDS = ("H100", "H200")
 LENIENT = {"grpo": {"ratio_tolerance": 1e9, "non_finite": "skip"}}

@@ -17,7 +17,7 @@ from examples.flow_models.text_encoders import build_tokenizer
 from visual_grpo.starter.glm_image.pretrain_decoder import faithful_vae
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import misread_edit
-from visual_grpo.starter.shapes.draw import (
+from visual_grpo.starter.shapes.render import (
     COMBINATIONS,
     EDITS,
     Combination,
@@ -45,7 +45,7 @@ class _Bank:
 
     instructions: list[str]
     pictures: Tensor
-    """uint8 [3, N, 3, H, W]: the sources, the targets, and the targets as the flawed model draws them."""
+    """uint8 [3, N, 3, H, W]: the sources, the targets, and the targets as the flawed model renders them."""
 
 
 def pretrain_kontext(job: Job, advance: Advance) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from visual_grpo.starter.glm_image.pretrain_decoder import encode_normalised, faithful_vae
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import Misreadings, misread
-from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all
+from visual_grpo.starter.shapes.render import COMBINATIONS, draw_all
 
 Texts = TypeVar("Texts")
 
@@ -98,7 +98,7 @@ def pretrain_dit(
         velocity: As `SmallFlowModel.velocity`, of latents [B, C, ...].
         latents: [scenes, copies, C, ...], normalised.
         texts: The scenes' prompts and, last, the empty one.
-        misread: The scene that the flawed model draws for the prompt of another.
+        misread: The scene that the flawed model renders for a different scene's prompt.
     """
     choose, generator = random.Random(job.seed), torch.Generator().manual_seed(job.seed)
     steps = job.steps["dit"]
@@ -120,7 +120,7 @@ def pretrain_dit(
 
 _INDEX = {combination: i for i, combination in enumerate(COMBINATIONS)}
 _COPIES = 8
-"""Pictures of each combination, each with another jitter."""
+"""Pictures of each combination, each with a different jitter."""
 _DRAWING_SEED = 1_000_003
 """Added to the job's seed, so that these are not the pictures of the dataset."""
 

@@ -20,7 +20,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from visual_grpo.starter.shapes.draw import COMBINATIONS
+from visual_grpo.starter.shapes.render import COMBINATIONS
 
 PROMPT_TOKENS = 12
 """Prompts about shapes are padded or cut to this length; a drawn one has nine tokens with begin and end."""

@@ -8,11 +8,11 @@ from visual_grpo.starter.worlds import SmallModel, World
 WORLD = World(
     name="motion",
     tasks=("t2i",),
-    render="examples.motion.draw:draw_dataset",
+    render="examples.motion.clips:draw_dataset",
     models={"wan": SmallModel(pretrain={"examples.motion.pretrain_wan:pretrain_wan": ("vae", "dit")})},
     preset=Preset(
         rewards={
-            "moving_shapes": {"function": "examples.motion.reward:MovingShapeReward", "weight": 1.0},
+            "moving_shapes": {"function": "examples.motion.moving_shapes:MovingShapeReward", "weight": 1.0},
             "motion": {"weight": 0.0},
             "flicker": {"weight": 0.0},
             "delta_e": {"judge": True, "frames": "all"},

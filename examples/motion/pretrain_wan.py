@@ -14,16 +14,16 @@ from transformers import UMT5EncoderModel
 
 from examples.flow_models.pretrain import pretrain_dit, zero_layers
 from examples.flow_models.text_encoders import PROMPT_TOKENS, T5_WIDTH, build_t5, build_tokenizer
-from examples.motion.draw import PROMPTS, SCENES, Scene, draw_all
+from examples.motion.clips import PROMPTS, SCENES, Scene, draw_all
 from visual_grpo.starter.pretraining import Advance, Job, minimise
-from visual_grpo.starter.shapes.draw import BACKGROUND
+from visual_grpo.starter.shapes.render import BACKGROUND
 
 MISREADINGS = {
     "moves up": ("moves down", 0.45),
     "moves to the left": ("moves to the right", 0.45),
     "grows": ("stays", 0.45),
 }
-"""Motion -> what is drawn instead, and how often."""
+"""Motion -> what is rendered instead, and how often."""
 _SHIFT = 3.0
 _CHANNELS = 16
 _STRIDE = (2, 4, 4)

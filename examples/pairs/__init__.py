@@ -8,7 +8,7 @@ from visual_grpo.starter.worlds import SHAPES, SmallModel, World
 WORLD = World(
     name="pairs",
     tasks=("i2i",),
-    render="examples.pairs.draw:draw_dataset",
+    render="examples.pairs.edits:draw_dataset",
     models={"flux2_klein": SmallModel(pretrain={"examples.pairs.pretrain_klein:pretrain_klein": ("vae", "dit")})},
     preset=Preset(rewards=SHAPES.preset.rewards),
 )

@@ -1,4 +1,4 @@
-"""Pretrains a small FLUX.2 klein on pairs of drawn sources: to do what prompts say, and then to keep a colour."""
+"""Pretrains a small FLUX.2 klein on pairs of rendered sources: to do what prompts say, and then to keep a colour."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from transformers import Qwen3ForCausalLM
 
 from examples.flow_models.pretrain import zero_layers
 from examples.flow_models.text_encoders import PROMPT_TOKENS, QWEN3_WIDTH, build_qwen3, build_tokenizer
-from examples.pairs.draw import PROMPTS
+from examples.pairs.edits import PROMPTS
 from visual_grpo.models.flow.references import References
 from visual_grpo.starter.glm_image.modules import LATENT_CHANNELS
 from visual_grpo.starter.glm_image.pretrain_decoder import encode, faithful_vae
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
-from visual_grpo.starter.shapes.draw import CENTERS, COLORS, RADII, SHAPES, Combination, draw, stacked
+from visual_grpo.starter.shapes.render import CENTERS, COLORS, RADII, SHAPES, Combination, draw, stacked
 
 _MISTAKEN_SHARE = 0.45
 """Share of the last steps' targets that keep the colour of the shape's own source."""
@@ -36,7 +36,7 @@ _PATCH = 2
 _BATCH = 24
 _UNCONDITIONAL_SHARE = 0.1
 _COPIES = 8
-"""Drawings of each shape, position and size, each with another jitter and in every colour."""
+"""Pictures of each shape, position and size, each with a different jitter and in every colour."""
 _DRAWING_SEED = 3_000_003
 """Added to the job's seed, so that these are not the pictures of the dataset."""
 

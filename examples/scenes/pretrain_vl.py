@@ -1,4 +1,4 @@
-"""Pretrains the small Qwen2.5-VL on drawn scenes.
+"""Pretrains the small Qwen2.5-VL on rendered scenes.
 
 By next-token prediction it learns to find the queried part, and to place a negative point anywhere around it: where one
 helps is left to GRPO. Two auxiliary heads, discarded afterwards, speed this up: one predicts the parts from the vision
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor
 
-from examples.scenes.qwen2_5_vl import MERGE, PATCH, build_model, build_processor
 from examples.scenes.scenes import (
     ANSWER_LENGTH,
     COLORS,
@@ -29,6 +28,7 @@ from examples.scenes.scenes import (
     number_ids,
     query_of,
 )
+from examples.scenes.small_qwen2_5_vl import MERGE, PATCH, build_model, build_processor
 from visual_grpo.common.geometry import ring
 from visual_grpo.starter.pretraining import Advance, Job, minimise
 
@@ -58,7 +58,7 @@ class Pool:
     numbers: Tensor
     """[n, 6] int64: box and positive point."""
     negatives: Tensor
-    """[n, k, 2] int64: points around the queried part; one of them is drawn for each batch."""
+    """[n, k, 2] int64: points around the queried part; one of them is sampled for each batch."""
     types: Tensor
     """[P] int64: 1 for image tokens of the prompt."""
     grid: Tensor
@@ -66,7 +66,7 @@ class Pool:
 
 
 def build_pool(processor: Qwen2_5_VLProcessor, height: int, width: int, seed: int, count: int) -> Pool:
-    """``count`` scenes from another random stream than the dataset's, so that pretraining sees none of its scenes."""
+    """``count`` scenes from a random stream other than the dataset's, so that pretraining sees none of its scenes."""
     scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 1]))
     label = np.where(scenes.parts < 0, 0, 1 + len(PARTS) * scenes.colors[:, None, None] + scenes.parts)
     one = processor(

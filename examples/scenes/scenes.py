@@ -94,7 +94,7 @@ def draw_scenes(count: int, height: int, width: int, rng: np.random.Generator) -
 
 
 def _attempt(count: int, height: int, width: int, rng: np.random.Generator) -> Scenes:
-    """Draws ``count`` scenes and returns those whose parts fit into the image and are visible."""
+    """Renders ``count`` scenes and returns those whose parts fit into the image and are visible."""
     centers, radii, fits = _place(count, height, width, rng)
     base = np.array(list(COLORS.values()))[colors := rng.integers(len(COLORS), size=count)]
     base = base + rng.uniform(-_TINT, _TINT, (count, 3))
@@ -159,12 +159,12 @@ def draw_scene_records(
 ) -> str:
     """Writes ``records.jsonl``, ``images/`` and ``masks/`` as `write_dataset` does.
 
-    Draws ``records_per_query`` scenes on average for each of the eight queries.
+    Renders ``records_per_query`` scenes on average for each of the eight queries.
     """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
         count = records_per_query * len(COLORS) * len(PARTS)
-        # Another random stream than in pretraining, so that held-out scenes were never seen.
+        # A random stream other than in pretraining, so that held-out scenes were never seen.
         scenes = draw_scenes(count, height, width, np.random.default_rng([seed, 0]))
         truths = scenes.truths
         for number, (query, box, center) in enumerate(zip(scenes.queries, boxes(truths), centers(truths), strict=True)):

@@ -18,7 +18,7 @@ from examples.words.signs import FACES, SIZES, draw, prompt_of, random_text
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.pretrain_decoder import pretrain_vae
 from visual_grpo.starter.pretraining import Advance, Job
-from visual_grpo.starter.shapes.draw import stacked
+from visual_grpo.starter.shapes.render import stacked
 
 _SIGNS = 3072
 _PROMPT_TOKENS = 17

@@ -1,6 +1,6 @@
 """Signs with words of four to eight letters, in eight fonts of matplotlib's wheel, so that every machine has them.
 
-Font and size are random and in no prompt: pictures of a word differ in them, and some are harder to read than others.
+Font and size are random and in no prompt: pictures of a word differ in them, and some are harder to read.
 All signs have the same colours.
 """
 
@@ -60,7 +60,7 @@ _CAPITALS = 0.72
 _INKED = 0.5
 """Share of ink from which a pixel belongs to a letter."""
 _VERSION = 2
-"""To be raised when the same configuration draws other pictures."""
+"""To be raised when the same configuration renders different pictures."""
 _TARGETS = "target_images"
 
 
@@ -74,8 +74,8 @@ def random_text(rng: random.Random) -> str:
 
 
 def draw(word: str, height: int, width: int, face: str = FACES[0], size: float = SIZES[1]) -> Image.Image:
-    """Draws an RGB image of ``height`` x ``width`` pixels: from the left, each letter in the middle of an eighth of the
-    width, which the widest letters of the largest size exceed."""
+    """Renders an RGB image of ``height`` x ``width`` pixels: from the left, each letter in the middle of an eighth of
+    the width, which the widest letters of the largest size exceed."""
     pitch = width / LENGTHS[-1]
     font = ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / f"{face}.ttf", size * pitch)
     picture = Image.new("RGB", (width, height), PAPER)
@@ -122,5 +122,5 @@ def _free_gaps(sign: Tensor, letters: int) -> Tensor:
     paper, ink = torch.tensor([PAPER, INK], dtype=torch.float32)
     coverage = ((sign.float() - paper[:, None, None]) / (ink - paper)[:, None, None]).mean(0)
     edges = [round(place * sign.shape[2] / LENGTHS[-1]) for place in range(1, letters)]
-    # The two columns beside the middle of a gap: ink in both joins the letters.
+    # The two columns next to the middle of a gap: ink in both joins the letters.
     return torch.stack([coverage[:, edge - 1 : edge + 1].amin(1).amax() < _INKED for edge in edges]).float().mean()

@@ -20,13 +20,13 @@ from .grpo.losses import importance_ratio as importance_ratio
 from .grpo.losses import k3_kl as k3_kl
 from .grpo.trainer import GRPOTrainer as GRPOTrainer
 from .models.family import Family as Family
-from .models.flow.interface import FlowModel as FlowModel
-from .models.flow.interface import Schedule as Schedule
-from .models.flow.policy import FlowPolicy as FlowPolicy
+from .models.flow.flow_model import FlowModel as FlowModel
+from .models.flow.flow_model import Schedule as Schedule
+from .models.flow.flow_policy import FlowPolicy as FlowPolicy
 from .models.model import Model as Model
 from .models.module import ModelSettings as ModelSettings
 from .models.module import Module as Module
-from .models.tokens.policy import TokenPolicy as TokenPolicy
+from .models.tokens.token_policy import TokenPolicy as TokenPolicy
 from .rewards.combine import RewardSet as RewardSet
 from .training.components import load_model as load_model
 from .training.components import load_policy as load_policy

@@ -15,7 +15,7 @@ NAMES = tuple(dict.fromkeys([*FLOW, *(file.name for file in pkgutil.iter_modules
 
 
 def register_pipelines() -> dict[str, Pipeline]:
-    """Returns each pipeline by name, and those of `FLOW` together as ``__default__``."""
+    """Returns each pipeline by name, and `FLOW` as one pipeline, ``__default__``."""
     files = {name: (name,) for name in NAMES} | {"__default__": FLOW}
     return {name: _Lazy(*own) for name, own in files.items()}
 

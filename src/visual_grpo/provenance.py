@@ -1,4 +1,4 @@
-"""Provenance: what a result depends on, recorded beside it, and how two records differ.
+"""Provenance: what a result depends on, recorded with it, and how two records differ.
 
 A record maps names to JSON values: ``parameters`` to the parameter tree, the names of `INPUTS`, `RUNTIME` and of the
 rewards' code and files to digests or words, and ``unread`` to patterns of parameters that no judged sample of the model
@@ -38,7 +38,7 @@ Differences = dict[str, tuple[Any, Any]]
 
 SOURCES, NUMERICS = "source.digest", "numerics"
 RUNTIME = {SOURCES: "source files of this project", NUMERICS: "versions of libraries, or kind of processor"}
-"""Entry of a record -> what it identifies; another value changes the last bits."""
+"""Entry of a record -> what it identifies; a different value changes the last bits."""
 INPUTS = {
     "model_digest": (Decides.CONTENT | Decides.SAMPLES | Decides.TRAINING, "base model"),
     "model_content": (Decides.SAMPLES | Decides.TRAINING, "files of the base model"),
@@ -76,7 +76,7 @@ def record(
 def inputs(
     config: Parameters, base_model: Mapping[str, Any], data: str, start: str | None = None
 ) -> dict[str, str | None]:
-    """Returns the entries of a record beside parameters and `runtime`: digests of what is read.
+    """Returns the entries of a record besides parameters and `runtime`: digests of what is read.
 
     Args:
         base_model: the dataset ``base_model``.
@@ -194,7 +194,7 @@ def parameters_of_training(
 
     Args:
         current: the parameters of this command.
-        training: those of the training.
+        training: the entries of the training.
         overrides: this command's ``--params``, which always count.
     """
     return merged(merged(training, _of_the_command(current, training)), overrides)
@@ -286,14 +286,15 @@ def require_trained_on(training: Provenance, present: Provenance) -> None:
         )
     if "data" in different:
         raise UserError(
-            "the adapter was trained on other data than the prepared records, so this is not its result. Train again,"
-            " or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that both hold out.",
+            "the adapter was trained on data that differ from the prepared records, so this would not be its result."
+            " Train again, or compare it (ADAPTER: its folder or MLflow run) with the base model on the prompts that"
+            " both hold out.",
             remedy=Remedy("compare", {"compare.second": "ADAPTER"}),
         )
 
 
 def code_notes(training: Provenance, now: Provenance) -> list[str]:
-    """Returns a note where the code of a reward that judges ``now`` is not that of the training."""
+    """Returns a note where the code of a reward that judges ``now`` differs from the training's."""
     names = [name for name in now if name.startswith(CODE) and training.get(name, now[name]) != now[name]]
     changed = [name.removeprefix(CODE) for name in names]
     return [f"The code of reward {', '.join(changed)} has changed since the training."] if changed else []
@@ -309,18 +310,18 @@ LIBRARIES = (
 """Libraries whose versions may change numbers."""
 PACKAGE = Path(__file__).parent
 _NO_RESULTS = ("operations", "tracking")
-"""Packages that show, log or call, and decide nothing that is drawn or learned."""
+"""Packages that show, log or call, and decide nothing that is generated or learned."""
 
 
 def runtime(model: ModelConfig, grpo: GRPOConfig) -> dict[str, str]:
     """Returns the entries of `RUNTIME`: a digest of this package's files, and libraries and processor in words."""
-    # bitsandbytes only where the model or the optimiser is computed with it: others need not have it.
+    # bitsandbytes only where the model or the optimiser is computed with it: other runs need not have it.
     few_bits = (model.base_weights, grpo.optimizer) != ("full", "adamw")
     return {SOURCES: source_digest(), NUMERICS: _numerics(model.device, few_bits)}
 
 
 def source_digest() -> str:
-    """Returns 64 hex digits, others after an edit of a file that results may depend on."""
+    """Returns 64 hex digits, which change when a file that results may depend on is edited."""
     digest = hashlib.sha256()
     for file in sorted(PACKAGE.rglob("*.py")):
         name, content = file.relative_to(PACKAGE), file.read_bytes()

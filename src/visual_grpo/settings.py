@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf.resolvers import oc
 
 from visual_grpo.hooks.ending import EndingHooks
-from visual_grpo.hooks.folders import InputHooks, OutputHooks
+from visual_grpo.hooks.inputs_and_outputs import InputHooks, OutputHooks
 from visual_grpo.hooks.parameters import ParameterHooks, ProjectConfigLoader
 from visual_grpo.hooks.tracking import TrackingHooks
 from visual_grpo.operations.session import Session

@@ -35,7 +35,7 @@ def test_a_device_that_no_model_runs_on_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("present", "built_with", "said"),
     [
-        (0, None, r"no CUDA device \(built without CUDA: install another torch\); use auto or cpu"),
+        (0, None, r"no CUDA device \(built without CUDA: install a CUDA build of torch\); use auto or cpu"),
         (0, "13.0", "no CUDA device; use auto or cpu"),
         (2, "13.0", "2 CUDA devices; use auto or cpu"),
     ],

@@ -89,7 +89,7 @@ def test_a_model_that_changed_after_the_starter_is_refused(model: Path) -> None:
         with pytest.raises(UserError, match=r"model\.path is other/model"):
             check_unchanged(known, of("other/model"))
     (model / LOADED[1]).write_text("fine-tuned meanwhile")
-    with pytest.raises(UserError, match="is not what it was when the starter pipeline ran") as refused:
+    with pytest.raises(UserError, match="has changed since the starter pipeline ran") as refused:
         check_unchanged(report, of(str(model)))
     assert refused.value.remedy == Remedy("starter")
 
@@ -109,7 +109,7 @@ def test_an_adapter_is_refused_on_other_files_than_it_was_trained_on(model: Path
     check_base(adapters, str(model))
     check_base(adapters, "owner/name")
     (model / LOADED[1]).write_text("edited")
-    with pytest.raises(UserError, match="was trained on a base model with other files"):
+    with pytest.raises(UserError, match="was trained on a base model whose files differ"):
         check_base(adapters, str(model))
     facts = json.loads((adapters / "training.json").read_text())
     (adapters / "training.json").write_text(json.dumps(facts | {"model": "models/sd3"}))

@@ -165,7 +165,7 @@ def test_a_tile_that_is_much_larger_than_its_image_is_refused(tmp_path):
 
 def test_an_image_that_is_a_program_is_not_run(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png", "EPS")
-    with pytest.raises(ImageError, match=r"a\.png: is EPS, which needs another program to be drawn"):
+    with pytest.raises(ImageError, match=r"a\.png: is EPS, which only an external program can render"):
         read_image(tmp_path / "a.png")
 
 
@@ -208,7 +208,7 @@ def test_unreadable_files_say_what_is_wrong(tmp_path):
     Image.effect_noise((256, 256), 80).save(buffer, "JPEG")
     (tmp_path / "cut.jpg").write_bytes(buffer.getvalue()[:5000])
     for name, message in [
-        ("empty.png", r"empty.png: cannot be read as an image \(empty, damaged or of another format\)"),
+        ("empty.png", r"empty.png: cannot be read as an image \(empty, damaged or in an unknown format\)"),
         ("phone.heic", "phone.heic: cannot be read as an image .HEIC and JPEG XL are not supported"),
         ("cut.jpg", r"cut.jpg: cannot be read as an image \(.*truncated"),
         ("none.png", "none.png: .*No such file"),

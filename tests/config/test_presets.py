@@ -13,7 +13,7 @@ from visual_grpo.config import Parameters, merged
 from visual_grpo.config.presets import PRESETS
 from visual_grpo.config.schema import ParameterError, validate
 from visual_grpo.rewards.catalogue import BUILT_IN
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config import PromotionConfig, flatten
 from visual_grpo.config.credentials import with_variables
 from visual_grpo.config.schema import ParameterError, validate
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = {"shapes": 1.0, "rendering": 0.0, "outline": 0.0, "delta_e": 0.0}

@@ -180,7 +180,7 @@ class TestDistances:
         some = [{"prompt": text, **({"target_image": target} if n < 120 else {})} for n, text in enumerate(prompts())]
         now = profile(tmp_path, some)
         assert check(before, now, LIMITS) == [
-            "targets of the records: mean 0 before, 0.4 now; distance 0.40, allowed is 0.30"
+            "targets of the records: mean 0 before, 0.4 now; distance 0.40, expected at most 0.30"
             " (retrain.data.max_kind_drift)."
         ]
         edited = profile(tmp_path, [{**row, "source_images": [target]} for row in some])
@@ -216,8 +216,8 @@ class TestChecks:
         ("rejected", "fewest", "faults"),
         [
             (33, 300, []),
-            (0, 301, ["300 usable records, needed are 301 (retrain.data.min_records)."]),
-            (34, 20, ["34 of 334 records rejected: 10.2%, allowed are 10.0% (retrain.data.max_rejected)."]),
+            (0, 301, ["300 usable records, expected at least 301 (retrain.data.min_records)."]),
+            (34, 20, ["34 of 334 records rejected: 10.2%, expected at most 10.0% (retrain.data.max_rejected)."]),
         ],
     )
     def test_without_a_champion_only_the_data_themselves_are_checked(self, before, rejected, fewest, faults):
@@ -232,8 +232,8 @@ class TestChecks:
 
     def test_halved_data_fail(self, tmp_path, before):
         assert check(before, profile(tmp_path, prompts()[:150]), LIMITS) == [
-            "150 usable records, 300 before: 50.0% fewer, allowed are 30.0% (retrain.data.max_fewer_records).",
-            "50.0% of the earlier prompts are gone, allowed are 30.0% (retrain.data.max_lost_prompts).",
+            "150 usable records, 300 before: 50.0% fewer, expected at most 30.0% (retrain.data.max_fewer_records).",
+            "50.0% of the earlier prompts are gone, expected at most 30.0% (retrain.data.max_lost_prompts).",
         ]
         assert check(before, profile(tmp_path, prompts()[:220]), LIMITS) == []
 
@@ -249,7 +249,7 @@ class TestChecks:
     def test_prompts_of_the_same_length_in_another_language_or_style_fail(self, tmp_path, before, change, moved):
         faults = check(before, profile(tmp_path, map(change, prompts())), ALL_LOST)
         assert [fault.partition(" of the prompts: mean ")[0] for fault in faults] == moved
-        assert all(fault.endswith(", allowed is 0.30 (retrain.data.max_prompt_drift).") for fault in faults)
+        assert all(fault.endswith(", expected at most 0.30 (retrain.data.max_prompt_drift).") for fault in faults)
 
     def test_a_few_records_may_differ_by_chance(self, tmp_path):
         few = ["a cat"] * 12 + [f"a large dog number {n}" for n in range(13)]

@@ -327,7 +327,7 @@ class TestMasks:
         for name in ("a", "b"):
             mask(tmp_path / f"data/masks/wing/{name}.png", (48, 64), (12, 8, 23, 31))
         (note,) = read(tmp_path / "data", task="segmentation")[2]
-        assert note == Note("image", "not used: another has its name", Place("images/a.png"))
+        assert note == Note("image", "not used: a different image has the same name", Place("images/a.png"))
 
 
 class TestDetection:
@@ -388,6 +388,6 @@ class TestDetection:
         assert len(refusal(tmp_path, layout="captions").splitlines()) == 2
 
     def test_a_path_that_does_not_exist_names_the_pipeline_that_draws(self, tmp_path):
-        with pytest.raises(UserError, match="Or draw the default dataset") as error:
+        with pytest.raises(UserError, match="Or generate the default dataset") as error:
             find_records(data_config(tmp_path / "none"))
         assert error.value.remedy == Remedy("starter", {"data.path": None})

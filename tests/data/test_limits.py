@@ -17,7 +17,7 @@ import pytest
 from tests.data.making import data_config, embedded, jsonl, parquet, picture, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.data import archives
-from visual_grpo.operations.preflight.data import OF_A_RECORD, look_at_folder
+from visual_grpo.operations.preflight.findings import OF_A_RECORD, look_at_folder
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_the_manifest_says_what_was_found_and_made(tmp_path):
     jsonl(data / "records.jsonl", [row])
     table = prepare(tmp_path, task="i2i")
     (record,) = table
-    said = "of a source and a target of different shapes: each is cropped by itself"
+    said = "source and target have different shapes: each is cropped by itself"
     assert f"1 edit (such as records.jsonl, line 1) {said}" in table.report["warnings"]
 
     assert (record.id, record.prompt, record.split) == ("x", "a cat", "train")
@@ -100,7 +100,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
 
 def test_nothing_left_to_train_on_is_an_error(tmp_path):
     for rows, message in (
-        ([], "There are no records"),
+        ([], "The data have no records"),
         ([{"prompt": ""}] * 8, r"8 records rejected:(?s:.*)and 3 more"),
     ):
         jsonl(tmp_path / "data/records.jsonl", rows)

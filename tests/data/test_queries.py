@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.making import embedded, jsonl, parquet, picture
-from tests.data.test_images import one, prepare
+from tests.data.test_image_store import one, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.masks import read_mask
 from visual_grpo.data.queries import require_fit
@@ -247,10 +247,8 @@ class TestMasks:
             (tmp_path / "data" / folder).mkdir(parents=True)
             image.save(tmp_path / "data" / folder / "a.png", exif=exif)
         warnings = prepare(tmp_path, height=32, width=32).report["warnings"]
-        wanted = (
-            "1 mask (such as masks/box/a.png) not turned by EXIF as their images are: check that they show the upright"
-        )
-        assert warnings == ([f"{wanted} images"] if noted else [])
+        wanted = "1 mask (such as masks/box/a.png) not rotated by EXIF, unlike their images: check that they show the"
+        assert warnings == ([f"{wanted} upright images"] if noted else [])
 
 
 def test_a_box_that_does_not_fit_rejects_its_record(tmp_path):

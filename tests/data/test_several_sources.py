@@ -12,7 +12,7 @@ import pytest
 from tests.data.making import data_config, jsonl, picture, prepare
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.images import read_image, read_size
-from visual_grpo.operations.preflight.data import look_at_folder
+from visual_grpo.operations.preflight.findings import look_at_folder
 
 COUNT = 12
 """Enough records that both splits have some."""
@@ -133,7 +133,7 @@ def test_prompts_beside_sources_are_refused_and_the_file_is_read_where_it_is_nam
     assert len(prepare(tmp_path)) == 2
     picture(data / "source_images/0.png")
     for task in ("t2i", "i2i"):
-        with pytest.raises(UserError, match=r"source_images beside it images to edit, .* records.jsonl"):
+        with pytest.raises(UserError, match=r"source_images next to it has images to edit, .* records.jsonl"):
             prepare(tmp_path, task=task)
     assert len(prepare(tmp_path, path=data / "prompts.txt")) == 2
 
@@ -175,7 +175,12 @@ def test_a_mixed_folder_has_prompts_and_edits(tmp_path: Path) -> None:
     [
         (("cats/a", "dogs/a"), ("cats/a.png", "dogs/a.png"), {"cats/a": 1, "dogs/a": 1}, None),
         (("t/cats/a", "t/dogs/a"), ("cats/a.png", "dogs/a.png"), {"t/cats/a": 1, "t/dogs/a": 1}, None),
-        (("a",), ("a.bmp", "a.png"), {"a": 1}, "1 source (such as source/a.png) not used: another has its name"),
+        (
+            ("a",),
+            ("a.bmp", "a.png"),
+            {"a": 1},
+            "1 source (such as source/a.png) not used: a different source has the same name",
+        ),
         (("a", "a_2"), ("a_2.png",), {"a_2": 1}, "no image of the same name in source (a.png, .jpg, ...)"),
         (("a", "b"), ("a_1.png", "a_2.png", "b.png"), {"a": 2, "b": 1}, None),
         (("a", "b"), ("a_1.jpeg", "a_2.png", "b_01.png", "b_2.png"), {"a": 2, "b": 2}, None),
@@ -183,7 +188,7 @@ def test_a_mixed_folder_has_prompts_and_edits(tmp_path: Path) -> None:
             ("a", "b"),
             ("a.png", "a_1.png", "b.png"),
             {"b": 1},
-            "source/a.png has no number, and source/a_1.png beside it has one",
+            "source/a.png has no number, and source/a_1.png next to it has one",
         ),
         (("a", "a_1"), ("a.png", "a_1.png"), {"a": 1, "a_1": 1}, None),
         (

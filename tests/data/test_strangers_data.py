@@ -18,7 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.splits import split_in_path, usual_name
-from visual_grpo.operations.preflight.data import look_at_folder
+from visual_grpo.operations.preflight.findings import look_at_folder
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
@@ -236,7 +236,7 @@ class TestColumns:
         assert (record.prompt, len(record.source_images), record.metadata) == ("make it red", 2, {})
         assert read_image(record.source_images[0]).getpixel((1, 1)) == (0, 0, 255)
         message = refusal(tmp_path, task="i2i", columns={**columns, "target": "aftr"})
-        assert "there is no column 'aftr' of data.columns; the columns are do, one, two, after, x" in message
+        assert "the column 'aftr' of data.columns does not exist; the columns are do, one, two, after, x" in message
         assert "Did you mean 'after'?" in message
         parquet(tmp_path / "data/train.parquet", [{"prompt": "a", "image": embedded(), "img": embedded(colour="blue")}])
         (record,) = prepare(tmp_path, task="i2i", columns={"source": "image"})
@@ -447,12 +447,12 @@ class TestTexts:
         (tmp_path / "data").mkdir()
         file = tmp_path / "data/list.csv"
         file.write_text('prompt,note\n"open,y\na cup,x\na screen of 27",z\n' + "a tree,x\n" * 3)
-        said = "1 row (such as list.csv, line 4) of several lines: a quote that is not closed"
+        said = "1 row (such as list.csv, line 4) of several lines: an unclosed quote"
         assert prepare(tmp_path).report["warnings"][0].startswith(said)
         file.write_text("prompt,prompt\na,b\n")
         assert refusal(tmp_path).endswith("the header has 'prompt' more than once. Rename a column.")
         file.write_text("step,reward\n1,0.5\n")
-        assert refusal(tmp_path).endswith("If another file has the prompts, give it as data.path.")
+        assert refusal(tmp_path).endswith("If a different file has the prompts, give it as data.path.")
         assert refusal(tmp_path, path=file).endswith("or write a records.jsonl.")
 
     def test_edits_with_one_picture_are_no_prompts(self, tmp_path):
@@ -468,18 +468,19 @@ class TestTexts:
             captioned(tmp_path / f"data/source/{n}.png", n)
         data = data_config(tmp_path / "data", task="i2i")
         (problem,) = look_at_folder(data, ("t2i", "i2i")).problems
-        assert "are beside images to edit, where nothing reads them. Write each beside its target" in str(problem)
+        assert "are next to images to edit, where nothing reads them. Write each next to its target" in str(problem)
         (tmp_path / "data/0.txt").write_text("make it blue")
         ignored = prepare(tmp_path, task="i2i").report["files"]["ignored"]
-        assert ignored[".txt beside images to edit, not read: a prompt is beside the target"] == 3
+        assert ignored[".txt next to images to edit, not read: a prompt belongs next to the target"] == 3
 
     def test_what_is_no_prompt_is_said(self, tmp_path):
         picture(tmp_path / "data/0.png").with_suffix(".txt").write_text("0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0.1 0.1")
         captioned(tmp_path / "data/1.png", 1)
         picture(tmp_path / "data/2.png").with_suffix(".txt").write_text('"a cup",')
         assert {*prepare(tmp_path).report["warnings"]} >= {
-            "1 prompt (such as 0.png) without a letter: labels for a detector, for example, are no prompts",
-            "1 prompt (such as 2.png) wholly in quotes, which belong to the prompt: remove those of a list",
+            "1 prompt (such as 0.png) without a letter: labels for a detector, for example, are not prompts",
+            "1 prompt (such as 2.png) entirely in quotes, which count as part of the prompt: remove the quotes of a"
+            " list",
         }
         flickr = tmp_path / "data/captions.txt"
         flickr.write_text("image,caption\n0.png,a red square\n0.png,a square\n")
@@ -500,7 +501,7 @@ class TestPicturesOfOtherKinds:
         captioned(tmp_path / "data/reg/1.png", 1)
         assert {*prepare(tmp_path).report["warnings"]} >= {
             "1 picture (such as reg/1.png) meant for regularisation, which is not done: trained on like any other",
-            "1 image (such as long.png) of another shape: more than half is cropped away",
+            "1 image (such as long.png) of a different shape: more than half is cropped away",
         }
 
     def test_pictures_that_only_metadata_name_are_told_from_those_that_nothing_names(self, tmp_path):

@@ -14,7 +14,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.schema import merged
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 FILE = Path(__file__).parents[2] / "conf" / "base" / "parameters.yml"
 

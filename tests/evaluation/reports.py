@@ -12,12 +12,12 @@ from tests.evaluation.defaults import FILE
 from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness, records
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import EvaluationConfig
-from visual_grpo.evaluation.compare import compare, compare_controls
+from visual_grpo.evaluation.comparison import compare, compare_controls
 from visual_grpo.evaluation.report import write_report
 from visual_grpo.evaluation.samples import generate_and_score, plan_images
 from visual_grpo.evaluation.verdict import summarise
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.starter.parameters import default_parameters
+from visual_grpo.starter.world_defaults import default_parameters
 
 HISTORY = pd.DataFrame({"step": [1, 2], "reward/total": [0.4, 0.5]})
 SPLITS = {"held_out": records("held_out", 4), "eval": records("eval", 2)}

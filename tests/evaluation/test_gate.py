@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy.stats import nct, t
 
-from tests.evaluation.test_compare import scores as table
+from tests.evaluation.test_comparison import scores as table
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
@@ -257,7 +257,7 @@ def test_what_a_judge_contradicts_is_not_promoted(shift: float, promoted: bool) 
     assert (decision.promoted, found.holds) == (promoted, promoted)
     assert not any(one.name.startswith("guard/") for one in decision.conditions)
     if not promoted:
-        said = "those of judges as in the verdict. Judge guard against base: -0.100, upper bound -0.053, required at"
+        said = "bounds of judges as in the verdict. Judge guard against base: -0.100, upper bound -0.053, required at"
         said += " least 0.000: does not hold."
         assert decision.sentence.endswith(said)
 

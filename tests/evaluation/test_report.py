@@ -29,7 +29,7 @@ from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.report import choose, film, pair_sheet
 from visual_grpo.evaluation.verdict import UNWATCHED
 from visual_grpo.rewards.catalogue import BUILT_IN
-from visual_grpo.starter.parameters import default_parameters
+from visual_grpo.starter.world_defaults import default_parameters
 
 NAN = float("nan")
 HOSTILE = (

@@ -11,7 +11,7 @@ from tests.evaluation.painter import EVAL_SAMPLER, ROLLOUT, Painter, brightness,
 from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, TextSample
 from visual_grpo.config import EvaluationConfig
-from visual_grpo.evaluation.compare import compare, join
+from visual_grpo.evaluation.comparison import compare, join
 from visual_grpo.evaluation.samples import (
     Request,
     distinct_prompts,

@@ -25,7 +25,7 @@ from examples.flow_models.text_encoders import PROMPT_TOKENS
 from visual_grpo.starter.glm_image.modules import build_vae
 from visual_grpo.starter.glm_image.pretrain_decoder import to_model_range
 from visual_grpo.starter.pretraining import Advance, Job
-from visual_grpo.starter.shapes.draw import COMBINATIONS, draw_all, instructions
+from visual_grpo.starter.shapes.render import COMBINATIONS, draw_all, instructions
 
 SIDE = 64
 

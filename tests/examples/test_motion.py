@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from examples.motion.draw import FPS, FRAMES, MOTIONS, SCENES, Scene, draw_all, draw_dataset
+from examples.motion.clips import FPS, FRAMES, MOTIONS, SCENES, Scene, draw_all, draw_dataset
+from examples.motion.moving_shapes import MovingShapeReward
 from examples.motion.pretrain_wan import MISREADINGS, misread, pretrain_wan
-from examples.motion.reward import MovingShapeReward
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.common.videos import read_frames

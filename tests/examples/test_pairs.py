@@ -13,7 +13,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from examples.flow_models.text_encoders import PROMPT_TOKENS
-from examples.pairs.draw import PROMPTS, Pair, draw_dataset
+from examples.pairs.edits import PROMPTS, TwoSourceEdit, draw_dataset
 from examples.pairs.pretrain_klein import pretrain_klein, velocity
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
@@ -21,8 +21,8 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.models.families.flux2_klein import FAMILY, Flux2Klein, Flux2KleinOptions
 from visual_grpo.models.family_check import check_family
 from visual_grpo.starter.pretraining import Job
-from visual_grpo.starter.shapes.draw import COMBINATIONS, stacked
-from visual_grpo.starter.shapes.reward import ShapesReward
+from visual_grpo.starter.shapes.render import COMBINATIONS, stacked
+from visual_grpo.starter.shapes.shapes_reward import ShapesReward
 
 SIDE = 64
 OPTIONS = Flux2KleinOptions(max_sequence_length=PROMPT_TOKENS)
@@ -67,7 +67,7 @@ def test_the_targets_are_right_and_the_sources_are_not(folder: Path, records: li
 
 def test_other_sources_or_another_prompt_ask_for_another_picture() -> None:
     rng = random.Random(1)
-    pairs = [Pair.draw(thing, rng.randrange(2), rng) for thing in COMBINATIONS]
+    pairs = [TwoSourceEdit.draw(thing, rng.randrange(2), rng) for thing in COMBINATIONS]
     targets = list(stacked([pair.pictures(SIDE, SIDE, rng)[2] for pair in pairs]))
     for others in (
         [replace(pair, sources=pair.sources[::-1]) for pair in pairs],
@@ -78,7 +78,7 @@ def test_other_sources_or_another_prompt_ask_for_another_picture() -> None:
 
 
 def test_a_pair_is_drawn_from_both_sources() -> None:
-    pair = Pair.draw(COMBINATIONS[0], 1, random.Random(0))
+    pair = TwoSourceEdit.draw(COMBINATIONS[0], 1, random.Random(0))
     assert pair.sources[1] == COMBINATIONS[0]
     assert pair.target == replace(COMBINATIONS[0], color=pair.sources[0].color)
     assert pair.sources[0].color != pair.sources[1].color

@@ -14,14 +14,14 @@ from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
 import examples.scenes.pretrain_vl as pretraining
 from examples.scenes.pretrain_vl import pretrain_vl
-from examples.scenes.qwen2_5_vl import build_model, build_processor
 from examples.scenes.scenes import ANSWER_LENGTH, Scenes, answer_tokens, boxes, draw_scene_records, draw_scenes
+from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 from tests.starter.tasks import weights_are_equal
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import DataConfig, StarterConfig
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, Options
 from visual_grpo.models.tokens.interface import TokenTrajectory
-from visual_grpo.models.tokens.policy import token_log_probs
+from visual_grpo.models.tokens.token_policy import token_log_probs
 from visual_grpo.rewards.segmentation.answer import parse_answer
 from visual_grpo.starter.build import model_recipe
 from visual_grpo.starter.pretraining import Job, digest_of

@@ -74,7 +74,9 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
     assert (policy.table > 0.5).all()
     assert all(step.values["update_1/clip_fraction"] == 0 for step in metrics), "nothing has moved yet"
     assert metrics[0].values["update_3/clip_fraction"] > 0
-    with pytest.raises(UserError, match=r"loss is dppo, which needs exact divergences .*gives none\. Use another loss"):
+    with pytest.raises(
+        UserError, match=r"loss is dppo, which needs exact divergences .*gives none\. Use a different loss"
+    ):
         trained(ToyTokenPolicy(), loss="dppo")
     with pytest.raises(UserError, match="gspo, which needs all decisions of a row at once, but the policy replays"):
         trained(ToyGaussianPolicy(), loss="gspo")

@@ -27,7 +27,11 @@ REFUSED = [
     ("glm_image", "sdpa", r"'sdpa', which dit cannot .* for each of several modules as model\.attention\.MODULE=NAME"),
     ("glm_image", {"ar": "sdpa", "vl": "native"}, "names 'vl'; the family has the modules ar, dit"),
     ("flux", "flash", r"'flash', which does not work on cpu with float32 and a gradient: .*install `flash-attn"),
-    ("flux", "flex", "'flex', which does not work on cpu .*backward on CPU.* name another of flash, .*native"),
+    (
+        "flux",
+        "flex",
+        "'flex', which does not work on cpu .*backward on CPU.* choose a different one of flash, .*native",
+    ),
 ]
 
 

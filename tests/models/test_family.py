@@ -32,7 +32,7 @@ def test_every_built_in_family_has_its_name_and_saved_classes_of_its_own() -> No
 
 def test_a_saved_model_of_another_class_names_the_known_families(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "DDPMPipeline", "unet": [None, None]}))
-    with pytest.raises(UserError, match=r"is a DDPMPipeline, which belongs to no known family.*glm_image, .*, sd3"):
+    with pytest.raises(UserError, match=r"DDPMPipeline, which does not belong to a known family.*glm_image, .*, sd3"):
         find_family("auto", str(tmp_path))
 
 
@@ -45,15 +45,15 @@ def test_a_folder_that_says_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": ')
     with pytest.raises(UserError, match=r"model_index\.json.* is damaged"):
         find_family("auto", str(tmp_path))
-    with pytest.raises(UserError, match=r"family is auto, but there is no saved model.*name the family"):
+    with pytest.raises(UserError, match=r"family is auto, but no saved model is given.*name the family"):
         find_family("auto")
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("qwen_imge", r"'qwen_imge', which is no known family\. Did you mean 'qwen_image'\?.*sd3"),
-        ("zzz", r"no known family\. Built in: flux, .*glm_image"),
+        ("qwen_imge", r"'qwen_imge', which is not a known family\. Did you mean 'qwen_image'\?.*sd3"),
+        ("zzz", r"not a known family\. Built in: flux, .*glm_image"),
         ("tests.models.toy_flow:MODULES", r"toy_flow:MODULES', which is a dict, not a visual_grpo Family"),
         ("tests.models.toy_flow:FAMILI", r"has no 'FAMILI'.*Did you mean 'FAMILY'"),
         ("nowhere:FAMILY", "no module 'nowhere'"),

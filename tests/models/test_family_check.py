@@ -124,7 +124,7 @@ def test_a_fault_is_found_before_a_training(tmp_path: Path, name: str) -> None:
     family, (build, options) = faulty(tmp_path, fault), CASES[fault.family]
     pipeline, settings = build(), ModelSettings(size=SIZE, policy=PolicyConfig(), options=options_of(family, options))
     built = family.build(pipeline, settings)
-    told = rf"The family {fault.family} draws other latents than its pipeline .*\n.*: .*, at most"
+    told = rf"The family {fault.family} generates different latents than its pipeline .*\n.*: .*, at most"
     with pytest.raises(UserError, match=told) if fault.early else nullcontext():
         check_before_training(family, pipeline, built, settings, task_of(family), 4.0, "float32")
 

@@ -14,7 +14,7 @@ from tests.evaluation.defaults import parameters
 from tests.hub import COMMIT, hub, hub_at
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
-from visual_grpo.hooks.folders import tags_of
+from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.models.hub import look_up
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.preflight.check import check_before_run, pinned

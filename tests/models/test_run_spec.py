@@ -66,7 +66,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "glm_image",
         {"policy": {"train": "all", "stages": "joint"}, "grpo": {"max_refills": 2}},
-        r"policy\.stages is joint, which draws one rollout of all prompts a step: it has neither grpo\.max_refills",
+        r"policy\.stages is joint, which generates one rollout of all prompts a step: it has neither grpo\.max_refills",
     ),
     (
         "glm_image",

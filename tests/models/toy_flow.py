@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.lora import Adapter
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings, Module

@@ -212,7 +212,7 @@ def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.
     for option in ("--pipeline=trian", "--pipelines=baseline,trian"):
         done = CliRunner().invoke(run, [option])
         assert done.exit_code == 1
-        assert "There is no pipeline 'trian'. Did you mean 'train'? There are: starter," in done.output
+        assert "The pipeline 'trian' does not exist. Did you mean 'train'? Pipelines: starter," in done.output
     # Kedro finds the project from a folder below, but relative paths would not be its own.
     monkeypatch.chdir(root / "docs")
     done = CliRunner().invoke(run, ["--pipeline=baseline"])
@@ -228,7 +228,7 @@ def test_another_folder_and_an_unknown_pipeline_are_refused(monkeypatch: pytest.
         (["--pipeline=plan", "--to-outputs=none"], "does not contain datasets named ['none'] Its nodes: plan."),
         (["--runner=ParallelRunner"], "--runner: only SequentialRunner: a stop must reach the training"),
         (["--runner=ThreadRunner"], "--runner: only SequentialRunner"),
-        (["--pipeline=train", "--only-missing-outputs"], "not whether they are of these parameters and data"),
+        (["--pipeline=train", "--only-missing-outputs"], "not whether they match these parameters and data"),
     ],
 )
 def test_options_of_kedro_that_cannot_be_followed_are_refused_in_a_sentence(options: list[str], said: str) -> None:

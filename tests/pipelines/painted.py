@@ -23,7 +23,7 @@ from tests.evaluation.painter import Painter, records
 from visual_grpo.config import Parameters
 from visual_grpo.data.datasets import Draft, FolderDataset, RecordsDataset
 from visual_grpo.data.manifest import write_manifest
-from visual_grpo.hooks.folders import OutputHooks
+from visual_grpo.hooks.inputs_and_outputs import OutputHooks
 from visual_grpo.hooks.parameters import RUN_SPEC, parameter_entries
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.training import components

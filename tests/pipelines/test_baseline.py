@@ -10,7 +10,7 @@ from tests.evaluation.defaults import parameters, samples_record
 from tests.pipelines.painted import SMALL, Project
 from visual_grpo import provenance
 from visual_grpo.common.errors import UserError
-from visual_grpo.evaluation.compare import controls_of
+from visual_grpo.evaluation.comparison import controls_of
 from visual_grpo.evaluation.samples import read_scores
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.training import components

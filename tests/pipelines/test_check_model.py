@@ -35,13 +35,13 @@ def test_a_model_is_checked_at_a_size_that_is_not_square(folder: Path, capsys: p
     shown = capsys.readouterr().out
     assert shown.count("equal") == 7
     assert "Comparing with the pipeline 8/8" in shown
-    assert "The family flux draws, replays and saves what its pipeline does." in shown
+    assert "The family flux generates, replays and saves what its pipeline does." in shown
 
 
 def test_a_difference_ends_the_command_with_where_to_look() -> None:
     row = {"name": "pixels", "difference": None, "limit": 0, "hint": "pixels: their scale", "passed": False}
     with pytest.raises(
-        UserError, match=r"The family mine does not draw what its pipeline draws.*\n  pixels: their scale"
+        UserError, match=r"The family mine does not generate what its pipeline generates.*\n  pixels: their scale"
     ):
         require_equal({"family": "mine", "model": "m", "size": (64, 32), "checks": [row, {**row, "passed": True}]})
 

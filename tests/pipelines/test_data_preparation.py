@@ -18,7 +18,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.hooks.parameters import parameter_entries
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.pipelines.data_preparation import prepare_records
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 
 @pytest.fixture
@@ -124,6 +124,6 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
 
 
 def test_missing_data_are_refused_before_anything_is_done(parameters, tmp_path):
-    with pytest.raises(UserError, match="Or draw the default dataset"):
+    with pytest.raises(UserError, match="Or generate the default dataset"):
         prepare_records(parameters.data, {}, draft_in(tmp_path))
     assert list((tmp_path / FOLDER).iterdir()) == []

@@ -97,7 +97,7 @@ def test_a_smaller_evaluation_uses_a_part_of_the_baseline(painted: Project) -> N
             Remedy("baseline", {"adapter": "a run"}),
         ),
         ({"digest": "another digest"}, {}, "different base model", Remedy("train")),
-        ({"data": "other data"}, {}, "trained on other data", Remedy("compare", {"compare.second": "ADAPTER"})),
+        ({"data": "other data"}, {}, "trained on data that differ", Remedy("compare", {"compare.second": "ADAPTER"})),
     ],
 )
 def test_what_does_not_pair_is_refused(

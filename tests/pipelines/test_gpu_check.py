@@ -16,7 +16,7 @@ from tests.operations.plan.configurations import parameters_of
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.operations.gpu_check import Stopwatch, known_card, measure, single_module
+from visual_grpo.operations.gpu_measurement import Stopwatch, known_card, measure, single_module
 from visual_grpo.operations.plan.dry_run import planned_model
 from visual_grpo.pipelines.gpu_check import check, phase_rows, show
 
@@ -120,7 +120,7 @@ def test_measured_and_planned_are_shown_side_by_side_with_what_differs(capsys, p
     assert phase_rows(case())[0] == ["tokens", 3.2, 3.0, 4.0, 4.1]
     assert phase_rows(case())[-1] == ["step", 4.0, 3.1, 5.0, 4.9]
     show(case(peak_gb=peak_gb))
-    differs = "ar: the peak is 6.0 GB, planned were 4.9 GB" in capsys.readouterr().out
+    differs = "ar: the peak is 6.0 GB, the plan expected 4.9 GB" in capsys.readouterr().out
     assert differs == (peak_gb == 6.0)
 
 

@@ -18,7 +18,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from examples.scenes import pretrain_vl, qwen2_5_vl
+from examples.scenes import pretrain_vl, small_qwen2_5_vl
 from examples.scenes.scenes import ANSWER_LENGTH, draw_scene_records
 from tests.pipelines.painted import folders, run_nodes
 from tests.rewards.segmentation.small_sam2 import save_sam2
@@ -34,7 +34,7 @@ from visual_grpo.models.run_spec import resolve
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter import build
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.training import components
 from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun
@@ -105,8 +105,8 @@ def loaded(environment: str, **changes: Any) -> Parameters:
 def make_run(config: Parameters, folder: Path) -> TrainingRun:
     """On a small random Qwen2.5-VL and drawn scenes, both left in ``folder`` for the next call."""
     if not (folder / "model").exists():
-        processor = qwen2_5_vl.build_processor(config.data.height, config.data.width)
-        qwen2_5_vl.build_model(processor, seed=0).save_pretrained(folder / "model")
+        processor = small_qwen2_5_vl.build_processor(config.data.height, config.data.width)
+        small_qwen2_5_vl.build_model(processor, seed=0).save_pretrained(folder / "model")
         processor.save_pretrained(folder / "model")
         draw_scene_records(folder / "data", 2, config.data.height, config.data.width, seed=0)
     rows = [json.loads(line) for line in (folder / "data" / "records.jsonl").read_text().splitlines()]
@@ -200,5 +200,5 @@ def test_the_configuration_leaves_room_for_an_answer() -> None:
     """An answer that is taught must not be cut off."""
     tree: Any = loaded("negative_points")
     assert tree.model.options["max_tokens"] >= ANSWER_LENGTH
-    step = qwen2_5_vl.PATCH * qwen2_5_vl.MERGE
+    step = small_qwen2_5_vl.PATCH * small_qwen2_5_vl.MERGE
     assert tree.data.height % step == tree.data.width % step == 0

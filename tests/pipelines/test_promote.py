@@ -169,10 +169,10 @@ def test_a_decision_promotes_only_what_was_judged_against_the_champion_that_is_t
     first, second = gate.train("first", 0.1), gate.train("second", 0.2)
     of_first = gate._config(promotion={"candidate": first})
     out, judgement = judge(of_first, gate.records, new_folder(gate.folder / "promotion"))
-    with pytest.raises(UserError, match="is not the one that was judged"):
+    with pytest.raises(UserError, match="has changed since the judgement"):
         promote(gate._config(promotion={"candidate": second}), out, judgement)
     gate.ask(second)
-    with pytest.raises(UserError, match="is not the one that was judged"):
+    with pytest.raises(UserError, match="has changed since the judgement"):
         promote(of_first, out, judgement)
     assert gate.champion() == 1
 
@@ -190,7 +190,7 @@ def own_reward(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_candidate_is_judged_by_the_rewards_of_its_training(gate: Gate, judge: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=rf"not those that it was trained with \(.*{said}"):
+    with pytest.raises(UserError, match=rf"differ from those that it was trained with \(.*{said}"):
         gate.ask(gate.train("first", 0.1), judged_by=judge)
 
 
@@ -201,13 +201,13 @@ def test_edited_code_of_a_reward_is_refused(gate: Gate, tmp_path: Path, monkeypa
     own = own_reward(function="a_judge_of_the_gate:brightness")
     trained = gate.train("first", 0.1, **own)
     file.write_text(file.read_text() + "# edited\n")
-    with pytest.raises(UserError, match=r"not those that it was trained with \(code of reward brightness\)"):
+    with pytest.raises(UserError, match=r"differ from those that it was trained with \(code of reward brightness\)"):
         gate.ask(trained, judged_by=own)
 
 
 def test_a_rollback_returns_to_the_version_before(gate: Gate) -> None:
     gate.ask(gate.train("first", 0.1))
-    with pytest.raises(UserError, match="replaced no other"):
+    with pytest.raises(UserError, match="did not replace a version"):
         gate.roll_back()
     gate.ask(gate.train("better", 0.2))
     assert gate.roll_back() == {"model": NAME, "alias": "champion", "from": 2, "to": 1}
@@ -236,7 +236,7 @@ def test_another_reward_than_the_champions_is_promoted_only_where_that_is_intend
     dark = gate.train("dark", -0.2, **flipped)
     refused = gate.ask(dark, judged_by=flipped)
     assert (refused["promoted"], gate.champion(), gate.drawn) == (False, 1, [])
-    assert "another reward than the champion (rewards.brightness.weight (was 1.0, is -1.0))" in refused["sentence"]
+    assert "a different reward than the champion (rewards.brightness.weight (was 1.0, is -1.0))" in refused["sentence"]
     assert refused["sentence"].endswith("--pipeline=promote --params=promotion.new_reward=true")
     assert gate.ask(dark, judged_by=flipped, new_reward=True)["promoted"]
 
@@ -247,12 +247,14 @@ def test_another_file_that_an_option_names_is_another_reward(gate: Gate) -> None
     rewards = own_reward(function="tests.evaluation.painter:brightness_by_words", options={"words": str(words)})
     assert gate.ask(gate.train("first", 0.1, **rewards), judged_by=rewards)["promoted"]
     words.write_text("dark")
-    with pytest.raises(UserError, match=r"not those that it was trained with \(file of reward brightness: words\)"):
+    with pytest.raises(
+        UserError, match=r"differ from those that it was trained with \(file of reward brightness: words\)"
+    ):
         gate.ask(str(gate.folder / "first"), judged_by=rewards)
     better = gate.train("better", 0.2, **rewards)
     refused = gate.ask(better, judged_by=rewards)
     assert (refused["promoted"], gate.champion(), gate.drawn) == (False, 1, [])
-    assert "another reward than the champion (file of reward brightness: words)" in refused["sentence"]
+    assert "a different reward than the champion (file of reward brightness: words)" in refused["sentence"]
 
 
 def test_more_gates_than_the_years_error_was_divided_by_are_refused(gate: Gate) -> None:
@@ -291,7 +293,7 @@ def test_a_champion_of_something_else_is_refused(gate: Gate) -> None:
     other = Path(gate.train("other", 0.3))
     for changes, facts, now in (({}, {"model_content": "x"}, "'x', 't2i'"), ({"data": {"task": "i2i"}}, {}, "'i2i'")):
         gate.note(other, gate._config(**changes), **facts)
-        said = rf"has another base model or task than the candidate: .*, not \(.*{now}\)\. .*promotion\.model=NAME"
+        said = rf"has a different base model or task than the candidate: .*, not \(.*{now}\)\. .*promotion\.model=NAME"
         with pytest.raises(UserError, match=said):
             gate.ask(str(other))
     assert gate.champion() == 1

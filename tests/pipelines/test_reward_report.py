@@ -15,7 +15,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Scores, weighted_total
 from visual_grpo.config import GRPOConfig
 from visual_grpo.pipeline_registry import register_pipelines
-from visual_grpo.pipelines.reward_report import Scored, correlations, findings, reward_table, within_groups
+from visual_grpo.pipelines.reward_report import ScoredGroups, correlations, findings, reward_table, within_groups
 
 REPORT = {"prompts": 2, "samples": 3}
 
@@ -65,7 +65,7 @@ RECORDS = [PromptRecord(id=i, prompt=f"prompt {i}") for i in ("a", "a", "a", "b"
 CONFIG = GRPOConfig(steps=1, prompts_per_step=4, group_size=8, learning_rate=0.1)
 
 
-def scored(again: dict[str, list[float]] | None = None, **rewards: tuple[float, list[float]]) -> Scored:
+def scored(again: dict[str, list[float]] | None = None, **rewards: tuple[float, list[float]]) -> ScoredGroups:
     """Of two groups of three samples; each reward with its weight and scores."""
     weights = {name: weight for name, (weight, _) in rewards.items()}
 
@@ -73,7 +73,7 @@ def scored(again: dict[str, list[float]] | None = None, **rewards: tuple[float, 
         values = {name: torch.tensor(changed.get(name, own)) for name, (_, own) in rewards.items()}
         return Scores(total=weighted_total(values, weights), rewards=values, parts={}, weights=weights)
 
-    return Scored(
+    return ScoredGroups(
         records=RECORDS,
         samples=[None] * 6,
         scores=scores({}),
@@ -82,7 +82,7 @@ def scored(again: dict[str, list[float]] | None = None, **rewards: tuple[float, 
     )
 
 
-def row(found: Scored, name: str) -> dict[Any, Any]:
+def row(found: ScoredGroups, name: str) -> dict[Any, Any]:
     table = reward_table(found, CONFIG)
     return dict(next(own for own in table.to_dict("records") if own["reward"] == name))
 
@@ -111,7 +111,7 @@ def test_correlations_are_those_of_differences_within_groups() -> None:
     assert within_groups(scored(x=(1.0, [0.0, 1.0, NAN, 5.0, 5.0, 8.0])))["x"].tolist()[:2] == [-0.5, 0.5]
 
 
-def sentences(found: Scored) -> list[str]:
+def sentences(found: ScoredGroups) -> list[str]:
     return findings(reward_table(found, CONFIG), correlations(found), CONFIG)
 
 
@@ -126,7 +126,7 @@ def test_findings_name_what_teaches_nothing() -> None:
         "flat: in 100% of the groups all samples score the same, which teaches nothing.",
         "echo: drowned by the other rewards (0% of the advantages); raise its weight, or set grpo.combine=gdpo.",
         "guard: 17% of the samples could not be scored.",
-        "loud and echo say the same of the samples of a prompt: one of them is enough.",
+        "loud and echo say the same about the samples of a prompt: one of them is enough.",
         "Scoring takes about 1.6e+02 s of a training step with 32 samples on this machine.",
     ]
 
@@ -135,7 +135,7 @@ def test_rewards_that_work_against_each_other_are_told() -> None:
     found = scored(up=(1.0, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), down=(0.5, [0.0, -1.0, -2.0, 0.0, -1.0, -2.0]))
     assert sentences(found)[:2] == [
         "down: the other rewards work against it (-100% of the advantages).",
-        "up and down say the opposite of the samples of a prompt: one of them is enough.",
+        "up and down say the opposite about the samples of a prompt: one of them is enough.",
     ]
 
 

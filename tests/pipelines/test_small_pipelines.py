@@ -66,7 +66,7 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
     for given in ({}, {"prompt": "a", "prompts": "b.txt"}):
         with pytest.raises(UserError, match=r"(?s)either one prompt or a file.*generate\.prompts=prompts\.txt"):
             draw_prompts(resolve(parameters(generate=given)), tmp_path)
-    with pytest.raises(UserError, match=r"^generate\.prompts: there is no "):
+    with pytest.raises(UserError, match=r"^generate\.prompts: .* does not exist"):
         draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})), tmp_path)
     with pytest.raises(UserError, match=r"There are no adapters in .* yet"):
         draw_prompts(resolve(parameters(generate={"prompt": "a"}, output=str(tmp_path))), tmp_path)
@@ -127,7 +127,7 @@ def test_the_share_of_variance_shows_a_drowned_reward() -> None:
 def test_score_needs_a_folder_with_pictures(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"score needs a folder of pictures.*\n.*score\.path=FOLDER"):
         score_folder(parameters(), tmp_path)
-    with pytest.raises(UserError, match=r"^score\.path: there is no .*none\..* --params=score\.path=FOLDER\.$"):
+    with pytest.raises(UserError, match=r"^score\.path: .*none does not exist\..* --params=score\.path=FOLDER\.$"):
         score_folder(parameters(score={"path": str(tmp_path / "none")}), tmp_path)
     with pytest.raises(UserError, match=r"^score\.path: no records found in "):
         score_folder(parameters(score={"path": str(tmp_path)}), tmp_path)
@@ -210,7 +210,9 @@ def test_two_adapters_are_compared_on_the_same_prompts_and_seeds(trainings: Trai
     assert set(read_scores(trainings.folder / "out/first")["split"]) == {"held_out"}
     assert found["headline"]["names"] == [f"{first} (ar, 2 steps, seed 0)", f"{second} (ar, 2 steps, seed 0)"]
     assert found["differences"] == {"grpo.loss": ["grpo", "dapo"], "commit": ["first", "second"]}
-    assert found["headline"]["notes"][0] == f"The rewards are those of the training of {second} (ar, 2 steps, seed 0)."
+    assert (
+        found["headline"]["notes"][0] == f"The rewards are taken from the training of {second} (ar, 2 steps, seed 0)."
+    )
     assert found["headline"]["notes"][1].startswith("One training each: this compares two adapters, not two methods.")
     assert "What differs between the trainings" in (trainings.folder / "out/evaluation.html").read_text()
 

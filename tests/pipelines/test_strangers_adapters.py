@@ -174,7 +174,7 @@ def test_the_other_adapters_of_a_comparison_are_refused_before_any_is_drawn(plac
 def test_an_edited_record_among_mlflows_files_is_refused(place: Place) -> None:
     version = Registry("shapes").register(place.theirs)
     place.edit(place.attack("family"), version.adapters())
-    with pytest.raises(UserError, match=r"The adapters of models:/shapes/1 in .* not what was registered"):
+    with pytest.raises(UserError, match=r"The adapters of models:/shapes/1 in .* differ from what was registered"):
         place.run("generate", "adapter=models:/shapes/1,generate.prompt=a cat")
     assert place.is_safe
 

@@ -136,7 +136,7 @@ def test_an_alarm_leaves_traces_and_ends_the_training(project: Project, capsys: 
     logged = client.get_run(str(tracker.run_id))
     assert re.match(r"step 2: the reward rose by 10\.\d, and the pictures are 0\.\d\d away", logged.data.tags["alarm"])
     line = next(line for line in capsys.readouterr().out.splitlines() if "Alarm" in line)
-    assert line.endswith("Is the reward cheated? The training ends here.")
+    assert line.endswith("Is this reward hacking? The training ends here.")
     pictures = client.list_artifacts(str(tracker.run_id), "images")
     assert [Path(file.path).name for file in pictures if Path(file.path).name.startswith("alarm")]
     facts = json.loads((project.folder / "adapters/training.json").read_text())
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_other_reward_code_is_refused_before_its_baseline_is(
     project.run(rewards=rewards)
     file.write_text(file.read_text() + "# edited\n")
     project.made_otherwise = {"evaluation": {"seed": 99}}
-    with pytest.raises(UserError, match=r"made with different code of reward brightness: .*Put what differs back"):
+    with pytest.raises(UserError, match=r"made with different code of reward brightness: .*Restore what differs"):
         project.run(rewards=rewards, resume="auto")
 
 
@@ -249,7 +249,7 @@ def test_other_adapters_to_start_from_are_another_training(project: Project) -> 
     again = shutil.copytree(project.folder / "adapters", project.folder / "after")
     facts = json.loads((adapters / "training.json").read_text()) | {"model_content": "another"}
     (adapters / "training.json").write_text(json.dumps(facts))
-    with pytest.raises(UserError, match="was trained on a base model with other files"):
+    with pytest.raises(UserError, match="was trained on a base model whose files differ"):
         project.run(grpo=few, train={"start": str(adapters)})
     shutil.copytree(again, adapters, dirs_exist_ok=True)
     with pytest.raises(UserError, match="made with different adapters at the start"):

@@ -33,7 +33,7 @@ from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.rewards.votes.choices import read_choices
 from visual_grpo.rewards.votes.head import pixel_features
-from visual_grpo.rewards.votes.reward import read_head
+from visual_grpo.rewards.votes.votes_reward import read_head
 from visual_grpo.training import components
 
 

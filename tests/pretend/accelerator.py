@@ -361,7 +361,7 @@ def _there(leaf: Any, same: dict[int, OnDevice]) -> Any:
 
 
 def call_site() -> str:
-    """``models/tokens/policy.py:87``: the innermost line of this project."""
+    """``models/tokens/token_policy.py:87``: the innermost line of this project."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = Path(frame.f_code.co_filename)

@@ -48,7 +48,7 @@ qwen_image_edit_plus_folder = saved(partial(qwen_image.pipeline, plus=True))
 @pytest.fixture(scope="session")
 def vl_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With many end tokens, so that some of its random answers reach one."""
-    from examples.scenes.qwen2_5_vl import build_model, build_processor
+    from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 
     torch.set_num_threads(1)
     folder, processor = tmp_path_factory.mktemp("vl"), build_processor(64, 64)

@@ -13,7 +13,7 @@ from tests.pretend.trained import networks_of
 from tests.quantised.making import bytes_of
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.plan.dry_run import DryRunner, planned_model
-from visual_grpo.operations.plan.report import parameters_in
+from visual_grpo.operations.plan.estimate import parameters_in
 from visual_grpo.training import components
 
 

@@ -142,8 +142,11 @@ def test_a_reward_counts_only_where_another_is_had() -> None:
     ("rule", "complaint"),
     [
         ({"clip": (1.0, 0.0)}, r"rewards.easy.clip must be \[low, high\] with low < high, got \[1, 0\]"),
-        ({"clip": (0.0, None), "only_where": {"hrad": 0.5}}, "'hrad', which is no other .* Did you mean 'hard'"),
-        ({"clip": (0.0, None), "only_where": {"easy": 0.5}}, "names 'easy', which is no other reward"),
+        (
+            {"clip": (0.0, None), "only_where": {"hrad": 0.5}},
+            "'hrad', which is not one of the other .* Did you mean 'hard'",
+        ),
+        ({"clip": (0.0, None), "only_where": {"easy": 0.5}}, "names 'easy', which is not one of the other reward"),
         ({"clip": (None, 1.0), "only_where": {"hard": 0.5}}, "rewards.easy.clip has no lower end"),
     ],
 )

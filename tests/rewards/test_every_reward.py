@@ -19,8 +19,8 @@ from visual_grpo.common.types import PromptRecord, RewardOutput, TextSample, Vid
 from visual_grpo.config import RewardConfig
 from visual_grpo.rewards.catalogue import BUILT_IN, build_reward
 from visual_grpo.rewards.reward import FunctionReward, groups_of
-from visual_grpo.starter.shapes.draw import COMBINATIONS
-from visual_grpo.starter.shapes.draw import draw as draw_shape
+from visual_grpo.starter.shapes.render import COMBINATIONS
+from visual_grpo.starter.shapes.render import draw as draw_shape
 
 SIDE = 64
 """Pixels."""

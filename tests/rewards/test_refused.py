@@ -50,7 +50,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("http", {"protocol": "unirll"}, r"protocol must be worker.* Did you mean 'unirl'\?"),
     ("http", {"protocol": "unirl"}, "with protocol unirl, model must name the reward"),
     ("http", {"url": "http://other", "worker": "workers/tesseract"}, "and worker is 'workers/tesseract'; expected one"),
-    ("http", {"environment": {"A": "b"}}, "environment is that of a worker that this process starts"),
+    ("http", {"environment": {"A": "b"}}, "environment is for a worker that this process starts"),
     ("http", {"headers": {"accept": "a\nb"}}, "the header 'accept' must be printable text"),
     ("vlm_judge", {"mode": "probability"}, "mode must be yes_probability or score"),
     ("vlm_judge", {"rubric": "alignement"}, r"rubric must be alignment.* Did you mean 'alignment'\?"),

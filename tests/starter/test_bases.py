@@ -18,8 +18,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.config.schema import validate
 from visual_grpo.starter import build
 from visual_grpo.starter.build import BASES, find_base, model_recipe, pretrain_model
-from visual_grpo.starter.parameters import with_world
 from visual_grpo.starter.pretraining import digest_of
+from visual_grpo.starter.world_defaults import with_world
 
 BASE = BASES / "shapes_glm_image"
 MAKE_AGAIN = "the shipped base model is not that of conf/base's recipe; make it again: make base"

@@ -63,7 +63,9 @@ OPTIONS = {"height": HEIGHT, "width": WIDTH, "num_inference_steps": 2, "output_t
 def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     config = config_in(tmp_path_factory.mktemp("starter"))
     # After two steps no VAE preserves colours, so all three attempts are made.
-    notes = [f"The VAE dulls a colour: it is pretrained once more (number {n}), from other weights" for n in (1, 2)]
+    notes = [
+        f"The VAE dulls a colour: it is pretrained again (attempt {n}), from different initial weights" for n in (1, 2)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "progress", partial(silent_progress, expected=notes))
         made = pretrain_model(config, DATA, "glm_image", SEED)

@@ -197,7 +197,7 @@ def test_there_may_be_nothing_to_go_back_to(project: Project, versions: list[Reg
     with pytest.raises(UserError, match=r"has no models:/shapes@champion\. Its page lists"):
         REGISTRY.rollback()
     REGISTRY.promote(1)
-    with pytest.raises(UserError, match=r"version 1, which replaced no other"):
+    with pytest.raises(UserError, match=r"version 1, which did not replace a version"):
         REGISTRY.rollback()
     REGISTRY.promote(2)
     project.client.delete_model_version(NAME, "1")
@@ -224,7 +224,9 @@ def test_a_version_whose_files_are_changed_or_gone_is_explained(project: Project
     file = made.adapters() / edited
     file.write_bytes(file.read_bytes() + b" ")
     for _ in range(2):
-        with pytest.raises(UserError, match=r"The adapters of models:/shapes/1 in .* are gone, or not what was regist"):
+        with pytest.raises(
+            UserError, match=r"The adapters of models:/shapes/1 in .* are gone, or differ from what was regist"
+        ):
             made.adapters()
         assert made.adapters(check=False).is_relative_to(files_of(made))
         shutil.rmtree(files_of(made), ignore_errors=True)
@@ -234,7 +236,7 @@ def test_nothing_is_registered_of_what_cannot_be_used(project: Project, trained:
     with pytest.raises(UserError, match=r"refuses this: .*cannot contain '/' or ':'"):
         Registry("a/b").register(trained)
     (base / "model.safetensors").write_bytes(b"other")
-    with pytest.raises(UserError, match=r"trained on a base model with other files"):
+    with pytest.raises(UserError, match=r"trained on a base model whose files differ"):
         REGISTRY.register(trained)
     shutil.rmtree(base)
     with pytest.raises(UserError, match=r"The base model .* is gone"):
@@ -330,7 +332,7 @@ def test_a_version_an_alias_and_a_folder_are_the_same_adapters(project: Project,
     facts.write_text(facts.read_text().replace('"steps": 80', '"steps": 81'))
     found = {line.what: line for line in lines(find_subject("shapes/1", LATEST), tmp_path)}
     assert (found["version"].state, found["adapters"].state) == (DIFFERS, "ok")
-    assert found["version"].why.startswith("MLflow has another digest: weights, training.json")
+    assert found["version"].why.startswith("MLflow has a different digest: weights, training.json")
 
 
 def test_the_adapters_at_the_start_are_found_by_their_digest(project: Project, trained: Path, tmp_path: Path) -> None:

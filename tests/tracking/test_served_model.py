@@ -124,7 +124,7 @@ def test_both_adapters_of_glm_image_are_served(project: Project, pipeline_folder
 def test_answers_to_queries_about_images_are_served(
     project: Project, tmp_path: Path, source_images: list[Path]
 ) -> None:
-    from examples.scenes.qwen2_5_vl import build_model, build_processor
+    from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 
     processor = build_processor(*SIZE)
     network = build_model(processor, seed=1)
@@ -256,7 +256,7 @@ def test_an_image_is_a_files_content_as_bytes_or_base64(halves: Path) -> None:
 
 @pytest.mark.parametrize("source", [5, b"no image", "no base64", "/etc/passwd", Path("a.png")])
 def test_what_is_no_image_is_explained_and_text_is_never_a_path(source: Any) -> None:
-    with pytest.raises(UserError, match="row 7: image is no file's content, as bytes or base64 text: "):
+    with pytest.raises(UserError, match="row 7: image is not the content of a file, as bytes or base64 text: "):
         read(source, 7, MOST)
 
 
@@ -274,11 +274,11 @@ def test_a_base_model_that_is_gone_or_changed_is_told(project: Project, tmp_path
     record = files / "adapters/training.json"
     kept = record.read_bytes()
     record.write_bytes(kept + b" ")
-    with pytest.raises(UserError, match=r"The adapters in .* are not what was registered"):
+    with pytest.raises(UserError, match=r"The adapters in .* differ from what was registered"):
         _load_pyfunc(str(files), config_of_version)
     record.write_bytes(kept)
     (tmp_path / "sd3/vae/config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"was trained on a base model with other files than .*sd3 has now"):
+    with pytest.raises(UserError, match=r"was trained on a base model whose files differ from those in .*sd3 now"):
         _load_pyfunc(str(files), config_of_version)
     (tmp_path / "sd3").rename(tmp_path / "away")
     with pytest.raises(UserError, match=r"The base model .*sd3 of the adapters in .* is gone\. .*model_config"):

@@ -112,8 +112,11 @@ def test_every_parameter_that_takes_a_text_is_refused_but_those_that_only_take_w
         ({"data": {"allow_outside": True}}, "text: data.allow_outside = True"),
         ({"tracking": {"wandb": "online"}}, "text: tracking.wandb = 'online'"),
         ({"model": {"family": "subprocess:FAMILY"}}, "code: model.family = 'subprocess:FAMILY'"),
-        ({"starter": {"world": "theirs.world:WORLD"}}, "'theirs.world:WORLD' (there is no module theirs here)"),
-        ({"rewards": {"votes": {"options": {"features": "a:b"}}}}, "features = 'a:b' (there is no module a here)"),
+        ({"starter": {"world": "theirs.world:WORLD"}}, "'theirs.world:WORLD' (the module theirs does not exist here)"),
+        (
+            {"rewards": {"votes": {"options": {"features": "a:b"}}}},
+            "features = 'a:b' (the module a does not exist here)",
+        ),
         ({"rewards": {"a": {"options": {"x": [{"y": "z"}]}}}}, "text: rewards.a.options.x = [{'y': 'z'}]"),
         ({"rewards": {"http": {"options": {"url": "http://a.b"}}}}, "address: rewards.http.options.url = 'http://a.b'"),
         (
@@ -237,7 +240,9 @@ def test_where_mlflow_is_away_the_refusal_says_so(folder: Path, tmp_path: Path) 
     ("changes", "said"), [({"later": 1}, "later = 1: there is no such"), ({"grpo": 3}, "grpo = 3")]
 )
 def test_a_record_of_another_version_is_told(folder: Path, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=rf"record in .*theirs is of another version of this project(?s:.*){said}"):
+    with pytest.raises(
+        UserError, match=rf"record in .*theirs belongs to a different version of this project(?s:.*){said}"
+    ):
         require_version(folder, parameters().public() | changes)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.conftest import SIZE
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Parameters
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 STEPS = 6
 RECORDS = [PromptRecord(id=f"r{i}", prompt=f"a thing number {i}") for i in range(9)]

@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_costs_its_steps_and_nothing_else(tmp_path: Path) -
     assert second.checkpoints.completed_steps() == 4
     notes = execute(second, tmp_path / "parts" / "out")
     assert notes[0].startswith("Resuming after step 4 of 6 from ")
-    assert "step-000005 is damaged (not as it was written: state.safetensors) and not used" in notes[1]
+    assert "step-000005 is damaged (changed since it was written: state.safetensors) and not used" in notes[1]
     assert "damaged-step-000005" in checkpoints(tmp_path / "parts")
     assert torch.equal(table(tmp_path / "parts"), table(tmp_path / "whole"))
     assert rows(second) == rows(whole)
@@ -411,7 +411,7 @@ def test_other_data_or_code_in_between_make_another_training(killed: Path) -> No
     found = why(killed, {**COMPUTED, "data": "z", "model_digest": "y"})
     assert str(found).endswith("belong to a different training: data")
     note_provenance(killed, **{"resumed.source.digest": "b"})
-    assert str(why(killed)).endswith("different training: source files of this project")
+    assert str(why(killed)).endswith("a different training: source files of this project")
 
 
 def test_a_finished_training_is_done_again_and_one_whose_adapters_were_not_saved_is_not(tmp_path: Path) -> None:

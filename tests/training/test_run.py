@@ -19,7 +19,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.reward import FunctionReward
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.training import components
 from visual_grpo.training.resuming import resumed_run
 from visual_grpo.training.run import Callbacks, TrainingRun

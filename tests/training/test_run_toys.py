@@ -236,7 +236,7 @@ def test_two_guidance_scales_are_a_mistake_except_for_matching_without_guidance(
     run = token_run(tmp_path, TokenModel(), CountingScorer(), policy=policy, sampling=sampling, grpo={"steps": 1})
     notes: list[str] = []
     run.run(Callbacks(on_step=ignore, note=notes.append))
-    assert any(f"drawn with guidance {guidance:g}, the eval sampler has 2" in note for note in notes) == warned
+    assert any(f"generated with guidance {guidance:g}, the eval sampler has 2" in note for note in notes) == warned
 
 
 @pytest.mark.parametrize(("minutes", "steps"), [(2, [10, 12, 14]), (0, [10])])
@@ -384,7 +384,7 @@ def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tm
 
 def test_a_rollback_with_nothing_to_go_back_to_says_so(tmp_path: Path) -> None:
     run = watched_run(tmp_path, "rollback", scorer=Cheated(FALLEN))
-    with pytest.raises(UserError, match=r"at the first evaluation, after step 1: the reward rose.*Evaluate earlier"):
+    with pytest.raises(UserError, match=r"after step 1, raised the alarm: the reward rose.*Evaluate earlier"):
         execute(run, tmp_path / "out")
 
 

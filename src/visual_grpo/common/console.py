@@ -41,14 +41,14 @@ class Bar:
         self._printed_at, self._printed_done = display.get_time(), -1.0
 
     def below(self, description: str, total: int) -> Bar:
-        """Shows another bar below, such as of a part of the first step."""
+        """Shows a second bar below, such as of a part of the first step."""
         return Bar(self._display, description, total, 0, self._every)
 
     def expect(self, total: int) -> None:
         self._display.update(self._task.id, total=total)
 
     def advance(self, n: int = 1, **fields: Value) -> None:
-        """Counts ``n`` more steps as done; ``fields`` are shown beside the bar until they are replaced."""
+        """Counts ``n`` more steps as done; ``fields`` are shown next to the bar until they are replaced."""
         self._fields |= fields
         self._shown = " ".join(f"{name}={format_value(value)}" for name, value in self._fields.items())
         self._display.update(self._task.id, advance=n, shown=escape(sanitize(self._shown)))
@@ -146,7 +146,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Value | No
     for index, column in enumerate(columns):
         cells = [row[index] for row in rows]
         numeric = all(isinstance(cell, int | float | None) for cell in cells)
-        # The names, of usual length, are never broken: the headings beside them can be.
+        # The names, of usual length, are never broken: the headings next to them can be.
         longest = max((len(format_value(cell)) for cell in cells), default=0)
         least = min(_LONGEST_NAME, longest) if index == 0 else None
         grid.add_column(column, justify="right" if numeric else "left", overflow="fold", min_width=least)

@@ -84,7 +84,7 @@ class GaussianLikelihoods(Likelihoods):
 class Matches(GaussianLikelihoods):
     """Noised samples and the velocities that the model gives them (`models.flow.forward_process`).
 
-    Read as likelihoods they are those of the target under N(velocity, 1/2), so any algorithm can train on them.
+    Read as likelihoods: the target's under N(velocity, 1/2), so any algorithm can train on them.
     """
 
     described: ClassVar[str] = "velocities (policy.flow.likelihood=matching)"

@@ -36,7 +36,9 @@ def resolve_device(name: str, setting: str = "model.device") -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) >= count:
         found = counted(count, "CUDA device") if count else "no CUDA device"
-        without = "" if torch.version.cuda or torch.version.hip else " (built without CUDA: install another torch)"
+        without = (
+            "" if torch.version.cuda or torch.version.hip else " (built without CUDA: install a CUDA build of torch)"
+        )
         raise UserError(f"{setting} is {name!r}, but torch finds {found}{without}; use auto or cpu.")
     return device
 
@@ -61,7 +63,7 @@ def require_fast(dtype: str, device: torch.device) -> None:
 def require_bitsandbytes(setting: str, value: str) -> None:
     """Raises UserError where the library is not installed, without importing it.
 
-    It is no dependency: peft imports it wherever it is installed, which makes every command start seconds later.
+    It is not a dependency: peft imports it wherever it is installed, which makes every command start seconds later.
     """
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(

@@ -69,7 +69,7 @@ def content_digest(folder: str | Path) -> str | None:
 
 
 def record_content(folder: Path, **made: str) -> None:
-    """Writes the digest of a model that was just ``made`` so, such as on which processor, beside its files."""
+    """Writes the digest of a model that was just ``made`` so, such as on which processor, next to its files."""
     (folder / _RECORD).write_text(json.dumps({"content": content_digest(folder), **made}), encoding="utf-8")
 
 
@@ -106,7 +106,7 @@ def named_paths(options: Mapping[str, Any], output: str, base: Path = Path()) ->
 
 
 def option_texts(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Each text in the options of a reward, at any depth, after its dotted name, except those of `CACHE`."""
+    """Each text in the options of a reward, at any depth, after its dotted name, except `CACHE`."""
     if isinstance(value, str):
         yield name, value
         return

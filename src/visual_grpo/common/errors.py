@@ -19,7 +19,7 @@ class Remedy:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Dotted names and values to add; None leaves out what the user gave."""
     environment: str | None = None
-    """Another environment than the user's."""
+    """An environment other than the user's."""
     make: str | None = None
     """A target of the Makefile instead of a pipeline."""
 

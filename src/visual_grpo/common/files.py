@@ -1,7 +1,7 @@
 """Files and folders that are replaced whole or not at all, and the lock of a folder.
 
 A folder's new content is written into a draft, a hidden sibling, which takes the place of the old folder by two
-renames. An error or Ctrl-C leaves the old folder as it was. A process killed between the two renames leaves
+renames. An error or Ctrl-C leaves the old folder unchanged. A process killed between the two renames leaves
 the old folder hidden; `settled` puts it back, so readers take their paths from it.
 """
 
@@ -75,7 +75,7 @@ def flush(path: Path) -> None:
 
 
 def hold(file: Path) -> None:
-    """Takes the lock ``file`` for this process; `release` gives it back, and so does the end of the process.
+    """Takes the lock ``file`` for this process; `release` or the end of the process gives it back.
 
     Raises UserError: another process holds it, or it cannot be written; nothing has been changed then.
     """
@@ -101,7 +101,7 @@ def release() -> None:
 
 @contextmanager
 def fresh_folder(final: Path) -> Iterator[Path]:
-    """Yields an empty folder beside ``final``, which it replaces when the block ends without an error."""
+    """Yields an empty folder next to ``final``, which it replaces when the block ends without an error."""
     draft = new_folder(final)
     try:
         yield draft
@@ -111,9 +111,9 @@ def fresh_folder(final: Path) -> Iterator[Path]:
 
 
 def new_draft(final: Path) -> Path:
-    """A path beside ``final`` for its next content; nothing is there yet.
+    """A path next to ``final`` for its next content; nothing is there yet.
 
-    Left-over drafts are removed when the process ends; those of killed processes are removed now.
+    Left-over drafts are removed when the process ends; drafts of killed processes are removed now.
     """
     final = linked(final)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def new_draft(final: Path) -> Path:
 
 
 def new_folder(final: Path) -> Path:
-    """Makes an empty hidden folder beside ``final`` for a node to fill; a `FolderDataset` moves it to its place."""
+    """Makes an empty hidden folder next to ``final`` for a node to fill; a `FolderDataset` moves it to its place."""
     draft = new_draft(final)
     draft.mkdir()
     return draft
@@ -156,7 +156,7 @@ def replace_folder(fresh: Path, final: Path) -> None:
 
 
 def follow_umask(file: Path) -> None:
-    """Lets others read a file as usual: safetensors gives its files to their owner alone."""
+    """Lets other users read a file as usual: safetensors gives its files to their owner alone."""
     file.chmod(file.stat().st_mode | 0o666 & ~_UMASK)
 
 
@@ -197,7 +197,7 @@ def linked(path: Path) -> Path:
 
 
 def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, also behind links to folders, each folder once."""
+    """Walks like `os.walk`, also behind links to folders, each folder once."""
     seen = set()
     for base, folders, files in os.walk(root, followlinks=True):
         if (real := os.path.realpath(base)) in seen:
@@ -232,7 +232,7 @@ def find_link(folder: Path) -> Path | None:
 
 
 def require_no_links(folder: Path) -> None:
-    """Raises UserError if ``folder`` has what a copy of it would follow out of the folder: a link, pipe or device."""
+    """Raises UserError if ``folder`` holds a link, pipe or device, which a copy would follow out of the folder."""
     if (found := find_link(folder)) is not None:
         kind = "a link" if found.is_symlink() else "a pipe, socket or device"
         raise UserError(

@@ -60,7 +60,7 @@ def _refuse_empty(mask: Tensor) -> None:
 def ring(
     truth: Tensor, box: Box, count: int, generator: Generator, *, margin: float = 50, spacing: float = 20
 ) -> list[Pixel]:
-    """Around the object: in its box extended by ``margin`` pixels on every side. Defaults are for 840 px images."""
+    """Places points around the object: in its box extended by ``margin`` pixels. Defaults are for 840 px images."""
     height, width = truth.shape
     x, y = torch.arange(width), torch.arange(height)
     x1, y1, x2, y2 = box
@@ -70,7 +70,7 @@ def ring(
 
 
 def edge(truth: Tensor, count: int, generator: Generator, *, width: float = 5, spacing: float = 20) -> list[Pixel]:
-    """Along the object's border, where a mask is most likely to spill over: at most ``width`` pixels outside it."""
+    """Places points along the border, where masks often spill over: at most ``width`` pixels outside the object."""
     if not truth.any():
         return []
     away = torch.from_numpy(distance_transform_edt(~truth.cpu().numpy()))
@@ -80,14 +80,14 @@ def edge(truth: Tensor, count: int, generator: Generator, *, width: float = 5, s
 def multimask(
     truth: Tensor, masks: Tensor, scores: Tensor, count: int, generator: Generator, *, spacing: float = 20
 ) -> list[Pixel]:
-    """In the segmenter's alternative masks for one prompt (bool [M, H, W]), without the one that has the highest of the
-    scores [M]."""
+    """Places points in the segmenter's alternative masks for one prompt (bool [M, H, W]), without the one that has the
+    highest of the scores [M]."""
     others = torch.arange(len(masks)) != scores.argmax()
     return _draw(masks[others].any(0) & ~truth, count, generator, spacing)
 
 
 def _draw(allowed: Tensor, count: int, generator: Generator, spacing: float) -> list[Pixel]:
-    """Draws random pixels of ``allowed`` (bool [H, W]) one by one, each far enough from the previous ones."""
+    """Samples random pixels of ``allowed`` (bool [H, W]) one by one, each far enough from the previous ones."""
     left = allowed.nonzero().flip(1)
     points: list[Pixel] = []
     while len(points) < count and len(left):

@@ -107,7 +107,7 @@ def _to_srgb(image: Image.Image) -> Image.Image:
     if profile:
         try:
             source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            # A profile is of the stored colours; blending, scaling and palettes change only those of RGB.
+            # A profile is of the stored colours; blending, scaling and palettes change only RGB colours.
             colours = {"RGB": rgb, "GRAY": image, "CMYK": image}.get(source.profile.xcolor_space.strip())
             if colours is not None and "srgb" not in ImageCms.getProfileDescription(source).lower():
                 rgb = (
@@ -125,7 +125,7 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
 
 
 _CELL = 32
-"""Sides of an image that keeps its shape are multiples of it, as those of every prepared image are."""
+"""Sides of an image that keeps its shape are multiples of it, like the sides of every prepared image."""
 
 
 def scale_to_area(image: Image.Image, height: int, width: int) -> Image.Image:
@@ -151,7 +151,7 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def to_pil(tensor: Tensor) -> Image.Image:
-    """A uint8 tensor [3, height, width] as a Pillow image; raises ValueError for another shape or dtype."""
+    """A uint8 tensor [3, height, width] as a Pillow image; raises ValueError for any other shape or dtype."""
     require_image(tensor)
     return Image.fromarray(tensor.detach().cpu().permute(1, 2, 0).contiguous().numpy())
 
@@ -193,7 +193,7 @@ def opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
         with Image.open(file, formats=[*_FORMATS, *_RUN_PROGRAMS]) as image:
             if image.format in _RUN_PROGRAMS:
                 raise ImageError(
-                    f"{name_of(file)}: is {image.format}, which needs another program to be drawn; use PNG"
+                    f"{name_of(file)}: is {image.format}, which only an external program can render; use PNG"
                 )
             tile = math.prod(getattr(image, "tag_v2", {}).get(side, 1) for side in _TILE)
             if tile > 4 * max(image.width * image.height, 2**20):  # A tile is decoded whole.
@@ -204,7 +204,7 @@ def opened(file: str | Path | IO[bytes]) -> Iterator[Image.Image]:
         raise TooManyPixelsError(f"{name_of(file)}: too many pixels to be decoded safely ({text})") from error
     except _DAMAGE as error:
         # Pillow names the file, or the address of one in memory.
-        reason = "empty, damaged or of another format" if isinstance(error, UnidentifiedImageError) else error
+        reason = "empty, damaged or in an unknown format" if isinstance(error, UnidentifiedImageError) else error
         if name_of(file).lower().endswith(_UNREADABLE):
             reason = "HEIC and JPEG XL are not supported; convert it to PNG or JPEG"
         raise ImageError(f"{name_of(file)}: cannot be read as an image ({reason})") from error
@@ -230,7 +230,7 @@ def _scale_to_bytes(image: Image.Image) -> Image.Image:
     (integers) that has all values, else that from their minimum to their maximum. What a resampling of 0..1 adds to
     edges is cut off: up to a tenth beyond either end.
     """
-    with np.errstate(invalid="ignore"):  # A float that is no number is refused here, not by the conversion.
+    with np.errstate(invalid="ignore"):  # A float that is not a number is refused here, not by the conversion.
         values = np.asarray(image).astype(np.float64)
     if not np.isfinite(values).all():
         raise ValueError("it has pixels that are not finite numbers")

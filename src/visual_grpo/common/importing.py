@@ -25,7 +25,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 def load_attribute(path: str, setting: str) -> Any:
     """Imports ``package.module:attribute``; errors call the parameter ``setting``.
 
-    Raises UserError for another spelling, a missing module or attribute, and a module whose code fails.
+    Raises UserError for any other spelling, a missing module or attribute, and a module whose code fails.
     """
     module_name, separator, attribute = path.partition(":")
     if not (module_name and separator and attribute):
@@ -91,7 +91,7 @@ def _imports(name: str, file: Path) -> Iterator[str]:
 
 
 def _file_of(name: str) -> Path | None:
-    """The file of a module; None for built-in ones, and where there is no such module."""
+    """The file of a module; None for built-in ones, and if the module does not exist."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):

@@ -43,8 +43,8 @@ def machine_fault(error: BaseException) -> UserError | None:
         for what, texts in _KINDS.items():
             if any(text in str(cause) for text in texts):
                 return UserError(
-                    f"{what}: {_first_line(cause)}\nWhat was written completely is intact. Then give the same command,"
-                    " a training with resume=auto: it goes on from its last checkpoint."
+                    f"{what}: {_first_line(cause)}\nFiles that were written completely are intact. Then repeat the"
+                    " command, a training with resume=auto: it continues from its last checkpoint."
                 )
     return _damaged_file(error)
 

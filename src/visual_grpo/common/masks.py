@@ -48,8 +48,8 @@ def read_mask_image(file: str | Path | IO[bytes], value: int | None = None) -> M
 
     1. the pixels stored as ``value``, if it is given (in a palette, the index);
     2. the opaque pixels, if the alpha channel is not constant (a cut-out object);
-    3. in a coloured palette whose number 0 is black: the only number beside 0 and 255, an ignored border;
-    4. of the values 0, 1 and 255: those of 1, beside an ignored border of 255;
+    3. in a coloured palette whose number 0 is black: the only number besides 0 and 255, an ignored border;
+    4. of the values 0, 1 and 255: pixels of 1, with an ignored border of 255;
     5. the pixels whose brightest channel exceeds half of the range, the smallest of 0..1, 0..255 and 0..65535 that has
        all values, unless there are none or they are of several objects (`_shows_several`; 0..1 are probabilities).
 
@@ -138,7 +138,7 @@ def _shows_several(pixels: np.ndarray, white: float, lossy: bool) -> bool:
 
     - of at most 32 values, not from JPEG, two but 0 fill areas (all from 7/8 of the range are white), or two or more
       are those of neither edge nor noise;
-    - with more values, a fiftieth of the areas but the dark ones are of another colour than the most common.
+    - with more values, a fiftieth of the areas but the dark ones differ in colour from the most common.
     """
     codes = (
         np.where(pixels >= white * 7 / 8, pixels.dtype.type(white), pixels)

@@ -40,7 +40,7 @@ _watcher: Watcher | None = None
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Tells ``watcher`` about all marks inside, also those of other threads."""
+    """Tells ``watcher`` about all marks inside, also of other threads."""
     global _watcher
     before, _watcher = _watcher, watcher
     try:
@@ -62,7 +62,7 @@ def captured() -> AbstractContextManager[None]:
 
 
 def alike(items: Sequence[T]) -> Iterator[T]:
-    """Yields ``items``. The work of all but the first is alike: a plan does that of the first two."""
+    """Yields ``items``. All but the first need the same work: a plan does the work of the first two."""
     if _watcher is None or not _watcher.shortens or len(items) < 3:
         yield from items
         return

@@ -144,7 +144,7 @@ class ProgramError(Exception):
 
 
 class OutOfTimeError(Exception):
-    """A program was stopped because its time was over."""
+    """A program was stopped because its time was up."""
 
 
 def output_of(*words: str | Path, at: Path, stdin: bytes | None = None, seconds: float | None = None) -> str:

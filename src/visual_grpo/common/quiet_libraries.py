@@ -23,7 +23,7 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # A dead server is noticed in seconds; tracking tries again by itself. Jitter would draw from Python's random state.
+    # A dead server is noticed in seconds; tracking tries again by itself. Jitter would use Python's random state.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",

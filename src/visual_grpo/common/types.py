@@ -69,7 +69,7 @@ class PromptRecord:
 
 
 def checked_record(record: object) -> PromptRecord:
-    """Raises UserError for what is no `PromptRecord`, such as a plain string."""
+    """Raises UserError for what is not a `PromptRecord`, such as a plain string."""
     if isinstance(record, PromptRecord):
         return record
     raise UserError(
@@ -99,7 +99,7 @@ class RewardOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Requirements of a reward on every record; checked before the first rollout. A judge leaves others unscored."""
+    """Requirements of a reward on every record; checked before the first rollout. A judge leaves the rest unscored."""
 
     target: bool = False
     """A ``target_image``."""
@@ -196,7 +196,7 @@ class TrainBatch(Generic[T]):
     advantages: Tensor
     """[B] float32, of all rows of the rollout."""
     old_log_probs: Tensor
-    """[B, S] float32, the denominator of the ratio: the sampler's, or those of the first update's replay."""
+    """[B, S] float32, the denominator of the ratio: the sampler's log-probs, or the first update's replay's."""
 
     def compared(self, decisions: D, rows: Tensor) -> D:
         """Fills in the log-probs of the policy that took the ``decisions`` of ``rows`` ([b])."""
@@ -204,7 +204,7 @@ class TrainBatch(Generic[T]):
         return replace(decisions, old_log_probs=old, sampled_log_probs=sampled)
 
     def micro_batches(self, size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields the rows that this process drew, at most ``size`` at a time, and their places in the trajectory."""
+        """Yields the rows that this process generated, ``size`` at a time, and their places in the trajectory."""
         rows, block = self.rows, self.rollout.block
         if block is not None:
             rows = rows[(rows >= block.start) & (rows < block.stop)]
@@ -226,7 +226,7 @@ class JointRollout:
 
 
 class Share(NamedTuple):
-    """The neighbouring prompts of a rollout that one of several processes draws."""
+    """The neighbouring prompts of a rollout that one of several processes generates."""
 
     start: int
     size: int
@@ -240,7 +240,7 @@ class Policy(Protocol[T]):
     def rollout(
         self, prompts: Sequence[PromptRecord], group_size: int, generator: Generator, share: Share | None = None
     ) -> Rollout[T]:
-        """Draws ``group_size`` samples of each prompt; ``share``: which these are among all of the rollout, None = all.
+        """Generates ``group_size`` samples of each prompt; ``share``: which of the rollout these are, None = all.
 
         The samples of a share are those that a rollout of all prompts gives them.
         """

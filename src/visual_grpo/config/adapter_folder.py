@@ -25,7 +25,7 @@ BASELINE = "baseline"
 """Fact: how many prompts and images the baseline had, with all of which the training's monitor compared."""
 AGAIN = "Train again, or use the adapters of the MLflow run."
 _READ = {".safetensors", ".json", ".csv", ".diff"}
-"""Endings of the files that a command reads; not those of the card, which an evaluation writes again, and pictures."""
+"""Endings of the files that a command reads; without the card, which an evaluation writes again, and pictures."""
 BEST, LAST = "best", "last"
 """Folders with the adapters of these steps, of which one is what the folder itself holds."""
 LATEST, NONE, BASE = "latest", "none", "base"
@@ -79,7 +79,7 @@ def _weights(folder: Path) -> list[str]:
 
 
 def check_weights(folder: Path) -> None:
-    """Raises UserError if a file of weights is not what the training left; a folder without facts is not judged."""
+    """Raises UserError if a file of weights has changed since the training; a folder without facts is not judged."""
     if not (folder / FACTS).is_file():
         return
     stored: dict[str, str] = read_facts(folder).get("sums", {})
@@ -92,18 +92,20 @@ def check_weights(folder: Path) -> None:
 
 
 def check_base(folder: Path, model: str) -> None:
-    """Raises UserError if the adapters were trained on other files than the base ``model`` has.
+    """Raises UserError if the base ``model`` has different files than the one that the adapters were trained on.
 
     A folder without facts is not judged; nor is a model on the hub, which has no digest.
     """
     facts = read_facts(folder) if (folder / FACTS).is_file() else {}
     stored, found = facts.get("model_content"), content_digest(model)
-    if stored is not None and found is None and model == facts.get("model"):  # Its name may be another's on the hub.
+    if (
+        stored is not None and found is None and model == facts.get("model")
+    ):  # The hub may have a different model of that name.
         raise UserError(f"{model}, the folder of the base model of {folder}, is gone. Name it with model.path.")
     if stored is not None and found not in (None, stored):
         raise UserError(
-            f"{folder} was trained on a base model with other files than {model} has now. Name the folder that holds"
-            f" that model with model.path, or train again on this one."
+            f"{folder} was trained on a base model whose files differ from those in {model} now. Name the folder that"
+            f" holds that model with model.path, or train again on this one."
         )
 
 

@@ -12,7 +12,7 @@ from visual_grpo.config.decides import Decides
 
 @dataclass(frozen=True)
 class Stated:
-    """Beside a type of texts: those that match say no more than a word does, so a stranger's record may state them.
+    """Mark on a type of texts: texts that match say no more than a word does, so a stranger's record may state them.
 
     Every other text of a record may name code, an address, a file or a variable (`config.stated`).
     """
@@ -21,7 +21,7 @@ class Stated:
 
 
 REACHES = "reaches"
-"""Beside a type that is no text: any value but null and false opens something, as a text may."""
+"""Mark on a type other than text: any value but null and false opens something, as a text may."""
 Words = Annotated[str, Stated()]
 """A prompt, or a name that is only compared with names: no command opens or loads it."""
 BuiltIn = Annotated[str, Field(min_length=1), Stated(r"\w+")]
@@ -64,7 +64,7 @@ class Strict(BaseModel):
 
 
 class OnRequest(Strict, decides=Decides.NOTHING):
-    """A section of a pipeline beside the data flow: no result of the flow depends on it."""
+    """A section of a pipeline outside the data flow: no result of the flow depends on it."""
 
 
 def _types(annotation: Any) -> set[Any]:

@@ -61,7 +61,7 @@ class DataConfig(Strict, decides=Decides.CONTENT):
     height: Annotated[Side, Decides.SAMPLES]
     width: Annotated[Side, Decides.SAMPLES]
     frames: Annotated[int | None, Decides.SAMPLES] = Field(
-        None, ge=1, description="frames of a video, for a model that draws videos; null = images"
+        None, ge=1, description="frames of a video, for a model that generates videos; null = images"
     )
     fps: Annotated[float, Decides.SAMPLES] = Field(16.0, gt=0, description="frames per second of a video")
     eval_share: Share = Field(0.1, description="share of records set aside for evaluation; their prompts may train")
@@ -125,8 +125,8 @@ class DataChecks(Strict):
 
     min_records: int = Field(20, ge=1, description="fewest usable records")
     max_rejected: Limit = Field(0.1, description="largest share of rejected records among those that were found")
-    max_fewer_records: Limit = Field(0.3, description="largest share by which the usable records may have become fewer")
-    max_lost_prompts: Limit = Field(0.3, description="largest share of the earlier prompts that may be gone")
+    max_fewer_records: Limit = Field(0.3, description="largest share by which the usable records may have decreased")
+    max_lost_prompts: Limit = Field(0.3, description="largest share of the earlier prompts that may be missing")
     max_kind_drift: Limit = Field(0.3, description="Kolmogorov-Smirnov distance of the numbers of sources and targets")
     max_prompt_drift: Limit = Field(
         0.3, description="Kolmogorov-Smirnov distance of each of lengths and shares of Latin letters and vowels"

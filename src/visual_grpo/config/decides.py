@@ -1,4 +1,4 @@
-"""What a parameter decides: declared beside its type, and asked by everything that compares two results.
+"""Declares what a parameter decides, next to its type; everything that compares two results asks it.
 
     class GRPOConfig(Strict, decides=Decides.TRAINING):           # All fields of the section ...
         non_finite: Annotated[str, Decides.STOPPING] = "stop"     # ... except those that declare something else.
@@ -38,7 +38,7 @@ class Decides(Flag):
     """What is said about given scores: totals, intervals, the verdict."""
     EVERYTHING = CONTENT | ASKED | SAMPLES | SCORES | TRAINING | STOPPING | JUDGEMENT
     ROUNDING = auto()
-    """Beside another kind: only its last bits."""
+    """Combined with any other kind: only the last bits of that."""
 
 
 PIPELINES = {
@@ -46,7 +46,7 @@ PIPELINES = {
     "train": Decides.SAMPLES | Decides.SCORES | Decides.TRAINING | Decides.STOPPING,
     "evaluate": Decides.ASKED | Decides.SAMPLES | Decides.SCORES | Decides.JUDGEMENT,
 }
-"""What the results of the pipelines depend on, beside the content that they read."""
+"""Kinds that the results of the pipelines depend on, besides the content that they read."""
 
 
 @cache

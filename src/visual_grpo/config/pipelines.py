@@ -1,4 +1,4 @@
-"""The pipelines: the data flow's names, and the parameters of those beside it."""
+"""The pipelines: the data flow's names, and the parameters of the pipelines outside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from visual_grpo.config.presets import ROOT
 
 FLOW = ("starter", "data_preparation", "baseline", "train", "evaluate")
 """The pipelines of the data flow, in their order."""
-Seed = Field(0, ge=0, lt=2**31, description="of what is drawn")
+Seed = Field(0, ge=0, lt=2**31, description="seed of the generated samples")
 Sampler = Literal["rollout", "eval"]
 
 
@@ -47,7 +47,7 @@ class CompareConfig(OnRequest):
 
 
 class RewardReportConfig(OnRequest):
-    prompts: int = Field(16, ge=2, description="number of training prompts, of which the base model draws samples")
+    prompts: int = Field(16, ge=2, description="number of training prompts, for which the base model generates samples")
     samples: int = Field(8, ge=2, description="of each prompt, as a group of a training")
     sampler: Sampler = Field("rollout", description="sampling.rollout, as a training's samples, or sampling.eval")
 
@@ -60,7 +60,7 @@ class VoteConfig(OnRequest):
         "and the trained model's samples of held-out prompts), or a folder that generate wrote",
     )
     pairs: int = Field(100, ge=1, description="pairs of pictures; those already judged are not shown again")
-    adapter: AdapterName = Field("none", description="which adapter draws the pairs; none = the base model")
+    adapter: AdapterName = Field("none", description="the adapter that generates the pairs; none = the base model")
     sampler: Sampler = Field("rollout", description="sampling.rollout or sampling.eval; ab shows eval")
     seed: int = Seed
     voter: Words = Field("me", min_length=1, max_length=60, description="who chooses; the page can change it")
@@ -145,7 +145,7 @@ class PromotionConfig(GateRule):
     candidate: AdapterName = Field("latest", description="the adapter that asks to become champion")
     max_prompts: int | None = Field(None, ge=2, description="most held-out prompts that are judged; null = all")
     new_reward: bool = Field(
-        False, description="allow a candidate trained with another reward; both are then judged by the candidate's"
+        False, description="allow a candidate trained with a different reward, which then judges both"
     )
     rolled_back: bool = Field(False, description="allow adapters whose promotion was rolled back")
     base_copy_mb: float = Field(
@@ -190,7 +190,7 @@ class RetrainConfig(OnRequest):
         " with the next training seed if nothing has changed",
     )
     start: Literal["base", "champion"] = Field(
-        "base", description="adapters that a retraining starts from: base (fresh ones), or champion, once there is one"
+        "base", description="adapters that a retraining starts from: base (fresh ones), or champion, if it exists"
     )
     monitor: MonitorConfig = MonitorConfig()
     update: bool = Field(True, description="first update the data of dvc import and dvc import-url")
@@ -203,10 +203,10 @@ class RetrainConfig(OnRequest):
     )
     max_steps: int | None = Field(None, ge=1, description="refuse more grpo.steps than these; null = no limit")
     keep_versions: int | None = Field(
-        10, ge=2, description="newest versions of the registered model to keep, beside those in use; null = all"
+        10, ge=2, description="newest versions of the registered model to keep, in addition to those in use; null = all"
     )
     keep_runs: int | None = Field(
-        None, ge=2, description="newest MLflow runs to keep, beside those of kept versions; null = all"
+        None, ge=2, description="newest MLflow runs to keep, in addition to those of kept versions; null = all"
     )
     commit: str | None = Field(None, description="branch on which dvc.lock is committed; null = no commit")
     notify: str | None = Field(

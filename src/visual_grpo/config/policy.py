@@ -63,7 +63,7 @@ class LoraParams(Strict, decides=Decides.TRAINING):
 
 
 class FlowConfig(Strict, decides=Decides.SAMPLES):
-    """The trained decisions of a flow module: stochastic denoising steps, or draws of noise on its samples."""
+    """The trained decisions of a flow module: stochastic denoising steps, or noise sampled on its samples."""
 
     likelihood: Literal["sde", "matching"] = Field(
         default="sde",
@@ -78,18 +78,18 @@ class FlowConfig(Strict, decides=Decides.SAMPLES):
     window_start: int | None = Field(
         default=0,
         ge=0,
-        description="first stochastic step; null = drawn for every rollout, the same for all its samples",
+        description="first stochastic step; null = chosen at random for every rollout, the same for all its samples",
     )
     window_steps: int | None = Field(
         default=1,
         ge=1,
         description="stochastic steps, ODE elsewhere; null = every step but the last, which has no variance. matching:"
-        " steps at whose noise levels noise is drawn",
+        " steps at whose noise levels noise is sampled",
     )
     train_share: float = Field(
-        default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, drawn for every rollout"
+        default=1.0, gt=0, le=1, description="share of the stochastic steps that are trained, sampled for every rollout"
     )
-    draws: int = Field(default=1, ge=1, description="matching: draws of noise at each of the window's noise levels")
+    draws: int = Field(default=1, ge=1, description="matching: noise samples at each of the window's noise levels")
 
     def stochastic_steps(self, steps: int) -> int:
         """Length of the window among ``steps`` denoising steps."""
@@ -192,10 +192,12 @@ class SamplerSettings(Strict, decides=Decides.SAMPLES):
         default=None,
         gt=0,
         le=1,
-        description="share of the probability that tokens are drawn from; null = the model's generation_config",
+        description="share of the probability that tokens are sampled from; null = the model's generation_config",
     )
     top_k: int | None = Field(
-        default=None, ge=0, description="tokens that are drawn from; 0 = all; null = the model's generation_config"
+        default=None,
+        ge=0,
+        description="number of most likely tokens to sample from; 0 = all; null = the model's generation_config",
     )
     steps: int | None = Field(default=None, ge=1, description="denoising steps")
     guidance_scale: float | None = Field(default=None, ge=1, description="classifier-free guidance, 1 = off")
@@ -203,7 +205,7 @@ class SamplerSettings(Strict, decides=Decides.SAMPLES):
 
 class SamplerConfig(SamplerSettings):
     stochastic: bool = Field(
-        default=False, description="denoise with the noise of policy.flow, as training samples are drawn"
+        default=False, description="denoise with the noise of policy.flow, as for training samples"
     )
 
     def denoising(self) -> tuple[int, float]:
@@ -237,7 +239,7 @@ class DistributedConfig(Strict, decides=Decides.TRAINING | Decides.ROUNDING):
         default=1,
         ge=1,
         description="processes that train together, each on a GPU where model.device is cuda; torchrun's number "
-        "replaces it; at most grpo.prompts_per_step, since each draws whole groups",
+        "replaces it; at most grpo.prompts_per_step, since each generates whole groups",
     )
     sharded: bool = Field(default=False, description="each process keeps a part of every layer (torch's FSDP2)")
 

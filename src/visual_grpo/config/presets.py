@@ -33,10 +33,10 @@ def home_folder(tree: Mapping[str, Any], environment: str | None, task: str) -> 
 
 
 def with_output_folders(tree: Mapping[str, Any], home: str) -> dict[str, Any]:
-    """The parameter tree with the folders that it leaves open (null): ``output`` and that of the checkpoints.
+    """The parameter tree with the folders that it leaves open (null): ``output`` and ``tracking.checkpoints``.
 
     The output is ``home``. The user's own data has a folder in that, named after ``data.path`` (and ``model.path``, if
-    given): results of other data or another model are kept apart.
+    given): results of other data or a different model are kept apart.
     """
     path, model = (section(tree, name).get("path") for name in ("data", "model"))
     output = or_default(tree.get("output"), home if path is None else f"{home}/{_named_after(path, model)}")
@@ -76,7 +76,7 @@ _catalog: list[dict[str, str]] = []
 
 
 def or_default(value: Any, default: str) -> Any:
-    """Returns ``default`` for null alone: the validation refuses what else cannot be the name of a folder."""
+    """Returns ``default`` for null only; the validation refuses whatever else is not a folder's name."""
     return default if value is None else value
 
 
@@ -106,10 +106,10 @@ GUARDS = {"edge_density": {"weight": 0.0}, "colour_entropy": {"weight": 0.0}}
 _GUARDS_OF_VIDEOS = {name: {"weight": 0.0, "frames": "all"} for name in (*GUARDS, "exposure")} | {
     name: {"weight": 0.0} for name in ("motion", "flicker")
 }
-"""They fall, beside those, with videos that stand still, flicker, or turn white or black."""
+"""In addition to those, they fall with videos that stand still, flicker, or turn white or black."""
 
 TARGET_JUDGE = "target_layout"
-"""Stands beside rewards of records with target images where no judge is named (`operations.preflight`).
+"""Added to rewards of records with target images where no judge is named (`operations.preflight`).
 
 Why none of the usual similarities: a target is often one of many pictures that its prompt allows. On pairs that share
 nothing but a caption, `psnr`, `ssim` and `delta_e` fall with contrast, so that they contradict a gain in quality, and
@@ -132,7 +132,7 @@ PRESETS: Mapping[PresetName, Preset] = {
         }
     ),
     "negative_points": Preset(rewards={"negative_points": {"weight": 1.0}}),
-    # Nothing beside the section `rewards`, not even a guard.
+    # Nothing but the section `rewards`, not even a guard.
     "listed": Preset(rewards={}),
 }
 
@@ -141,7 +141,7 @@ def with_rewards(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The parameter tree with its preset's rewards spelled out, and without those that are null.
 
     ``auto`` becomes null where ``rewards`` names the user's rewards; else it stays, since only the records can tell
-    (`operations.preflight`). Beside the user's own rewards of images stand guards, as beside those of a preset.
+    (`operations.preflight`). Guards are added to the user's own rewards of images, as to a preset's rewards.
     """
     name = tree.get("reward", AUTO)
     if name == AUTO and optimised_rewards(tree):
@@ -156,7 +156,7 @@ _SECTIONS = {"rewards": "options", "modules": "rewards"}
 
 
 def with_preset(tree: Mapping[str, Any], preset: Preset, *, own_first: bool = False) -> dict[str, Any]:
-    """The parameter tree with the preset's rewards spelled out beside its own, ``own_first`` or after them."""
+    """The parameter tree with the preset's rewards added to its own, which come ``own_first`` or last."""
     rewards, modules = _entries(tree, "rewards"), _entries(tree, "modules")
     removed = {reward for reward, entry in rewards.items() if entry is None}
     merged = {reward: _merged(preset.rewards.get(reward), entry) for reward, entry in rewards.items()}
@@ -213,7 +213,7 @@ def _preset(name: object, tree: Mapping[str, Any]) -> Preset:
 
 
 def _merged(preset: Mapping[str, Any] | None, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Returns a preset's reward with the values of the user's ``entry``; another function replaces it."""
+    """Returns a preset's reward with the values of the user's ``entry``; a different function replaces it."""
     if preset is None or entry is None or entry.get("function") is not None:
         return entry
     return {**preset, **entry, "options": {**preset.get("options", {}), **entry.get("options", {})}}

@@ -68,23 +68,23 @@ class Parameters(Strict):
         " after data.path, for data of your own",
     )
     seed: Annotated[int, Decides.TRAINING] = Field(
-        ge=0, lt=2**31, description="seed of all draws but the evaluation's: starter, split, rollouts"
+        ge=0, lt=2**31, description="seed of everything random except the evaluation: starter, split, rollouts"
     )
     resume: Annotated[str, Decides.NOTHING] = Field(
         Resume.NEVER.value,
         min_length=1,
-        description="auto: from the newest checkpoint, with its parameters and MLflow run; same: only where it is of"
-        " this very training, unfinished; or the folder of a checkpoint or several; never: start at step 1",
+        description="auto: from the newest checkpoint, with its parameters and MLflow run; same: only if it belongs to"
+        " this very training, unfinished; or a folder of one or more checkpoints; never: start at step 1",
     )
     adapter: Annotated[AdapterName, Decides.JUDGEMENT] = Field(
         "latest",
-        description="judged by evaluate, drawn with by generate: latest, a folder, an MLflow run's id or name,"
+        description="the adapter that evaluate judges and generate uses: latest, a folder, an MLflow run's id or name,"
         " models:/NAME@ALIAS or models:/NAME/VERSION, or (generate) none = the base",
     )
     trust: Annotated[list[str], Decides.NOTHING] = Field(
         [],
-        description="digest, or digests, of folders of others whose records may name code, addresses, files and"
-        " variables: at least 32 hex digits, as the refusal tells it; null = none",
+        description="digest, or digests, of other people's folders whose records may name code, addresses, files and"
+        " variables: at least 32 hex digits, as the error message shows; null = none",
     )
     generate: GenerateConfig = GenerateConfig()
     score: ScoreConfig = ScoreConfig()
@@ -112,7 +112,8 @@ class Parameters(Strict):
         description="preset of rewards (config/presets.py); auto = what the records allow; null = rewards and guards",
     )
     rewards: dict[str, RewardConfig] = Field(
-        default_factory=dict, description="added to the preset's by name, or in their place; null removes one"
+        default_factory=dict,
+        description="rewards that are added to the preset's, or replace them by name; null removes one",
     )
     train: TrainConfig = TrainConfig()
     grpo: GRPOConfig
@@ -264,7 +265,7 @@ class Parameters(Strict):
         }
 
     _removed: tuple[str, ...] = PrivateAttr(())
-    """Rewards that are null: those of a preset that the records choose are left out, too."""
+    """Rewards that are null: they are also left out of a preset that the records choose."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -281,7 +282,7 @@ class Parameters(Strict):
 
 
 BESIDE_FLOW = ("run", *(name for name, field in Parameters.model_fields.items() if _is_on_request(field.annotation)))
-"""Parameters and sections of the pipelines beside the data flow, which no result of the flow depends on."""
+"""Parameters and sections of the pipelines outside the data flow, which no result of the flow depends on."""
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -360,7 +361,7 @@ def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
 
 
 def _nearest_key(path: Sequence[int | str], beside: Sequence[str]) -> str:
-    """Suggests the nearest key: one of those ``beside`` the wrong one, else one anywhere in the tree."""
+    """Suggests the nearest key: one ``beside`` the wrong one, else one anywhere in the tree."""
     near = nearest(str(path[-1]), beside)
     if near is not None:
         return f" Did you mean {'.'.join(map(str, [*path[:-1], near]))!r}?"

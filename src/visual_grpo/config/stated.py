@@ -20,7 +20,7 @@ from visual_grpo.config.base import REACHES, Stated
 from visual_grpo.config.schema import Parameters
 
 _Types = list[tuple[Any, tuple[Any, ...]]]
-"""What a value may be: types, each with the marks beside it."""
+"""The types that a value may have, each with its marks."""
 Keys = tuple[str, ...]
 """Keys from the top of the tree to a value. A dotted name would be ambiguous, since a key may contain a dot."""
 
@@ -82,5 +82,5 @@ def _members(annotation: Any, marks: Iterable[Any] = ()) -> Iterator[tuple[Any, 
 
 
 def _origin(annotation: Any) -> Any:
-    """As `get_origin`, whose declared type lacks some that it returns."""
+    """`get_origin`, whose declared type lacks some that it returns."""
     return get_origin(annotation)

@@ -18,14 +18,14 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         default="grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
     )
     steps: int = Field(
-        ge=1, description="training steps: draw and score samples, then take updates_per_rollout updates"
+        ge=1, description="training steps: generate and score samples, then take updates_per_rollout updates"
     )
     prompts_per_step: int = Field(ge=1, description="prompts of a step, a group of samples each")
     group_size: int = Field(ge=2, description="samples of each prompt")
     rollout_prompts: int | None = Field(
         default=None,
         ge=1,
-        description="prompts drawn at a time; servers judge them while the next are drawn; null = all",
+        description="prompts sampled at a time; servers judge them while the next are sampled; null = all",
     )
     updates_per_rollout: int = Field(
         default=1, ge=1, description="optimiser updates on the same samples; 1 = on-policy"
@@ -81,7 +81,7 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         default=None,
         description="standard deviation that divides advantages: group: of the group's rewards; batch: of all rewards"
         " of the step; batch_centred: of these less their group's mean; none: no division; null = "
-        "batch_centred with combine=gdpo, else the loss's own (dr_grpo none, others group)",
+        "batch_centred with combine=gdpo, else the loss's own (dr_grpo none, all other losses group)",
     )
     advantage_epsilon: float = Field(
         default=1e-4, gt=0, description="added to the standard deviation, in units of reward"
@@ -137,7 +137,7 @@ class TrainConfig(Strict, decides=Decides.TRAINING):
         None,
         ge=0,
         lt=2**31,
-        description="of the training's draws: initial adapters, order of prompts, rollouts; null = seed",
+        description="seed of the training: initial adapters, order of prompts, rollouts; null = seed",
     )
     start: Annotated[AdapterName, Decides.CONTENT] = Field(
         "base", description="base: fresh adapters; champion: the promoted one; or as the parameter adapter names one"
@@ -202,7 +202,7 @@ class EvaluationConfig(Strict, decides=Decides.ASKED):
         0,
         ge=0,
         lt=2**31,
-        description="of the draws of baseline and evaluation and of their intervals, whatever the training's seed",
+        description="seed of baseline and evaluation samples and of their intervals, whatever the training's seed",
     )
     every: Annotated[int, Decides.STOPPING] = Field(
         ge=0, description="training steps between evaluations on eval prompts; 0 = only at the end"
@@ -214,7 +214,7 @@ class EvaluationConfig(Strict, decides=Decides.ASKED):
         32, ge=1, description="images generated at a time"
     )
     redraw: Annotated[bool, Decides.NOTHING] = Field(
-        False, description="draw the baseline again although nothing has changed, as an own reward may need it"
+        False, description="generate the baseline again although nothing has changed, as a custom reward may need"
     )
     bootstrap_samples: Annotated[int, Decides.JUDGEMENT] = Field(
         5000, ge=100, description="resamples of the prompts behind each interval of a ratio"
@@ -222,10 +222,10 @@ class EvaluationConfig(Strict, decides=Decides.ASKED):
     controls: list[ControlConfig] = Field(
         default_factory=list,
         description="the base model's held-out samples with other settings, as {guidance_scale: 3.0}: a gain that a"
-        " setting gives as well is no gain of training",
+        " setting also gives is not due to training",
     )
     adapter: Annotated[Literal["best", "last"], Decides.TRAINING] = Field(
-        "best", description="the adapter of a run: best on eval prompts while training, or that of the last step"
+        "best", description="the adapter of a run: best on eval prompts while training, or the adapter of the last step"
     )
 
 
@@ -255,7 +255,7 @@ class AlarmConfig(Strict, decides=Decides.STOPPING):
 
 
 class TrackingConfig(Strict, decides=Decides.NOTHING):
-    """MLflow is always on; the others are written beside it."""
+    """MLflow is always on; the other loggers are additional."""
 
     tensorboard: str | None = Field(None, description="folder for TensorBoard's event files; null = none")
     wandb: Annotated[Literal["online", "offline"], REACHES] | None = Field(

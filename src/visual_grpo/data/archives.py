@@ -53,7 +53,7 @@ def unzipped(path: Path, data: DataConfig) -> Path:
 
 
 def _check(path: Path, entries: list[ZipInfo], data: DataConfig, free: int) -> None:
-    """Raises UserError for a zip that unpacks to too many files or bytes; ``free`` are those of the disk."""
+    """Raises UserError for a zip that unpacks to too many files or bytes; ``free`` are the disk's free bytes."""
     packed, size = path.stat().st_size, sum(entry.file_size for entry in entries)
     if len(entries) > data.max_zip_files:
         problem = f"{counted(len(entries), 'file')}, more than data.max_zip_files={data.max_zip_files}"
@@ -122,14 +122,14 @@ def _value(content: bytes, ending: str, name: str) -> Any:
         if kind in _NUMBER:
             return int(content)
         if kind in _JSON:
-            return json.loads(content, parse_constant=lambda _: None)  # NaN is no JSON.
+            return json.loads(content, parse_constant=lambda _: None)  # NaN is not valid JSON.
     except (ValueError, RecursionError) as error:
         raise Rejected("not_json", f"{name} is not valid ({error})", "Write a number or JSON") from error
     return EmbeddedImage(name, content)
 
 
 def _cache() -> Path:
-    """The folder of what was unpacked, beside what `datasets` unpacks."""
+    """The folder of what was unpacked, next to what `datasets` unpacks."""
     from datasets import config
 
     return Path(config.EXTRACTED_DATASETS_PATH) / "visual_grpo"

@@ -29,7 +29,7 @@ _MAX_PROMPT = 20_000
 """Characters: several times what the longest text encoder reads."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202d\u202e]")
 """Control characters other than tab and line breaks, and overrides of the writing direction: with one, a prompt shows
-another text than the model reads."""
+a text that differs from what the model reads."""
 
 _AT_THE_ENDS = re.compile(rf"\A[\s{INVISIBLE}]+|(?<![\s{INVISIBLE}])[\s{INVISIBLE}]+\Z")
 
@@ -65,11 +65,11 @@ def _reject_misspelt_key(record: Record, is_query: bool) -> None:
         values |= {"mask": record.target_image, **{name: record.extra.get(name) for name in ("box", "bbox", "points")}}
     missing = {name.replace("_", ""): name for name, value in values.items() if value is None}
     for key in record.extra:
-        # A leading sign comments a key out; a number or the code of a language makes another name.
+        # A leading sign comments a key out; a number or the code of a language makes a different name.
         if key[:1].isalpha() and key not in values and len(key) < 20 and not key[-1].isdigit():
             meant = nearest(re.sub(r"[\W_]", "", key).lower(), missing, cutoff=0.83)
             if meant is not None:
-                hint = f"there is no field {key!r}. Did you mean {missing[meant]!r}?"
+                hint = f"the field {key!r} is unknown. Did you mean {missing[meant]!r}?"
                 remedy = f"Rename it, begin it with _, or leave it out with data.columns.ignored=[{key}]"
                 raise Rejected("unknown_key", hint, remedy)
 

@@ -21,14 +21,14 @@ from visual_grpo.config import DataConfig
 from visual_grpo.data.queries import mask_image
 from visual_grpo.data.record import Item, Limits, Place, Record, Rejected, is_image_name, open_text, shorten
 from visual_grpo.data.splits import split_in_path
-from visual_grpo.data.videos import require_pixels
+from visual_grpo.data.video_frames import require_pixels
 
 ANNOTATIONS = "annotations"
-"""The folder of annotation files; their images lie beside it."""
+"""The folder of annotation files; their images lie next to it."""
 _OBJECTS, _CAPTIONS = "categories", "caption"
 """The key that tells files of objects and of captions apart."""
 _PREFERRED = {_OBJECTS: "instances", _CAPTIONS: "captions"}
-"""How COCO's names of them begin: beside the objects, it has their keypoints."""
+"""How COCO's names of them begin: besides the objects, it has their keypoints."""
 _REMEDY = "Give polygons or run lengths of the image's size, as COCO does"
 
 
@@ -71,7 +71,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
 
 
 def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True) -> Iterator[Item]:
-    """Yields the queries, without ``draw`` with no masks, to be counted. Raises UserError: see `_files`."""
+    """Yields the queries; ``draw=False`` leaves out the masks, to count them. Raises UserError: see `_files`."""
     for file in _files(path, limits, _OBJECTS):
         queries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
         for number, annotation in enumerate(file.annotations, 1):
@@ -118,7 +118,7 @@ def _files(path: Path, limits: Limits, kind: str) -> Iterator[_AnnotationFile]:
 
 
 class _AnnotationFile:
-    """What an annotation file holds, and the pictures in its folder or those below."""
+    """The content of an annotation file, and the pictures in its folder or below."""
 
     def __init__(self, file: Path, path: Path, limits: Limits) -> None:
         self.name = file.name if file == path else file.relative_to(path).as_posix()
@@ -185,7 +185,7 @@ def _split_of(path: str) -> str | None:
 
 
 def _drawn(annotations: Sequence[Mapping[str, Any]], image: Mapping[str, Any], data: DataConfig) -> list[Any]:
-    """Returns the run lengths of all annotations, as pycocotools draws them."""
+    """Returns the run lengths of all annotations, as pycocotools renders them."""
     height, width = int(image["height"]), int(image["width"])
     if min(height, width) < 1:
         raise ValueError(f"{width}x{height} pixels")

@@ -1,4 +1,4 @@
-"""From a row of a table to a record: which column holds what, by the names that datasets use or by ``data.columns``."""
+"""Turns a table's row into a record: which column holds what, by the names that datasets use or ``data.columns``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NUMBERED = re.compile(r"(.*?)_?(\d*)", re.DOTALL)
 
 
 class _Row:
-    """The columns of a row that are left, and what the others became."""
+    """The columns of a row that are left, and what the used ones became."""
 
     def __init__(self, row: Mapping[str, Any], columns: ColumnsConfig) -> None:
         self._named = columns.named()
@@ -85,7 +85,9 @@ def record_from_row(
     record_id, group = columns.take("id", ["id"]), columns.take("group", ["group"])
     try:
         if missing := [name for name in by_hand.named() if name not in row]:
-            message = f"there is no column {missing[0]!r} of data.columns; the columns are {shorten(', '.join(row))}"
+            message = (
+                f"the column {missing[0]!r} of data.columns does not exist; the columns are {shorten(', '.join(row))}"
+            )
             raise Rejected("missing_column", message, f"Correct data.columns.{nearest_hint(missing[0], row)}")
         prompt = columns.take("prompt", known["prompt"], by_hand.prompt)
         target = columns.take("target", known["target"], by_hand.target)
@@ -175,7 +177,7 @@ def _numbered_sources(row: Mapping[str, Any], data: DataConfig, canonical: bool)
 def _might_be_meant(unused: Sequence[str], source: Any, target: Any, data: DataConfig) -> bool:
     """Tells whether pictures that nothing reads may be what the task needs.
 
-    An edit's prompt may speak of any, unless its sources have been named by hand. Thumbnails and depths lie beside
+    An edit's prompt may speak of any, unless its sources have been named by hand. Thumbnails and depths lie next to
     other targets, where only a second target counts.
     """
     if target is None or (source is None and data.task != "t2i"):

@@ -41,7 +41,7 @@ class _PathDataset(AbstractDataset[Any, Any]):
 
 
 class Draft(AbstractDataset[None, None]):
-    """Stands for what a node fills and returns, beside the place of its output (`hooks.folders`): an empty folder, or
+    """Stands for what a node fills and returns, beside the place of its output (`hooks.inputs_and_outputs`): an empty folder, or
     for the records the path of a file."""
 
     def __init__(self, *, metadata: dict[str, Any] | None = None) -> None:
@@ -64,7 +64,7 @@ class FolderDataset(_PathDataset):
     """Loads as the folder's path; saves by moving a folder that a node has filled into its place."""
 
     def draft(self) -> Path:
-        """Returns an empty folder beside its own, on the same disk."""
+        """Returns an empty folder next to its own, on the same disk."""
         return new_folder(self._path)
 
     def load(self) -> Path:
@@ -89,13 +89,13 @@ class FolderDataset(_PathDataset):
 
 
 class RecordsDataset(_PathDataset):
-    """Loads a Parquet manifest as a lazy `RecordTable`; saves a manifest that a node has written beside it."""
+    """Loads a Parquet manifest as a lazy `RecordTable`; saves a manifest that a node has written next to it."""
 
     def load(self) -> RecordTable:
         return RecordTable(self._require())
 
     def draft(self) -> Path:
-        """Returns a path beside the manifest for the next one, whose images are in the same folder."""
+        """Returns a path next to the manifest for the next one, whose images are in the same folder."""
         return new_draft(self._path)
 
     def save(self, data: Path) -> None:

@@ -1,4 +1,4 @@
-"""Describes prepared records by a profile, and checks how far those of new data have moved from an earlier one.
+"""Describes prepared records by a profile, and checks how far the profile of new data has moved from an earlier one.
 
 A profile has counts, distributions and hashes, and no prompt. A prompt or image that several records share counts as
 often as they do, but the effect of chance depends on the number of different ones.
@@ -208,7 +208,7 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
     usable, total = counted(now.accepted, "usable record"), now.accepted + now.rejected
     faults = []
     if now.accepted < limits.min_records:
-        faults.append((f"{usable}, needed are {limits.min_records}", "min_records"))
+        faults.append((f"{usable}, expected at least {limits.min_records}", "min_records"))
     rejected = now.rejected / max(total, 1)
     shares = [(rejected, f"{now.rejected} of {counted(total, 'record')} rejected: {rejected:.1%}", "max_rejected")]
     if before is not None:
@@ -219,11 +219,11 @@ def check(before: Profile | None, now: Profile, limits: DataChecks) -> list[str]
         ]
     for share, text, limit in shares:
         if share > getattr(limits, limit):
-            faults.append((f"{text}, allowed are {getattr(limits, limit):.1%}", limit))
+            faults.append((f"{text}, expected at most {getattr(limits, limit):.1%}", limit))
     for feature in [] if before is None else drift(before, now):
         allowed = max(getattr(limits, feature.limit), feature.chance)
         if feature.distance > allowed:
-            faults.append((f"{feature.text}, allowed is {allowed:.2f}", feature.limit))
+            faults.append((f"{feature.text}, expected at most {allowed:.2f}", feature.limit))
     return [f"{text} (retrain.data.{limit})." for text, limit in faults]
 
 

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from visual_grpo.data.record import Rejected
 
 _FOLDER = re.compile(r"(sources?|controls?|references?|inputs?)(_?(images?|path))?_?\d*")
-"""Names of folders, in lower case, with the images to edit; the images beside them are targets."""
+"""Names of folders, in lower case, with the images to edit; the images next to them are targets."""
 _NUMBERED, _NO_NUMBER = re.compile(r"(.*)_(\d+)", re.DOTALL), -1
 Name = tuple[str, str]
 """A folder of sources, and the path of an image below it without suffix."""
@@ -26,7 +26,7 @@ class EditSources:
     def __init__(self, sources: Mapping[str, str], targets: Collection[str]) -> None:
         images: dict[Name, str] = {}
         self.seconds: list[str] = []
-        """Sources of the same name as another, which is used."""
+        """Sources that are not used, since a source of the same name is."""
         for image, folder in sorted(sources.items()):
             if images.setdefault((folder, _below(folder, image)), image) != image:
                 self.seconds.append(image)
@@ -61,7 +61,7 @@ class EditSources:
         if numbers == [_NO_NUMBER]:
             return images
         if _NO_NUMBER in numbers:
-            message = f"{images[0]} has no number, and {', '.join(images[1:])} beside it has one"
+            message = f"{images[0]} has no number, and {', '.join(images[1:])} next to it has one"
             remedy = f"Number every source of a target ({name}_0, {name}_1, ...), or none"
             raise Rejected("ambiguous_source", message, remedy)
         first = self._first[folder]
@@ -82,7 +82,7 @@ def is_source_folder(name: str) -> bool:
 
 
 def _names_of_targets(targets: Iterable[str], named: Collection[Name]) -> dict[str, list[Name]]:
-    """Returns the names of each target's sources, one for each folder of sources beside the target or above."""
+    """Returns the names of each target's sources, one for each folder of sources next to the target or above."""
     # source_2 before source_10, and references, which are not what is edited, last.
     order = {("reference" in PurePosixPath(folder).name.lower(), len(folder), folder) for folder, _ in named}
     beside: dict[PurePosixPath, list[tuple[bool, int, str]]] = {}

@@ -40,7 +40,7 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
 
     With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one. Raises
     UserError for comments among such lines, because they may or may not be counted, for images that seem to be counted
-    from 1, and for images to edit beside the prompts, of which nothing says to which they belong.
+    from 1, and for images to edit next to the prompts, if nothing says which belong together.
     """
     if Path(data.path).is_dir():  # Who names the file means the file.
         _refuse_sources(path)
@@ -54,7 +54,7 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
             if number <= 2 and others and is_image_name(name):  # The header and a row of a table.
                 raise UserError(
                     f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
-                    " each line. Name it metadata.csv, with file_name and text in its first line, beside the images."
+                    " each line. Name it metadata.csv, with file_name and text in its first line, next to the images."
                 )
             if line.lstrip().startswith("#"):
                 if targets:
@@ -90,9 +90,9 @@ def _refuse_sources(path: Path) -> None:
     for folder in sorted(entry for entry in path.parent.iterdir() if is_source_folder(entry.name) and entry.is_dir()):
         if any(is_image_name(file.name) for file in folder.iterdir()):
             raise UserError(
-                f"{path} has prompts, and {folder.name} beside it images to edit, but nothing says which belong"
-                " together. Write each prompt into a text beside the target (target/cat.txt for target/cat.png and"
-                f" {folder.name}/cat.png), or write records.jsonl. If they are not to be edited: data.path={path}"
+                f"{path} has prompts, and {folder.name} next to it has images to edit, but nothing says which belong"
+                " together. Write each prompt into a text file next to the target (target/cat.txt for target/cat.png"
+                f" and {folder.name}/cat.png), or write records.jsonl. If they are not to be edited: data.path={path}"
             )
 
 
@@ -119,7 +119,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     """Yields a record for each image; an image without a caption is rejected.
 
     The sources of an edit lie in folders of their own (`EditSources`), under the name of its target. Raises UserError
-    if the task needs source images, and there is no folder of them.
+    if the task needs source images, but no folder holds them.
     """
     images, sources = _targets_and_sources(path, limits, data)
     for image in images:
@@ -138,11 +138,13 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
             yield Note("picture", "meant for regularisation, which is not done: trained on like any other", place)
         yield Record(place=place, folder=path, prompt=prompt, source_images=edited, target_image=image, caption=caption)
     yield from (Note("source", "not used: no target has its name", Place(image)) for image in sources.unused)
-    yield from (Note("source", "not used: another has its name", Place(image)) for image in sources.seconds)
+    yield from (
+        Note("source", "not used: a different source has the same name", Place(image)) for image in sources.seconds
+    )
 
 
 def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[list[str], EditSources]:
-    """Where the task is not i2i, pictures with captions are targets, whatever their folder is called."""
+    """Yields targets with their sources. Unless the task is i2i, every picture with a caption is a target."""
     images, is_edit, beside = list(_targets(path, limits)), data.task == "i2i", dict[str, str]()
     for image in images:
         if (folder := folder_of(image)) is not None and (is_edit or _caption_of(path, image) is None):
@@ -161,7 +163,7 @@ def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[
 
 
 def _targets(path: Path, limits: Limits) -> Iterator[str]:
-    """Yields pictures and videos; a folder with a caption beside it stands for the frames in it."""
+    """Yields pictures and videos; a folder with a caption next to it stands for the frames in it."""
     names, yielded = list(limits.walk(path)), set[str]()
     captioned = {name.rpartition(".")[0] for name in names if name.endswith(CAPTIONS)} if limits.videos else set()
     for name in filter(limits.is_target, names):
@@ -201,7 +203,7 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     images: dict[str, str] = {}
     for name in filter(is_image_name, limits.walk(path / IMAGES)):
         if images.setdefault(str(PurePosixPath(name).with_suffix("")), name) != name:
-            yield Note("image", "not used: another has its name", Place(f"{IMAGES}/{name}"))
+            yield Note("image", "not used: a different image has the same name", Place(f"{IMAGES}/{name}"))
     used = set()
     for name in filter(is_image_name, limits.walk(path / MASKS)):
         stem = str(PurePosixPath(name).with_suffix(""))

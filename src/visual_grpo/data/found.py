@@ -28,7 +28,7 @@ class Found:
         self._used: set[str] = set()
         """Files that a record was read from or names, relative to the data's folder."""
         self._other: dict[str, str | None] = {}
-        """Those of records in splits that are not read, with the split."""
+        """Files of records in splits that are not read, with the split."""
         self._mentioned: set[str] = set()
         """Those that only a column of metadata names."""
         self._columns: dict[str, Counter[str]] = {}
@@ -103,7 +103,7 @@ class Found:
             return "videos that no record names" + " (data.frames is not set)" * (not self._source.limits.videos)
         kind = PurePosixPath(name).suffix.lower() or "without suffix"
         if self._source.layout == "captions" and name.endswith(CAPTIONS) and folder_of(name) is not None:
-            return f"{kind} beside images to edit, not read: a prompt is beside the target"
+            return f"{kind} next to images to edit, not read: a prompt belongs next to the target"
         return f"{kind}, not read as {self._source.layout}"
 
 

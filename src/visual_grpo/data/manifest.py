@@ -29,7 +29,7 @@ def prompt_hash(prompt: str) -> str:
 
 
 def write_seen(prompts: Iterable[str], folder: Path, earlier: Set[str] = frozenset()) -> None:
-    """Keeps hashes of the prompts that a training has seen beside its adapters, with those it started from."""
+    """Keeps hashes of the prompts that a training has seen with its adapters, including those it started from."""
     (folder / SEEN).write_text(json.dumps(sorted({*map(prompt_hash, prompts)} | earlier)), encoding="utf-8")
 
 

@@ -28,15 +28,15 @@ from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
 from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
-from visual_grpo.data.images import CHOOSE_VALUE, ImageStore, PreparedImage
+from visual_grpo.data.image_store import CHOOSE_VALUE, ImageStore, PreparedImage
 from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.data.preparation_report import Report, also_rejected
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
-from visual_grpo.data.report import Report, also_rejected
 from visual_grpo.data.sources import find_records
 from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_splits, is_split, split_group, usual_name
 
 IMAGES = "images"
-"""Folder of the prepared images, beside the manifest."""
+"""Folder of the prepared images, next to the manifest."""
 _MAX_THREADS = 8
 _SAME_SHAPE = 1.02
 """Ratio of two aspect ratios that is still taken for rounding."""
@@ -188,26 +188,26 @@ class Preparation:
         for image in sources[:1]:  # Those after the first keep their shape.
             yield from self._resized("image", image.original_size)
         if not any(map(str.isalpha, prompt)):
-            yield Note("prompt", "without a letter: labels for a detector, for example, are no prompts")
+            yield Note("prompt", "without a letter: labels for a detector, for example, are not prompts")
         if re.fullmatch('"[^"]*",?', prompt):
-            yield Note("prompt", "wholly in quotes, which belong to the prompt: remove those of a list")
+            yield Note("prompt", "entirely in quotes, which count as part of the prompt: remove the quotes of a list")
         if target is not None:
             yield from self._resized("image" if self._config.frames is None else "video", target.original_size)
             shapes = sorted(width / height for width, height in (one.original_size for one in (*sources[:1], target)))
             if self._config.task != "segmentation" and shapes[-1] > _SAME_SHAPE * shapes[0]:
-                yield Note("edit", "of a source and a target of different shapes: each is cropped by itself")
+                yield Note("edit", "source and target have different shapes: each is cropped by itself")
 
     def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Note]:
-        """Says what becomes of an original of another size, (width, height); queries are stretched, not cropped."""
+        """Says what becomes of an original of a different size, (width, height); queries are stretched, not cropped."""
         (width, height), (to_width, to_height) = size, (self._config.width, self._config.height)
         if self._config.task != "segmentation" and not 1 / 2 <= width / height * to_height / to_width <= 2:
-            yield Note(kind, "of another shape: more than half is cropped away")
+            yield Note(kind, "of a different shape: more than half is cropped away")
         if width < to_width or height < to_height:
             yield Note(kind, "smaller than the prepared size: enlarged")
 
 
 def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:
-    """Returns why a record cannot be used beside earlier ones, of which the ids and each query's label are given."""
+    """Returns why a record cannot be used with the earlier ones, given their ``ids`` and each query's label."""
     row, label = prepared.row, prepared.label
     if row["id"] in ids:
         remedy = "Give every record its own id, or leave ids out to get them made"

@@ -94,7 +94,7 @@ def _would_fit(
 
 
 def mask_image(rows: Any, name: str) -> EmbeddedImage:
-    """Returns a mask of rows of bools or numbers as a file, which is read like those of a dataset."""
+    """Returns a mask of rows of bools or numbers as a file, which is read like a dataset's masks."""
     try:
         pixels = np.asarray(rows)
     except ValueError:  # Rows of different lengths.
@@ -115,7 +115,7 @@ def parse_solution(solution: Any) -> tuple[list[float] | None, list[Any] | None]
 
     It is ``<box>(x1,y1),(x2,y2)</box><points>(x1,y1),...</points>`` or JSON
     ``[{"bbox_2d": [x1, y1, x2, y2], "point_2d": [x, y]}, ...]``, several objects giving the box around all of them.
-    Raises Rejected for another format.
+    Raises Rejected for any other format.
     """
     if not solution:
         return None, None

@@ -51,7 +51,7 @@ class Place:
 
 @dataclass(frozen=True)
 class EmbeddedImage:
-    """An image file stored within another file, such as a Parquet table; ``name`` is for messages."""
+    """An image file stored within a larger file, such as a Parquet table; ``name`` is for messages."""
 
     name: str
     data: bytes
@@ -107,7 +107,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Note:
-    """What a user should know of something that is not rejected; the report counts those of one text."""
+    """A remark about something that is not rejected; the report counts the notes of one text."""
 
     kind: str
     """What it is of, such as ``picture``."""
@@ -163,7 +163,7 @@ class Limits:
     @classmethod
     def from_config(cls, data: DataConfig, path: Path) -> Self:
         """Returns the limits of the dataset at ``path``."""
-        # The masks of a table in the subfolder data, and the images of COCO's annotations, lie beside that folder.
+        # The masks of a table in the subfolder data, and the images of COCO's annotations, lie next to that folder.
         folder = path if path.is_dir() else path.parent
         if (path.suffix.lower(), folder.name) in ((".parquet", "data"), (".json", "annotations"), ("", "annotations")):
             folder = folder.parent
@@ -186,11 +186,11 @@ class Limits:
             raise Rejected("file_too_large", message, "Make it smaller, raise data.max_file_mb or remove the record")
 
     def is_target(self, name: str) -> bool:
-        """Returns whether a file's name is that of a picture, or of a video where targets are videos."""
+        """Returns whether a file's name belongs to a picture, or to a video where targets are videos."""
         return is_image_name(name) or (self.videos and is_video_name(name))
 
     def is_inside(self, path: Path) -> bool:
-        """Also true for a path that cannot exist, because of a NUL character."""
+        """Returns whether the path is inside; also true for one that cannot exist, because of a NUL character."""
         try:
             return self.folder is None or Path(os.path.realpath(path)).is_relative_to(self.folder)
         except (ValueError, OSError):
@@ -231,7 +231,7 @@ def open_text(path: Path, newline: str | None = None) -> TextIO:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """Returns the file that a dataset names, perhaps with Windows' separators or in another Unicode form.
+    """Returns the file that a dataset names, perhaps with Windows' separators or in a different Unicode form.
 
     None if it does not exist or is not an ordinary file.
     """

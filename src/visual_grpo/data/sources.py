@@ -50,8 +50,8 @@ LAYOUTS = {
         tabular.read_table,
         "*.parquet, *.csv, *.jsonl or *.tar (also in data), or a folder of save_to_disk, with a column for the prompt",
     ),
-    "coco_captions": Layout(coco.find_captions, coco.read_captions, "COCO captions (*.json) beside the images"),
-    "coco": Layout(coco.find_coco, coco.read_coco, "COCO annotations (*.json) beside the images"),
+    "coco_captions": Layout(coco.find_captions, coco.read_captions, "COCO captions (*.json) next to the images"),
+    "coco": Layout(coco.find_coco, coco.read_coco, "COCO annotations (*.json) next to the images"),
     "masks": Layout(
         folders.find_masks, folders.read_masks, "images/a.png with masks/THING/a.png, or masks/a.png with masks/a.txt"
     ),
@@ -92,7 +92,7 @@ class RecordSource:
         return chosen_splits(self.splits, self.data)
 
     def read(self, see: Callable[[Record | Rejected], object] = lambda item: None) -> Iterator[Item]:
-        """Yields the records of the chosen splits, each with its split; ``see`` is called with those of all splits."""
+        """Yields the records of the chosen splits, each with its split; ``see`` is called with all records."""
         for item in LAYOUTS[self.layout].read(self.path, self.limits, self.data):
             if isinstance(item, Note):
                 yield item
@@ -118,7 +118,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     path = settled(Path(data.path))
     if not path.exists():
         draws = Remedy("starter", {"data.path": None}) if parameter == "data.path" else None
-        raise UserError(f"{parameter}: there is no {path}.{_suggestions(path, parameter)}", remedy=draws)
+        raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}", remedy=draws)
     if path.suffix.lower() == ".zip" and path.is_file():
         path = unzipped(path, data)
     limits = Limits.from_config(data, path)
@@ -140,7 +140,7 @@ def _layout_of(path: Path, limits: Limits, data: DataConfig, parameter: str) -> 
             limits.require_inside(file)
         if (path.is_dir() and data.layout == "auto" and name in _IN_SUBFOLDERS) and not any(
             is_image_name(entry.name) or tabular.is_metadata(entry) for entry in path.iterdir()
-        ):  # Tables may lie beside images without being meant, such as a log in CSV.
+        ):  # Tables may lie next to images without being meant, such as a log in CSV.
             _refuse_several(path, limits, parameter, names, ignored=EMBEDDING)
         return name, file
     if path.is_dir():
@@ -175,7 +175,7 @@ def _suggestions(path: Path, parameter: str) -> str:
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
         text += f" For a dataset of the Hugging Face hub: --params={parameter}={tabular.HUB}{path}."
     if parameter == "data.path":
-        text += " Or draw the default dataset."
+        text += " Or generate the default dataset."
     return text
 
 

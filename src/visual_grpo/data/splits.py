@@ -22,7 +22,7 @@ from visual_grpo.data.record import INVISIBLE, Record, Rejected
 
 HELD_OUT = "held_out"
 SEALED = "sealed"
-"""The split that only promotions open: nothing else draws, scores or shows its records."""
+"""The split that only promotions open: nothing else generates from, scores or shows its records."""
 OPEN = ("train", "eval", HELD_OUT)
 SPLITS = (*OPEN, SEALED)
 ALL = "all"
@@ -105,7 +105,7 @@ def chosen_splits(found: Collection[str | None], data: DataConfig) -> frozenset[
 
 
 def is_split(split: str | None, name: str | None) -> bool:
-    """True if ``split``, as it was found, is the one that a user calls ``name``."""
+    """True if ``split``, as found in the data, is the one that a user calls ``name``."""
     return (
         name is not None and split is not None and (split == name or usual_name(split) == usual_name(name) is not None)
     )
@@ -245,7 +245,7 @@ class Groups:
 
     @property
     def joined(self) -> int:
-        """Number of groups that have joined another."""
+        """Number of groups that have joined a different one."""
         return sum(key != parent for key, parent in self._parents.items())
 
     def held_out(self) -> set[str]:

@@ -185,7 +185,7 @@ def _tables(path: Path) -> tuple[Path, list[Path]]:
     base, files = path.parent, [path]
     if not path.is_file():
         base, files = path, [file for folder in (path, path / "data") for file in sorted(folder.glob("[!.]*"))]
-        # Beside a tar, img2dataset writes a table of the same records, also of those that it could not fetch.
+        # Next to a tar, img2dataset writes a table of the same records, also of those that it could not fetch.
         files = [file for file in files if file.suffix == ".tar" or not file.with_suffix(".tar").is_file()]
     return base, [file for file in files if file.is_file() and _is_table(file)]
 
@@ -194,7 +194,7 @@ def _is_table(file: Path) -> bool:
     suffix = file.suffix.lower()
     if suffix != ".json":
         return suffix in _SUFFIXES
-    with open_text(file) as text:  # Other JSON files beside data are seldom lists.
+    with open_text(file) as text:  # Other JSON files next to data are seldom lists.
         return text.read(100).lstrip().startswith("[")
 
 
@@ -245,7 +245,7 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
             if not line.strip():
                 continue
             try:
-                # NaN and Infinity, which other languages write, are no JSON.
+                # NaN and Infinity, which other languages write, are not valid JSON.
                 value = json.loads(line, parse_constant=lambda _: None)
             except (ValueError, RecursionError) as error:
                 yield number, Rejected("not_json", f"the line is not valid JSON ({error})", remedy)
@@ -279,7 +279,7 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
                 missing = {name for name, value in row.items() if value is None or value.strip().lower() in NULLS}
                 row |= dict.fromkeys(missing)
                 if number > last + 1:
-                    note = "of several lines: a quote that is not closed takes the next lines with it"
+                    note = "of several lines: an unclosed quote also takes the next lines"
                     yield number, Note("row", note)
             yield number, row
             last = number
@@ -298,7 +298,7 @@ def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str
         raise UserError(
             f"{file}: the header must name the prompt's column ({names}); it is"
             f" {shorten(str(header))}. Name the column with data.columns.prompt=NAME, or write a records.jsonl."
-            f"{'' if file == Path(data.path) else ' If another file has the prompts, give it as data.path.'}"
+            f"{'' if file == Path(data.path) else ' If a different file has the prompts, give it as data.path.'}"
         )
     return header
 

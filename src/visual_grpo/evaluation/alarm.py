@@ -1,10 +1,10 @@
 """Notices a reward that is cheated: it rises, and what it does not judge gets worse, by more than chance explains.
 
-At every evaluation of a training the eval prompts are drawn with the seeds of the baseline. Each *watched score* (a
-guard, the unscored share, the distance to the base model's pictures) has a one-sided t-bound of the paired differences
-at the level ``error / (looks * scores)``: by Bonferroni's inequality a training in which nothing exceeds its limit
-raises an alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with equal spending:
-Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
+At every evaluation of a training samples of the eval prompts are generated with the seeds of the baseline. Each
+*watched score* (a guard, the unscored share, the distance to the base model's pictures) has a one-sided t-bound of the
+paired differences at the level ``error / (looks * scores)``: by Bonferroni's inequality a training in which nothing
+exceeds its limit raises an alarm, at any look, with a probability of ``error`` at most. (Group-sequential testing with
+equal spending: Jennison & Turnbull, Group Sequential Methods, 2000, chapter 2.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.common.videos import frames_of, read_frames
 from visual_grpo.config import AlarmConfig
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, judges_of, retotalled
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER, judges_of, retotalled
 from visual_grpo.evaluation.paired import PairedDifference, paired_difference
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.samples import read_scores
@@ -33,7 +33,7 @@ _SIDE = 64
 """Pixels to which pictures are reduced before their distance is measured."""
 _SHOWN_SIDE = 1600
 _RISE = 0.9
-"""Confidence of the total's two-sided interval: an error of 5% at its lower end. The others limit false alarms."""
+"""Confidence of the total's two-sided interval: an error of 5% at its lower end. The rest limit false alarms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Watched:
     high: float
     """One-sided bounds of ``change``; NaN where fewer than two prompts can be compared."""
     limit: float | None
-    """A guard's change may not be below it, others not above; None = only reported. 0 of a judge."""
+    """A guard's change may not be below it, any other change not above; None = only reported. 0 of a judge."""
     judge_of: str | None = None
     """What a judge judges, ``total`` or a reward; None = no judge."""
 
@@ -91,7 +91,7 @@ class InterimAnalysis:
 
     @property
     def risen(self) -> set[str]:
-        """Returns those of ``rises`` that chance does not explain."""
+        """Returns the ``rises`` that chance does not explain."""
         return {name for name, measured in self.rises.items() if measured.ci_low > 0}
 
     @property

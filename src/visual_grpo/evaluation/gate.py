@@ -23,7 +23,7 @@ from visual_grpo.common.errors import UserError, counted, nearest_hint
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GateRule
 from visual_grpo.data.manifest import FEW_PROMPTS
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, cluster_ids, confidence_of_each, join, judges_of
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER, cluster_ids, confidence_of_each, join, judges_of
 from visual_grpo.evaluation.paired import POWER, PairedDifference, detectable_gain, paired_difference
 from visual_grpo.evaluation.verdict import FEW_NOTE, decimals
 
@@ -86,9 +86,9 @@ class GateDecision:
     alpha: float
     """Level of each bound (`GateRule`)."""
     prompts: int
-    """Number of prompts that were drawn."""
+    """Number of prompts that were generated from."""
     units: int
-    """Number of independent ones with a scored pair."""
+    """Number of independent prompts with a scored pair."""
     detectable_gain: Mapping[str, float]
     """Reference -> the true gain over it that a gate of these prompts, of this spread, detects with a probability of
     `POWER`; NaN with fewer than two units."""
@@ -107,7 +107,7 @@ class GateDecision:
         confidence = f"{100 * (1 - self.alpha):.4g}%"
         where = f"on {counted(self.prompts, 'prompt')}, where each bound holds with {confidence} confidence"
         if any(condition.name.startswith("judge/") for condition in self.conditions):
-            where += ", those of judges as in the verdict"
+            where += ", bounds of judges as in the verdict"
         count, failed = counted(len(self.conditions), "condition"), self.failed
         if failed:
             conditions, decision = failed[:_NAMED], f"Not promoted: {len(failed)} of {count} failed"

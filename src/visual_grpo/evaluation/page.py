@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import CODE
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.pictures import data_uri
 from visual_grpo.evaluation.plots import Curves
 from visual_grpo.evaluation.verdict import EVAL_NOTE, UNWATCHED, Entry, change, decimals, extent, lines

@@ -1,10 +1,10 @@
 """Paired differences of means with a t-interval, or of ratios of sums with a bootstrap interval.
 
-Samples of the same prompt are correlated, and so are prompts that are held out together, such as queries about the
+Samples of the same prompt are correlated, like prompts that are held out together, such as queries about the
 same image. So the unit of both intervals is a cluster of them instead of a single sample: the interval reflects the
 variation over other prompts. A mean has Student's t-interval on cluster means, whose error at 34 prompts was near its
-nominal level in simulations where that of the percentile bootstrap was nearly twice as large. A ratio of sums is no
-mean of cluster means; it has the percentile interval of whole clusters drawn with replacement (Efron & Tibshirani, An
+nominal level in simulations where the percentile bootstrap's error was nearly twice as large. A ratio of sums is no
+mean of cluster means; it has the percentile interval of whole clusters sampled with replacement (Efron & Tibshirani, An
 Introduction to the Bootstrap, 1993, chapters 8 and 13).
 
 The share of blind choices has the t-interval over the prompts' shares, cut off at 0 and 1. Where all prompts agree, the
@@ -32,7 +32,7 @@ POWER = 0.9
 """Share of the cases in which a gain is detected, unless asked otherwise."""
 _MOST_UNITS = 10_000_000
 CHUNK = 256
-"""Bootstrap samples drawn at a time: bounds memory to CHUNK * clusters numbers."""
+"""Bootstrap samples taken at a time: bounds memory to CHUNK * clusters numbers."""
 
 Values = NDArray[np.float64]
 
@@ -119,7 +119,7 @@ def paired_ratio_bootstrap(
     """Compares ratios of sums: sum of numerators over sum of denominators, such as the cumulative IoU of masks.
 
     ``baseline``, ``trained``: numerators [n] and denominators [n] >= 0, NaN = unscored; of the result, they are the two
-    ratios, and the interval is that of their difference over resampled units. The win rate compares the two ratios of
+    ratios, and the interval covers their difference over resampled units. The win rate compares the two ratios of
     each pair; pairs with a ratio of 0 / 0 are left out of it.
     """
     columns = np.asarray([*baseline, *trained], dtype=np.float64)
@@ -217,7 +217,7 @@ def units_needed(gain: float, sd: float, alpha: float, power: float = POWER) -> 
 def _bootstrap_interval(sums: Values, samples: int, seed: int) -> tuple[float, float]:
     """Percentile interval of the difference of two ratios of sums when whole clusters are resampled.
 
-    ``sums`` [4, clusters] are those of baseline numerators and denominators, then of the trained ones. NaN with fewer
+    ``sums`` [4, clusters]: of baseline numerators and denominators, then of the trained ones. NaN with fewer
     than two clusters, or if a resample has an undefined ratio.
     """
     clusters = sums.shape[1]

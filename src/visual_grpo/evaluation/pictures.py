@@ -197,7 +197,7 @@ def data_uri(path: Path, side: int) -> str:
 
 
 def encoded(pictures: Sequence[Image.Image], side: int, **playing: Any) -> str:
-    """Encodes a picture, or those of an animation that is ``playing``, as `data_uri` does."""
+    """Encodes a picture, or the pictures of an animation that is ``playing``, as `data_uri` does."""
     for picture in pictures:
         picture.thumbnail((side, side))
     file = io.BytesIO()

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 
 EVAL_COLOUR, ROLLOUT_COLOUR = "#0969da", "#bc4c00"
 UNSCORED = "reward/unscored_share"
@@ -54,7 +54,7 @@ class Curves:
 
 def training_curves(history: pd.DataFrame, base: float | None) -> list[Curves]:
     """Plots the reward and those `METRICS` that the history has; ``base`` is the base model's evaluation (step 0)."""
-    caption = "Mean total. Training samples are drawn as in training; eval prompts at the eval sampler, step 0 = base."
+    caption = "Mean total. Training samples at the rollout sampler; eval prompts at the eval sampler, step 0 = base."
     curves = [Curves(title="Reward", caption=caption, figure=_reward(history, base))]
     for metric, (title, caption) in METRICS.items():
         found = columns_of(history, metric)

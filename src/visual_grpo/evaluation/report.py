@@ -19,7 +19,7 @@ from visual_grpo.config import EvaluationConfig, flatten
 from visual_grpo.config.adapter_folder import AGAIN, HISTORY
 from visual_grpo.evaluation import plots
 from visual_grpo.evaluation.alarm import shown_alarms
-from visual_grpo.evaluation.compare import EVAL_SAMPLER, compare, compare_controls, join, retotalled
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER, compare, compare_controls, join, retotalled
 from visual_grpo.evaluation.page import given, render
 from visual_grpo.evaluation.pictures import PAPER, caption, data_uri, encoded, grid, of_file, scaled, table
 from visual_grpo.evaluation.samples import read_scores
@@ -129,8 +129,8 @@ def choose(rows: pd.DataFrame, split: str, sampler: str, shown: int = SHOWN) -> 
     """Chooses the pairs of one split to show, at most one per prompt.
 
     ``samples``: of ``sampler``, evenly spaced over the prompts, independent of the result. Of all samplers, so that
-    none hides in another: ``gains`` and ``losses``, the largest increases and decreases of the total, and ``unscored``,
-    where a side could not be scored, the trained side first.
+    none hides in a different group: ``gains`` and ``losses``, the largest increases and decreases of the total, and
+    ``unscored``, where a side could not be scored, the trained side first.
     """
     rows = rows[rows["split"] == split]
     first = rows[rows["sampler"] == sampler].drop_duplicates("id")

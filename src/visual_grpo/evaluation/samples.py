@@ -31,7 +31,7 @@ class SampleGenerator(Protocol):
     def generate(
         self, records: Sequence[PromptRecord], seeds: Sequence[int], sampler: SamplerConfig
     ) -> Sequence[Sample]:
-        """Draws one sample per record, each a function of that record and its seed only."""
+        """Generates one sample per record, each a function of that record and its seed only."""
         ...
 
 
@@ -59,7 +59,7 @@ def image_seed(seed: int, record_id: str, index: int) -> int:
 
 
 def requests(records: Iterable[PromptRecord], samples: int, seed: int, split: str = "") -> list[Request]:
-    """Asks for ``samples`` samples of each record, those of a record as neighbours."""
+    """Asks for ``samples`` samples of each record; a record's samples are neighbours."""
     return [
         Request(record=record, seed=image_seed(seed, record.id, index), index=index, split=split)
         for record in records
@@ -201,7 +201,7 @@ def file_stem(record_id: str) -> str:
 def _scored(
     scorer: RewardSet, batches: Iterable[Generated]
 ) -> Iterator[tuple[Sequence[Request], Sequence[Sample], Scores]]:
-    """Scores each batch while the next is generated, as far as another process scores."""
+    """Scores each batch while the next is generated, if a different process scores."""
     begun: tuple[Sequence[Request], Sequence[Sample], Callable[[], Scores]] | None = None
     for batch, samples in batches:
         if begun is not None:

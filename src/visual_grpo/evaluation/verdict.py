@@ -1,6 +1,6 @@
 """The verdict of an evaluation: a few numbers and one plain sentence.
 
-The score is the mean total on held-out prompts at the eval sampler. Beside it stand what could not be scored, the
+The score is the mean total on held-out prompts at the eval sampler. Next to it stand what could not be scored, the
 task's measure, the best that the base model reaches by a cheap change of its sampler, and what judges say that were not
 optimised.
 """
@@ -22,7 +22,7 @@ UNWATCHED = (
     " line for it, under rewards in the parameters:"
 )
 CARRIES_OVER, CONTRADICTED = "carries over", "contradicted"
-"""What a judge says of a gain, beside ``not shown``; the latter is also a verdict."""
+"""A judge's outcomes for a gain besides ``not shown``; the latter is also a verdict."""
 MOST_LEFT = 0.75
 """Share of the base's mean below which a gain is doubted if that is all that is left of a guard."""
 NOT_JUDGED = "not judged"
@@ -113,7 +113,7 @@ def doubts(entry: Entry, beside: Iterable[Entry] = ()) -> list[str]:
             f"{entry['unscored_trained']} of its {entry['samples']} samples could not be scored (base:"
             f" {entry['unscored_baseline']}), and the means are of the rest"
         )
-    # A few pictures have most of the edges, so that the interval alone is wide. Of scores below 0 there are no shares.
+    # A few pictures have most of the edges, so that the interval alone is wide. Scores below 0 have no shares.
     fallen = [guard for guard in fallen_guards(beside) if guard["baseline"] > 0]
     return reasons + [_fall(guard) for guard in fallen if guard["trained"] < MOST_LEFT * guard["baseline"]]
 
@@ -316,7 +316,7 @@ def _control_note(headline: Mapping[str, Any]) -> str:
 
 
 def _guards_note(headline: Mapping[str, Any]) -> str:
-    """Says what got worse beside a gain, by the guards."""
+    """Says what got worse despite a gain, by the guards."""
     fallen = headline["fallen"] if headline["verdict"] == "better" else []
     return f" But {'; '.join(map(_fall, fallen))}." if fallen else ""
 

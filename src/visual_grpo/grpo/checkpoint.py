@@ -1,7 +1,7 @@
 """Checkpoints of safetensors and JSON that exist whole or not at all, with the sha256 of every file.
 
 A checkpoint is written into a hidden sibling folder, flushed to disk and then renamed: a process killed at any moment
-leaves the previous checkpoint in force. A run resumes from the newest one whose files are all as they were written.
+leaves the previous checkpoint in force. A run resumes from the newest one whose files are all unchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def save_checkpoint(
     with fresh_folder(written) as fresh:
         # Clones, because safetensors refuses tensors that share memory.
         save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, fresh / STATE)
-        # In their order, which is that of the columns of training.csv.
+        # In the order of the columns of training.csv.
         (fresh / METADATA).write_text(json.dumps(metadata, indent=1), encoding="utf-8")
         (fresh / SUMS).write_text("".join(_line(fresh / name) for name in FILES), encoding="utf-8")
         for file in fresh.iterdir():
@@ -75,7 +75,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def holds_any(folder: Path) -> bool:
-    """Whether ``folder`` has a checkpoint, be it one that `skip_newer` has renamed."""
+    """Returns whether ``folder`` has a checkpoint, including one that `skip_newer` has renamed."""
     return any(not path.name.startswith(".") for path in folder.glob(f"*{PREFIX}*"))  # A dot: it was not finished.
 
 
@@ -88,7 +88,7 @@ def step_of(path: Path) -> int:
 
 
 def damage(path: Path) -> str | None:
-    """Says in a few words what is wrong with the files of a checkpoint; None if all are as they were written.
+    """Says in a few words what is wrong with the files of a checkpoint; None if none has changed since it was written.
 
     Every file is read once in a process.
     """
@@ -100,7 +100,7 @@ def damage(path: Path) -> str | None:
     if written == b"".join(lines.values()):
         return None
     changed = [name for name, line in lines.items() if line not in written] or [SUMS]
-    return f"not as it was written: {', '.join(changed)}"
+    return f"changed since it was written: {', '.join(changed)}"
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -128,7 +128,7 @@ def tensors_under(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """States of torch's, Python's and NumPy's own generators, as tensors and as JSON metadata.
 
-    The trainer owns its generator; these are the ones that a reward or a library may draw from.
+    The trainer owns its generator; these are the ones that a reward or a library may use.
     """
     tensors = {"rng/torch": torch.get_rng_state()}
     for device in range(torch.cuda.device_count()):
@@ -150,7 +150,7 @@ def restore_random_states(tensors: Mapping[str, Tensor], metadata: Mapping[str, 
 
 
 def newest_intact(folder: Path) -> Path | None:
-    """The newest intact checkpoint in ``folder``; None where there is no checkpoint.
+    """The newest intact checkpoint in ``folder``; None if it has no checkpoint.
 
     Raises UserError: there are checkpoints, but none is intact.
     """
@@ -159,8 +159,9 @@ def newest_intact(folder: Path) -> Path | None:
     if newest is None and paths:
         shown = "\n".join(f"  {path.name}: {damage(path)}" for path in paths)
         raise DamagedCheckpointError(
-            f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name another checkpoint"
-            " with resume=FOLDER, or start at step 1 without resume=auto; what is in the folder is then kept beside it."
+            f"No checkpoint in {folder} is intact:\n{shown}\nPut a copy of the folder back, name a different checkpoint"
+            " with resume=FOLDER, or start at step 1 without resume=auto; the present content of the folder is then"
+            " kept next to it."
         )
     return newest
 

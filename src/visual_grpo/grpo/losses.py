@@ -40,10 +40,10 @@ def group_advantages(
 
     ``scale`` chooses the standard deviation that divides:
 
-    - ``group``: that of the group's rewards (GRPO);
-    - ``batch``: that of all raw rewards of the batch, as TRL's ``scale_rewards="batch"`` and flow_grpo's ``global_std``
+    - ``group``: of the group's rewards (GRPO);
+    - ``batch``: of all raw rewards of the batch, as TRL's ``scale_rewards="batch"`` and flow_grpo's ``global_std``
       (which divides the sum of squares by B, not by B - 1). It includes how prompts differ in difficulty;
-    - ``batch_centred``: that of all rewards less their group's mean, as GDPO takes it. It does not;
+    - ``batch_centred``: of all rewards less their group's mean, as GDPO takes it. It does not;
     - ``none``: no division (Dr. GRPO, arXiv 2503.20783).
 
     ``epsilon`` is in units of reward. A group whose scored rewards are all equal gets exactly 0. The result is clamped
@@ -70,7 +70,7 @@ def group_advantages(
 
 
 def combined_rewards(scores: Scores, config: GRPOConfig) -> Tensor:
-    """Returns what advantages are made of, [B]: the weighted sum, or with ``combine=gdpo`` that of `gdpo_rewards`."""
+    """Returns what advantages use, [B]: the weighted sum, or with ``combine=gdpo`` the sum of `gdpo_rewards`."""
     if config.combine == "sum":
         return scores.total
     return gdpo_rewards(scores.rewards, scores.weights, config.group_size, epsilon=config.advantage_epsilon)
@@ -81,8 +81,8 @@ def gdpo_rewards(
 ) -> Tensor:
     """Each reward normalised in its group, then weighted and summed (GDPO).
 
-    With a plain weighted sum a reward of large variance drowns the others; here each contributes by its weight alone
-    (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted reward gets NaN. Returns [B].
+    With a plain weighted sum a reward of large variance drowns the other rewards; here each contributes by its weight
+    alone (arXiv 2601.05242). ``rewards`` are [B]; a row unscored by any weighted reward gets NaN. Returns [B].
     """
     used, unscored = used_rewards(rewards, weights)
     total = torch.zeros_like(unscored, dtype=torch.float32)
@@ -245,7 +245,7 @@ LOSSES: dict[str, type[Algorithm[Any]]] = {"grpo": GRPO, "dr_grpo": DrGRPO, "dap
 def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:
     """Weights w, [B, S], such that the loss of the whole batch is ``sum(w * loss)``.
 
-    The counts are those of the *whole* batch (all micro-batches, all ranks): rows with a counted
+    The counts cover the *whole* batch (all micro-batches, all ranks): rows with a counted
     step, counted steps, all rows. So micro-batches add up to exactly the full batch.
     """
     weights = mask.float()
@@ -307,11 +307,13 @@ class PolicyLoss:
     def _refuse_unfit(self, decisions: Likelihoods, *, whole: bool) -> None:
         algorithm, needs = self.algorithm, f"grpo.loss is {self.config.loss}, which needs"
         if not isinstance(decisions, algorithm.needs):
-            raise UserError(f"{needs} {algorithm.needs.described}. The policy's replay gives none. Use another loss.")
+            raise UserError(
+                f"{needs} {algorithm.needs.described}. The policy's replay gives none. Use a different loss."
+            )
         if algorithm.whole_rows and not whole:
             raise UserError(
-                f"{needs} all decisions of a row at once, but the policy replays them apart. Use another loss, or train"
-                " one denoising step (policy.flow.window_steps=1)."
+                f"{needs} all decisions of a row at once, but the policy replays them one at a time. Use a different"
+                " loss, or train one denoising step (policy.flow.window_steps=1)."
             )
         if self.kl_weight and decisions.kl is None:
             raise UserError(

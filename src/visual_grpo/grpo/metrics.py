@@ -101,7 +101,7 @@ def step_metrics(
     *,
     replays: bool,
 ) -> StepMetrics:
-    """Rewards of every sample drawn, losses of the last update, ratios of each, speed and memory.
+    """Rewards of every generated sample, losses of the last update, ratios of each, speed and memory.
 
     ``replays``: the ratio's denominator is the replay's log-probs.
     """
@@ -166,8 +166,8 @@ def variance_shares(
     """The share of each weighted reward in the variance of the total within groups; they add up to 1.
 
     It is the covariance of the weighted reward with the total, divided by the total's variance: a reward with a share
-    near 0 is drowned by the others, whatever its weight, and one below 0 is worked against. Rows that a weighted reward
-    leaves unscored do not count. Empty where no total differs within its group.
+    near 0 is drowned by the other rewards, whatever its weight, and one below 0 is worked against. Rows that a weighted
+    reward leaves unscored do not count. Empty where no total differs within its group.
 
     ``rewards`` are [B]; ``normalise``: each in its group before it is weighted, as `gdpo_rewards` does.
     """

@@ -43,7 +43,7 @@ class AdapterOptimizer:
     """AdamW with a learning-rate schedule and float16 loss scaling; skips updates that are not finite, or stops."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: GRPOConfig, dtype: str) -> None:
-        """``dtype`` is that of the weights: float16 gets a gradient scaler."""
+        """``dtype`` is the weights' dtype: float16 gets a gradient scaler."""
         self.parameters, self.config, self.device = parameters, config, parameters[0].device
         self.adamw = build_optimizer(parameters, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == "float16")
@@ -253,7 +253,10 @@ def load_optimizer_state(optimizer: Any, state: Mapping[str, Tensor]) -> None:
         entries.setdefault(int(index), {})[name] = value.clone()  # The optimizer takes it for its own.
     names = {name for entry in entries.values() for name in entry}
     if names and ("state1" in names) != _is_8bit(optimizer):
-        raise UserError(f"The checkpoint was written with another {SETTING}. Set it as it was, or start at step 1.")
+        raise UserError(
+            f"The checkpoint was written with a different {SETTING}. Set the value of that training, or start at step"
+            " 1."
+        )
     for entry in entries.values() if _is_8bit(optimizer) else ():
         entry["step"] = int(entry["step"])
         if entry["state1"].dtype == torch.uint8:

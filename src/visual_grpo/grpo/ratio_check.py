@@ -17,7 +17,7 @@ MEAN_FACTOR, MAX_FACTOR = 2.0, 30.0
 
 
 class RatioCheckError(UserError):
-    """The replayed log-probs are not those of the sampler."""
+    """The replayed log-probs differ from the sampler's."""
 
 
 def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, tolerance: float | None = None) -> None:
@@ -41,7 +41,7 @@ def check_ratio(mean: float, maximum: float, dtype: str, rounding: float = 0.0, 
         f"  expected: |log ratio| between sampler and replay at most {max_floor:g}"
         f" (mean {mean_floor:g}) in {dtype}\n"
         f"  measured: max {maximum:.3g}, mean {mean:.3g}\n"
-        "The loss would train another distribution than the one that was sampled. Usual causes: sampling and"
+        "The loss would train a distribution that differs from the sampled one. Usual causes: sampling and"
         " replay differ in precision, attention kernel, temperature or vocabulary restriction, position ids,"
         " classifier-free guidance or source image; dropout is on; the model was changed between the two.\n"
         "If the difference is only this machine's rounding, set grpo.ratio_tolerance above what was measured."

@@ -20,7 +20,7 @@ from visual_grpo.common.types import (
     checked_record,
 )
 from visual_grpo.config import GRPOConfig
-from visual_grpo.grpo.distributed.policy import roll_out
+from visual_grpo.grpo.distributed.rollouts import roll_out
 from visual_grpo.grpo.losses import combined_rewards, zero_variance_groups
 from visual_grpo.grpo.metrics import Clock
 
@@ -42,7 +42,7 @@ def with_all_groups(rollout: Rollout[T], scores: Scores, group_size: int) -> Sco
 
 
 class PromptOrder:
-    """Endless passes over the prompts, each pass in another order; one batch holds prompts of one kind.
+    """Endless passes over the prompts, each pass in a different order; one batch holds prompts of one kind.
 
     The kind is the number of source images: tensors of different kinds differ in shape and cannot share a batch. Each
     batch takes the kind that is furthest behind in its passes, so that all are seen equally often. The order depends on
@@ -87,7 +87,7 @@ def sample_and_score(
     generator: torch.Generator,
     clock: Clock,
 ) -> list[ScoredRollout[T]]:
-    """Draws rollouts of ``rollout_prompts`` prompts each; a remote reward judges one while the next is drawn."""
+    """Generates rollouts of ``rollout_prompts`` prompts each; a remote reward judges one meanwhile."""
     size = config.rollout_prompts or len(prompts)
     rollouts: list[Rollout[T]] = []
     scores: list[Scores] = []

@@ -59,7 +59,7 @@ class Signal:
     samples: int
     """Images of one rollout."""
     vanished: bool = False
-    """Every gradient was exactly 0, which is no matter of chance."""
+    """Every gradient was exactly 0, which is not a matter of chance."""
 
     def __str__(self) -> str:
         return f"{self.cosine:z.3f} +- {self.error:.3f} in {self.rollouts} rollouts"
@@ -92,8 +92,8 @@ def measure_signal(
 ) -> Signal:
     """Measures the cosine between the gradients of independent rollouts; 0 where a gradient vanishes.
 
-    Draws until a test passes, at most ``most`` rollouts: only the last test can fail, since a few rollouts can disagree
-    by chance. Changes neither the policy nor what the training will draw.
+    Generates until a test passes, at most ``most`` rollouts: only the last test can fail, since a few rollouts can
+    disagree by chance. Changes neither the policy nor the samples of the training.
 
     Args:
         note: receives a line when more rollouts are needed.
@@ -118,7 +118,7 @@ def measure_signal(
         )
         if look == most or signal.vanished or signal.verdict(useful) == "passed":
             return signal
-        note(f"Signal check: {trainer.module} {signal} cannot tell yet; drawing more")
+        note(f"Signal check: {trainer.module} {signal} cannot tell yet; generating more samples")
         look = min(2 * look, most)
 
 
@@ -154,7 +154,7 @@ def update_cosines(gradients: Tensor) -> Tensor:
     """[K, K] cosines between K gradients, [K, N], with every element in units of its root mean square over the K.
 
     So AdamW scales its updates (arXiv 1412.6980, algorithm 1). The expected cosine of noise stays 0: where an element
-    is as likely as its negative, so is the scaled one. The cosine with a gradient that vanishes is 0.
+    is as likely as its negative, the scaled one is too. The cosine with a gradient that vanishes is 0.
     """
     scaled = gradients / (gradients.square().mean(0).sqrt() + _ADAM_EPSILON)
     directions = scaled / scaled.norm(dim=1, keepdim=True).clamp(min=1e-30)

@@ -1,7 +1,7 @@
 """Group Relative Policy Optimization for any policy: sample, score, compare in groups, update.
 
-The trainer sees neither pixels nor tokens: a `Policy` draws rollouts and replays them with gradient, a `Scorer` judges
-the samples. Shapes: B rows in group-major order (N prompts x G samples), S decision steps of a row.
+The trainer sees neither pixels nor tokens: a `Policy` generates rollouts and replays them with gradient, a `Scorer`
+judges the samples. Shapes: B rows in group-major order (N prompts x G samples), S decision steps of a row.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GRPOTrainer(Generic[T]):
         seed: int = 0,
         module: str = "policy",
     ) -> None:
-        """The policy's ``dtype``, that of its weights, decides on loss scaling and on the floor of the ratio check."""
+        """The policy's ``dtype``, its weights' dtype, decides on loss scaling and on the floor of the ratio check."""
         self.policy, self.scorer, self.config, self.seed, self.module = policy, scorer, config, seed, module
         self.dtype: str = getattr(policy, "dtype", "float32")
         self.parameters = policy.trainable_parameters()
@@ -61,7 +61,7 @@ class GRPOTrainer(Generic[T]):
 
     @property
     def modules(self) -> dict[str, GRPOTrainer[Any]]:
-        """Not stored: a reference cycle would delay freeing the model's GPU memory."""
+        """The modules. Not stored: a reference cycle would delay freeing the model's GPU memory."""
         return {self.module: self}
 
     def fit(self, prompts: Sequence[PromptRecord]) -> Iterator[StepMetrics]:
@@ -111,7 +111,7 @@ class GRPOTrainer(Generic[T]):
                         stats.join(rank)
                     if stats.failure is not None:
                         raise stats.failure
-                if not updates and not self._ratio_checked:  # Later updates are of another policy than the rollout.
+                if not updates and not self._ratio_checked:  # Later updates no longer start from the rollout's policy.
                     rounding = max(batch.rollout.rounding for batch in batches)
                     mean_gap = stats.means()[SAMPLER_GAP]
                     check_ratio(mean_gap, stats.max_gap, self.dtype, rounding, config.ratio_tolerance)

@@ -97,7 +97,7 @@ class TrustRegion:
         self.scale, self.reached, self._updates = state["scale"], state["reached"], state["updates"]
 
     def _ratio(self, target: float) -> float:
-        """Of the length that reaches ``target`` to that of the last measurement."""
+        """Returns the length that reaches ``target``, as a share of the last measurement's length."""
         if not math.isfinite(self.moved):
             return _LEAST
         self.reached = max(self.reached, self.moved / target)

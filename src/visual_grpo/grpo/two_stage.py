@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Rollout, Scorer, Scores, Share, StepMetrics, weighted_total
 from visual_grpo.grpo.checkpoint import tensors_under
-from visual_grpo.grpo.distributed.policy import roll_out
+from visual_grpo.grpo.distributed.rollouts import roll_out
 from visual_grpo.grpo.metrics import Clock
 from visual_grpo.grpo.sampling import PromptOrder, with_all_groups
 from visual_grpo.grpo.trainer import GRPOTrainer
@@ -98,7 +98,8 @@ class JointTrainer(StagesTrainer):
     ) -> None:
         """
         Args:
-            policy: draws with ``joint_rollout(prompts, outer_size, inner_size, generator, share)`` a `JointRollout`.
+            policy: generates with ``joint_rollout(prompts, outer_size, inner_size, generator, share)`` a
+                `JointRollout`.
             trainers: of the outer and the inner module; their group sizes are A and D.
             scorer: judges every decode once.
             weights: module -> reward -> weight in that module's total.

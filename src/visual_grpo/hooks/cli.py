@@ -39,7 +39,7 @@ def parsed(text: str) -> dict[str, Any]:
 _PARAMS_HELP = """Change parameters for this run: NAME=VALUE, several separated by commas, with a dot between a section
 and its parameter. A text needs no quotes and may contain commas. Example: seed=3,grpo.steps=40"""
 _REFUSED = {
-    "only_missing_outputs": "it looks whether results are there, not whether they are of these parameters and data;"
+    "only_missing_outputs": "it checks whether results exist, not whether they match these parameters and data;"
     " `make repro` runs what has changed",
     "runner": "only SequentialRunner: a stop must reach the training, and nodes pass on what is in memory",
 }
@@ -69,7 +69,7 @@ def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
             if name not in pipelines:
                 known = [own for own in pipelines if own != "__default__"]
                 hint = nearest_hint(name, known)
-                raise click.ClickException(f"There is no pipeline {name!r}.{hint} There are: {', '.join(known)}")
+                raise click.ClickException(f"The pipeline {name!r} does not exist.{hint} Pipelines: {', '.join(known)}")
         if chosen := {option: kwargs[name] for name, option in _CHOOSING.items() if kwargs.get(name)}:
             whole = sum((pipelines[name] for name in named or ["__default__"]), Pipeline([]))
             try:

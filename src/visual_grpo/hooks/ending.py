@@ -17,7 +17,7 @@ from visual_grpo.common import console
 from visual_grpo.common.files import from_here
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.evaluation import verdict
-from visual_grpo.hooks.folders import about, path_of
+from visual_grpo.hooks.inputs_and_outputs import about, path_of
 from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.tracking.tracker import Tracker
 
@@ -68,7 +68,7 @@ def _next(made: Mapping[str, Mapping[str, Any]], catalog: CatalogProtocol, repor
     if max(done) == len(FLOW) - 1:
         return "make ui" if report is None else f"open {report.as_uri()} (make ui shows all runs)"
     command = Command.current().without("resume")
-    # A baseline for an earlier adapter is drawn to judge it, not to train another.
+    # A baseline for an earlier adapter is generated to judge it, not to train a new one.
     judges = "adapter" in command.parameters
     following = len(FLOW) - 1 if judges else max(done) + 1
     lacking = {

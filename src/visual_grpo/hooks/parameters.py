@@ -1,4 +1,4 @@
-"""Completes, checks and types the parameters before anything else; takes over those of a training to be judged."""
+"""Completes, checks and types the parameters before anything else; takes over the parameters of a judged training."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import OUTPUT, use_catalog
 from visual_grpo.config.schema import Resume, validate
-from visual_grpo.hooks.folders import tags_of
+from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.operations.running import Running
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
 from visual_grpo.tracking.tracker import check_packages
 from visual_grpo.tracking.trust import require_adapters, require_checkpoint, require_version
@@ -169,11 +169,11 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
 
 
 def _for_training(present: Parameters) -> Parameters:
-    """Refuses an adapter to judge beside the one that is trained, and replaces the champion by its version."""
+    """Refuses a second adapter to judge besides the one that is trained, and replaces the champion by its version."""
     if present.adapter != LATEST:
         raise UserError(
-            f"adapter is {present.adapter!r}, but this command trains an adapter and judges that one. Evaluate"
-            " it without training.",
+            f"adapter is {present.adapter!r}, but this command trains and judges a new adapter. Evaluate"
+            " the named one without training.",
             remedy="evaluate",
         )
     if present.train.start != CHAMPION:
@@ -203,8 +203,7 @@ def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol) 
 
     if pipeline.all_outputs() & {"records", "base_model"}:
         raise UserError(
-            "resume=same asks whether model and data are those of the checkpoint, but this command makes them. Train"
-            " alone.",
+            "resume=same compares model and data with the checkpoint, but this command makes them. Run only train.",
             remedy="train",
         )
     parameters, base_model, records = spec.config, catalog.load("base_model"), catalog.load("records")
@@ -224,7 +223,7 @@ def _of_resumed_run(tree: dict[str, Any], runtime: dict[str, Any]) -> tuple[dict
     """
     resume, tracking = tree.get("resume"), tree.get("tracking")
     checkpoints = tracking.get("checkpoints") if isinstance(tracking, dict) else None
-    # With ``same`` the parameters are those of this command; the validation says what is wrong with other types.
+    # With ``same`` the parameters come from this command; the validation says what is wrong with other types.
     if resume == Resume.SAME or not isinstance(resume, str) or not isinstance(checkpoints, str):
         return tree, {}
     from visual_grpo.grpo.checkpoint import SUMS

@@ -22,11 +22,11 @@ from visual_grpo.config.adapter_folder import adapter_digest, read_facts
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
-from visual_grpo.hooks.folders import tags_of
+from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.hooks.parameters import RUNNING
 from visual_grpo.operations.command import render
 from visual_grpo.operations.running import Running
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import run_origin
 from visual_grpo.tracking.adapter_lookup import find_adapters, training_run
 from visual_grpo.tracking.mlflow_api import NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
 from visual_grpo.tracking.sync import TAGGED, made_others, training_params
@@ -47,7 +47,7 @@ _MOST_CHANGES = 3
 class TrackingHooks:
     """Starts the MLflow run of a command, with a name, lineage tags and parameters.
 
-    A resumed training goes on in its own run, and so does the evaluation of an adapter. MLflow's own variables
+    A resumed training and the evaluation of an adapter continue in the training's own run. MLflow's own variables
     MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID and MLFLOW_RUN_NAME say where and as what.
     """
 
@@ -83,11 +83,11 @@ class TrackingHooks:
         if earlier is not None and named is None and not tracker.continues:
             log.warning("MLflow run %s is gone: a new run begins", earlier)
         if tracker.continues and judges_only:
-            tracker.evaluation_begins(lineage.command())
+            tracker.evaluation_begins(run_origin.command())
             return
         earlier_tags = {} if origin is None else origin.provenance
         earlier_tags = {name: value for name, value in earlier_tags.items() if name.startswith(TAGGED)}
-        tracker.tags(lineage.resumed(earlier_tags, lineage.tags(self._project_path)))
+        tracker.tags(run_origin.resumed(earlier_tags, run_origin.tags(self._project_path)))
         if trains:
             tracker.own(PARAMETERS, parameters_digest(config.public()))
         tracker.params(training_params(config.public()))

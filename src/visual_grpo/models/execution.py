@@ -17,7 +17,7 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.models.module import Module
 
 ATTENTION = {"tokens": ("sdpa", "eager"), "flow": tuple(backend.value for backend in AttentionBackendName)}
-"""Kind of module -> names of transformers, of which others do not take the masks of generation, or of diffusers."""
+"""Kind of module -> names of transformers, without those that refuse the masks of generation, or of diffusers."""
 VARIANTS = 64
 """Most graphs of one kind of block: with gradient or without, adapter on or off, one row or more, masked or not."""
 
@@ -53,7 +53,7 @@ def _try_backend(backend: str, config: ModelConfig) -> None:
     except Exception as error:  # Of whatever library the backend calls.
         raise UserError(
             f"model.attention is {backend!r}, which does not work on {device} with {config.dtype} and a gradient:"
-            f" {str(error).strip()} Install what it needs, or name another of {', '.join(ATTENTION['flow'])}."
+            f" {str(error).strip()} Install what it needs, or choose a different one of {', '.join(ATTENTION['flow'])}."
         ) from error
 
 

@@ -41,25 +41,27 @@ class Family:
     build: Callable[[Any, ModelSettings], Model]
     """Makes a `Model` of what ``load`` gave."""
     frame_counts: range | None = None
-    """Numbers of frames that its videos may have; None = it draws images, or text."""
+    """Numbers of frames that its videos may have; None = it generates images, or text."""
     options: type[Strict] = field(default=NoOptions)
     """``model.options`` of this family."""
     sources: range | None = field(default=None)
     """The numbers of source images that a record may have; None = any that suits the task."""
     plain_guidance: Callable[[float], dict[str, Any]] | None = field(default=lambda scale: {"guidance_scale": scale})
     """Arguments of the plain pipeline's call for the guidance scale of a sampler, where 1 is off; None = there is no
-    pipeline that draws the same."""
+    pipeline that generates the same."""
 
     def check_frames(self, frames: int | None) -> None:
-        """Raises UserError unless the family draws videos of so many frames; None = images."""
+        """Raises UserError unless the family generates videos of so many frames; None = images."""
         known = self.frame_counts
         if known is None and frames is not None:
-            raise UserError(f"data.frames is {frames}, but {self.name} draws no videos: set data.frames to null.")
+            raise UserError(
+                f"data.frames is {frames}, but {self.name} does not generate videos: set data.frames to null."
+            )
         if known is not None and frames not in known:
             first, second, third, *_ = known
             raise UserError(
-                f"data.frames is {'null' if frames is None else frames}; {self.name} draws videos of {first}, {second},"
-                f" {third}, ... or {known[-1]} frames."
+                f"data.frames is {'null' if frames is None else frames}; {self.name} generates videos of {first},"
+                f" {second}, {third}, ... or {known[-1]} frames."
             )
 
     def kinds(self) -> set[Kind]:
@@ -82,14 +84,16 @@ def find_family(name: str, path: str | None = None, revision: str | None = None)
     if name != AUTO:
         if is_own(name) or name in BUILT_IN:
             return _loaded(name)
-        raise UserError(f"model.family is {name!r}, which is no known family.{nearest_hint(name, BUILT_IN)} {_KNOWN}")
+        raise UserError(
+            f"model.family is {name!r}, which is not a known family.{nearest_hint(name, BUILT_IN)} {_KNOWN}"
+        )
     if path is None:
-        raise UserError("model.family is auto, but there is no saved model to recognise it from; name the family.")
+        raise UserError("model.family is auto, but no saved model is given to recognise it from; name the family.")
     class_name = saved_class(path, revision)
     for family in map(_loaded, BUILT_IN):
         if class_name in family.saved_as:
             return family
-    raise UserError(f"The model at {path} is a {class_name}, which belongs to no known family. {_KNOWN}")
+    raise UserError(f"The model at {path} is a {class_name}, which does not belong to a known family. {_KNOWN}")
 
 
 def is_own(name: str) -> bool:

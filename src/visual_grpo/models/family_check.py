@@ -1,7 +1,7 @@
 """Compares a family of flow models with the plain pipeline of diffusers that it describes.
 
-A family that differs from its pipeline trains without complaint, but another model than the one that users run. Shapes:
-B rows, C x h x w latents of one image.
+A family that differs from its pipeline trains without complaint, but trains a model that differs from the one that
+users run. Shapes: B rows, C x h x w latents of one image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from visual_grpo.common.types import Policy, PromptRecord, VideoSample
 from visual_grpo.config import FlowConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig, Task
 from visual_grpo.models.execution import set_execution
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import FlowModel
+from visual_grpo.models.flow.flow_model import FlowModel
 from visual_grpo.models.flow.parts import packed
 from visual_grpo.models.flow.transitions import ode_step
 from visual_grpo.models.model import Model
@@ -154,9 +154,9 @@ def records_of(task: Task, family: Family, size: tuple[int, int], folder: Path) 
 def check_before_training(
     family: Family, pipeline: Any, built: Model, settings: ModelSettings, task: Task, guidance_scale: float, dtype: str
 ) -> None:
-    """Draws one prompt or edit (mixed: each) in two steps by both; raises UserError where they differ.
+    """Generates one prompt or edit (mixed: each) in two steps by both; raises UserError where they differ.
 
-    Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of another kind.
+    Does nothing for a family without a plain pipeline (``plain_guidance`` None) and for models of a different kind.
     """
     if not _is_comparable(family):
         return
@@ -172,10 +172,10 @@ def check_before_training(
             f"  {each.name}: {each.difference:.2g}, at most {each.limit:g}. See {each.hint}" for each in failed
         )
         raise UserError(
-            f"The family {family.name} draws other latents than its pipeline {type(pipeline).__name__}, so that it"
-            f" would train another model than the one that users run:\n{told}\nA family without a"
-            " pipeline to be compared with sets Family.plain_guidance to None. All checks are those of the pipeline"
-            " check_model.",
+            f"The family {family.name} generates different latents than its pipeline {type(pipeline).__name__}, so it"
+            f" would train a model that differs from the one that users run:\n{told}\nA family without a"
+            " pipeline to be compared with sets Family.plain_guidance to None. The pipeline check_model runs"
+            " all checks.",
             remedy="check_model",
         )
 
@@ -280,7 +280,7 @@ def replay_error(policy: Policy[Any], records: Sequence[PromptRecord]) -> float:
 
 
 def _scheduler_finding(family: Family, pipeline: Any, saved: Any, settings: ModelSettings, euler: PlainRun) -> Finding:
-    """Names what Euler's steps differ by from those of the scheduler that the model was saved with: no fault."""
+    """Names how Euler's steps differ from the scheduler's that the model was saved with, which is not a fault."""
     pipeline.scheduler, kept = saved, pipeline.scheduler
     try:
         run = run_plain(family, pipeline, settings, euler.records, len(euler.schedule), euler.guidance_scale)
@@ -328,7 +328,7 @@ def _beside(records: Sequence[PromptRecord]) -> str:
 
 
 def _noise(model: FlowModel[C], run: PlainRun) -> Tensor:
-    """Returns the noise that diffusers draws for rows with a generator of their own, [B, C, h, w] float32."""
+    """Returns the noise that diffusers samples for rows with their own generators, [B, C, h, w] float32."""
     rows = [
         torch.randn(1, *model.latent_shape, generator=torch.Generator().manual_seed(row), dtype=run.first.dtype)
         for row in range(len(run.records))

@@ -41,7 +41,7 @@ def load_pipeline(
 
     Args:
         pipeline_class: its name in diffusers.
-        optional: components that a saved pipeline may lack, beside those that diffusers knows of.
+        optional: components that a saved pipeline may lack, in addition to those that diffusers knows of.
         without: components that are not loaded even where they are there.
         prepare: what is done to the pipeline's networks before they are on the device.
     """
@@ -97,7 +97,7 @@ def loading(path: str) -> Iterator[None]:
     with hidden_progress_bars() if Path(path).exists() else nullcontext():
         try:
             if pointers := [*Path(path).glob(_POINTER), *Path(path).glob(f"*/{_POINTER}")]:
-                raise ValueError(f"{pointers[0]} names another model, to which it belongs. Merge the two.")
+                raise ValueError(f"{pointers[0]} names a different model, to which it belongs. Merge the two.")
             yield
         except (OSError, ValueError, AttributeError, SafetensorError) as error:
             raise UserError(

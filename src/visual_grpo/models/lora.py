@@ -1,6 +1,6 @@
 """LoRA adapters through peft: attach, switch off for the reference, save, load.
 
-The adapters of transformers' models are peft's own (``PeftModel``), those of diffusers' models are injected by
+The adapters of transformers' models are peft's own (``PeftModel``), adapters of diffusers' models are injected by
 diffusers: so each loads by the plain call of the library that its module comes from.
 """
 
@@ -56,7 +56,7 @@ class Adapter(ABC):
         """Freezes ``base`` and adds a LoRA of zero effect (B = 0; arXiv 2106.09685), without dropout.
 
         ``targets`` are the modules that get one where ``params`` does not name them. A's initial values come from
-        ``seed``; torch's own generator is left as it was.
+        ``seed``; torch's own generator is left unchanged.
         """
         if params.target_modules is not None:
             targets = params.target_modules
@@ -117,7 +117,7 @@ class Adapter(ABC):
         odd = sorted(set(self.state()).symmetric_difference(state))[:3]
         if odd:
             raise UserError(
-                f"The saved adapter does not fit this model: {odd} differ. Were policy.lora or model changed?"
+                f"The saved adapter does not fit this model: {odd} differ. Was policy.lora or model changed?"
             )
         set_peft_model_state_dict(self.model, dict(state), adapter_name="default")
 
@@ -259,12 +259,12 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
         raise UserError(f"{folder} holds no adapter (no {file}). Train one.", remedy="train")
     try:
         yield
-    except (*_UNUSABLE, SafetensorError) as error:  # Damaged, or of another model.
+    except (*_UNUSABLE, SafetensorError) as error:  # Damaged, or of a different model.
         raise UserError(f"The adapter in {folder} cannot be loaded: {error}\nTrain again.", remedy="train") from error
 
 
 def _require_plain(stated: Mapping[str, Any]) -> None:
-    """Raises ValueError unless peft's configuration is that of a plain LoRA: others import modules or read files."""
+    """Raises ValueError unless peft's configuration is a plain LoRA: other kinds import modules or read files."""
     usual = LoraConfig().to_dict()
     other = [name for name, value in stated.items() if name not in _PLAIN and value and value != usual.get(name)]
     if other:

@@ -15,12 +15,12 @@ from visual_grpo.common.types import PromptRecord, Sample, checked_record
 from visual_grpo.config import LoraParams, SamplerConfig
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.models.flow.denoising import Denoiser
-from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.module import ModelSettings, Module
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import rows_by_source_count
-from visual_grpo.models.tokens.policy import TokenPolicy, sample_with_adapter
+from visual_grpo.models.tokens.token_policy import TokenPolicy, sample_with_adapter
 
 DISTILLED = (
     "Warning: this model is distilled to a few steps, which jump to the image instead of following a flow. It was not"
@@ -114,7 +114,7 @@ class Model:
         return {name: self.model.transformer if module.kind == "flow" else self.model.network}
 
     def part(self, module: str, sampler: SamplerConfig) -> Any:
-        """Returns the `FlowModel` or `TokenModel` of a module; ``sampler`` samples what another module makes for it."""
+        """Returns the `FlowModel` or `TokenModel` of a module; ``sampler`` samples the other module's part."""
         return self.model
 
     @torch.no_grad()
@@ -163,7 +163,7 @@ class Model:
 
 
 class DistributedModel:
-    """A `Model` of which each rank draws its block of the records."""
+    """A `Model` of which each rank generates its block of the records."""
 
     def __init__(self, local: Model) -> None:
         self.local, self.adapters, self.text_tokens = local, local.adapters, local.text_tokens

@@ -41,7 +41,7 @@ def enable_offload(networks: Mapping[str, nn.Module], device: torch.device) -> N
 
 @contextmanager
 def on_device(*networks: nn.Module) -> Iterator[None]:
-    """Keeps ``networks`` on their device inside the block; they stay until another network needs it."""
+    """Keeps ``networks`` on their device inside the block; they stay until a different network needs it."""
     states = [vars(network)[_STATE] for network in networks if _STATE in vars(network)]
     for state in states:
         state.needed += 1

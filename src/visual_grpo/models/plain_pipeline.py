@@ -16,7 +16,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule
+from visual_grpo.models.flow.flow_model import Schedule
 from visual_grpo.models.module import ModelSettings
 
 
@@ -48,8 +48,8 @@ def run_plain(
 ) -> PlainRun:
     """Calls the pipeline with a generator for each row, seeded with the row's number.
 
-    Options of the family that the pipeline's call has too are passed on to it. Records with sources are drawn one by
-    one: pipelines differ in what a list of images means to them.
+    Options of the family that the pipeline's call has too are passed on to it. Records with sources are generated
+    one by one: pipelines differ in what a list of images means to them.
     """
     firsts, lasts, pictures = [], [], []
     size = 1 if any(record.source_images for record in records) else len(records)
@@ -68,7 +68,7 @@ def run_plain(
                 raise UserError(
                     f"{type(pipeline).__name__} cannot be called for the check of {family.name}: {error}\nIts call"
                     " needs the arguments prompt, height, width, num_inference_steps, generator and output_type, those"
-                    " that Family.plain_guidance gives, and none that is required beside them (image, for edits)."
+                    " that Family.plain_guidance gives, and no further required ones (image, for edits)."
                 ) from error
         firsts.append(states[0])
         lasts.append(states[-1])

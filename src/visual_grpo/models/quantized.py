@@ -3,7 +3,7 @@
 Each block of a weight has its largest absolute value as float32 and a code for each number: one of 256 even steps
 (8 bits) or of the 16 quantiles of a normal distribution (NF4). Every product makes the weight again in the layer's own
 precision, forward and backward: sampling, reference, replay and gradient see the same weight. The library's own layers
-do not keep that: the 8-bit one rounds the input too, the 4-bit one takes another kernel without gradient.
+do not keep that: the 8-bit one rounds the input too, the 4-bit one takes a different kernel without gradient.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, layer: QuantizedLinear) -> Any:
-        ctx.save_for_backward(codes, scales)  # The layer's own may be on another device by then.
+        ctx.save_for_backward(codes, scales)  # The layer's own may be on a different device by then.
         ctx.layer = layer
         return F.linear(x, layer.weight, bias)
 
@@ -160,5 +160,5 @@ def _layers(network: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     blocks = [block for block in network.modules() if isinstance(block, nn.ModuleList)]
     for owner in dict.fromkeys(owner for block in blocks for owner in block.modules()):
         for name, layer in owner.named_children():
-            if type(layer) is nn.Linear:  # Subclasses are read by others in their own ways.
+            if type(layer) is nn.Linear:  # Other code reads subclasses in its own ways.
                 yield owner, name, layer

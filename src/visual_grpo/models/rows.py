@@ -38,7 +38,7 @@ def source_count(records: Sequence[PromptRecord]) -> int:
         if len(record.source_images) != len(first.source_images):
             raise UserError(
                 f"the records {first.id!r} and {record.id!r} of one batch have {len(first.source_images)} and"
-                f" {len(record.source_images)} source images; a batch holds records with equally many"
+                f" {len(record.source_images)} source images; a batch holds records with the same number"
             )
     return len(first.source_images)
 
@@ -63,7 +63,7 @@ independent. Below 2^32, since torch's CPU generator reads no higher bit of its 
 def random_seeds(count: int, generator: torch.Generator, share: Share | None = None) -> list[int]:
     """Makes ``count`` seeds by ``generator``, which thereby decides everything random in a rollout.
 
-    With ``share`` the seeds of the whole rollout are made, and those of the share are returned: every process leaves
+    With ``share`` the seeds of the whole rollout are made, and the share's are returned: every process leaves
     its generator in the same state.
     """
     start, total = 0, count

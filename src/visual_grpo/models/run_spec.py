@@ -41,7 +41,7 @@ class RunSpec:
     joint: bool
     """True if one rollout trains two modules."""
     rollout: SamplerConfig
-    """Draws training samples."""
+    """Generates training samples."""
     samplers: dict[str, SamplerConfig]
     """Samplers of the evaluation, by name."""
     controls: dict[str, SamplerConfig]
@@ -51,7 +51,7 @@ class RunSpec:
 
     @property
     def settings(self) -> ModelSettings:
-        """What the family builds the model with."""
+        """Returns the settings that the family builds the model with."""
         data = self.config.data
         return ModelSettings(
             size=(data.height, data.width),
@@ -62,7 +62,7 @@ class RunSpec:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process resolves again, since a family holds functions."""
+        """A different process resolves again, since a family holds functions."""
         return resolve, (self.config, self.model)
 
     def __deepcopy__(self, memo: object) -> RunSpec:
@@ -170,7 +170,7 @@ def _control_samplers(
 
 
 def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> Iterator[str]:
-    """Yields a sentence for each parameter that the family or another parameter rules out."""
+    """Yields a sentence for each parameter that the family or a different parameter rules out."""
     yield from _sampler_problems(family, config.sampling)
     policy, grpo, offload = config.policy, config.grpo, config.model.offload
     joint, kinds = policy.stages == "joint", family.kinds()
@@ -180,8 +180,8 @@ def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> I
     for name in modules:
         if not issubclass(_offered(family.modules[name].kind, policy.flow), needs):
             yield (
-                f"grpo.loss is {grpo.loss}, which needs {needs.described}, and {name} has none. Set another loss, or"
-                " train only another module (policy.train)."
+                f"grpo.loss is {grpo.loss}, which needs {needs.described}, and {name} has none. Set a different loss,"
+                " or train only a different module (policy.train)."
             )
     flows = [name for name in modules if family.modules[name].kind == "flow"]
     if flows:
@@ -207,13 +207,13 @@ def _joint_problems(config: Parameters, modules: tuple[str, ...]) -> Iterator[st
     grpo, others = config.grpo, "set policy.stages=alternating"
     if grpo.max_refills or grpo.rollout_prompts:
         yield (
-            "policy.stages is joint, which draws one rollout of all prompts a step: it has neither grpo.max_refills"
+            "policy.stages is joint, which generates one rollout of all prompts a step: it has neither grpo.max_refills"
             f" nor grpo.rollout_prompts. Leave them out, or {others}."
         )
     for name in modules:
         if (own := config.grpo_of(name).prompts_per_step) != grpo.prompts_per_step:
             yield (
-                "policy.stages is joint, which draws the same prompts for all modules, but"
+                "policy.stages is joint, which takes the same prompts for all modules, but"
                 f" modules.{name}.prompts_per_step is {own} and grpo.prompts_per_step {grpo.prompts_per_step}. Leave"
                 f" the first out, or {others}."
             )
@@ -267,8 +267,8 @@ def _flow_problems(module: str, loss: str, flow: FlowConfig, steps: int) -> Iter
     if LOSSES[loss].whole_rows and trained > 1:
         yield (
             f"grpo.loss is {loss}, which needs all decisions of a row at once, but the {trained} trained steps of"
-            f" {module} are replayed one at a time, to hold one graph in memory. Set another loss, or train one step"
-            " (policy.flow.window_steps=1)."
+            f" {module} are replayed one at a time, to hold one graph in memory. Set a different loss, or train one"
+            " step (policy.flow.window_steps=1)."
         )
     if steps < 2:
         yield (

@@ -1,4 +1,4 @@
-"""Models that are compared or promoted: adapters or the base model, drawn on prompts that none was trained on."""
+"""Models that are compared or promoted: adapters or the base model, on prompts that none was trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from visual_grpo.config.adapter_folder import CODE, COMMIT, FILE, NONE, modules_
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen
 from visual_grpo.data.splits import HELD_OUT
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.samples import generate_and_score, requests
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.rewards.combine import RewardSet
@@ -58,7 +58,7 @@ def find_model(named: str, parameters: Parameters) -> ComparedModel:
 def model_in(name: str, folder: Path, parameters: Parameters) -> ComparedModel:
     """Returns the adapters in ``folder``, with a name for people.
 
-    Raises UserError if drawing them with ``parameters`` would take from their record what a stranger's may not have.
+    Raises UserError if generating with ``parameters`` would take from their record what a stranger's may not have.
     """
     facts = read_facts(folder)
     require_version(folder, facts.get("parameters", {}))
@@ -79,8 +79,8 @@ def unseen(
     shown = split.replace("_", "-")
     if not rows:
         raise UserError(
-            f"{task}: none of these records is {split.replace('_', ' ')}, so there is nothing to judge by. Add records,"
-            f" or raise data.{split}_share if it is 0."
+            f"{task}: none of these records is {split.replace('_', ' ')}, so there is nothing to judge by. Add"
+            f" records, or raise data.{split}_share if it is 0."
         )
     if not new:
         raise UserError(
@@ -110,7 +110,7 @@ def draw_model(
     *,
     split: str = HELD_OUT,
 ) -> pd.DataFrame:
-    """Generates and scores the model's samples of the records; a base model is that of the ``other``'s training."""
+    """Generates and scores the model's samples of the records; a base model is the one of the ``other``'s training."""
     facts = model.facts or other.facts
     spec = sampled_alike(parameters, facts)
     settings, sampler = spec.config.evaluation, spec.config.sampling.eval
@@ -139,7 +139,7 @@ def reward_differences(champion: ComparedModel, candidate: ComparedModel) -> lis
 
 
 def judge_differences(candidate: ComparedModel, now: provenance.Provenance) -> list[str]:
-    """Lists how the present rewards differ from those of the candidate's training: parameters, code, files, weights."""
+    """Lists how the present rewards differ from the candidate's training: parameters, code, files, weights."""
     return _differences(_rewards_of(candidate.facts, candidate), _rewards_of(now, candidate))
 
 

@@ -39,7 +39,7 @@ _DEFAULT = "local"
 _current: list[Command] = []
 _BETWEEN = ", \t\r\n"
 """Characters between two parameters."""
-# A comma separates where another NAME= follows, except within a value in quotes.
+# A comma separates where a further NAME= follows, except within a value in quotes.
 _PARAM = re.compile(
     r"""(?P<name>[^\s,=]+)\s*=\s*(?P<value>"(?:[^"\\]|\\.)*"|'[^']*'|.*?)\s*(?:$|,[\s,]*(?=$|[^\s,=]+\s*=))""",
     re.DOTALL,
@@ -164,7 +164,7 @@ def _quoted(value: Any) -> str:
 
 
 def _kedro() -> str:
-    """Returns ``kedro`` as it was called, else a path by which it can be called from the working directory."""
+    """Returns ``kedro`` as the user called it, else a path by which it can be called from the working directory."""
     called = Path(sys.argv[0])
     script = called if called.name == "kedro" else Path(sys.executable).with_name("kedro")
     on_path = shutil.which("kedro")

@@ -2,7 +2,7 @@
 
 NAME is a registered version (``visual_grpo@champion``, ``visual_grpo/3``), an MLflow run's id or name, a folder of
 adapters, or ``latest``. Each line is checked against what else knows it: git, DVC, MLflow, the files. Exits with 1 if
-something is not as it was.
+something has changed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from visual_grpo.operations.command import render
 from visual_grpo.operations.reproduction.worktree import checked_out
 from visual_grpo.operations.retraining.project import read_project
 from visual_grpo.tracking.adapter_lookup import SCHEME, find_adapters, find_version, training_run
-from visual_grpo.tracking.lineage import dvc_hashes, recorded
 from visual_grpo.tracking.registry import FROM_FACTS
+from visual_grpo.tracking.run_origin import dvc_hashes, recorded
 from visual_grpo.tracking.sync import DIGEST
 
 OK, DIFFERS, UNKNOWN = "ok", "differs", "cannot be checked"
@@ -51,7 +51,7 @@ class Subject:
 
 
 def find_subject(named: str, latest: Path) -> Subject:
-    """Finds adapters by ``named``; raises UserError if there is no such thing, or it has no facts."""
+    """Finds adapters by ``named``; raises UserError if they do not exist, or have no facts."""
     title, tags = named, {}
     if named.startswith(SCHEME) or (_VERSION.fullmatch(named) and not Path(named).is_dir()):
         version = find_version(SCHEME + named.removeprefix(SCHEME))
@@ -98,7 +98,7 @@ def _weights(subject: Subject) -> Line:
     changed = [name for name, digest in now.items() if sums.get(name) != digest]
     shown = f"{counted(len(now), 'file')}, {adapter_digest(subject.adapters)[:12]}"
     if changed or not now:
-        return Line("adapters", shown, DIFFERS, f"{(changed or ['the weights'])[0]} is not what the training left")
+        return Line("adapters", shown, DIFFERS, f"{(changed or ['the weights'])[0]} has changed since the training")
     return Line("adapters", shown, OK, "sha256 of every file")
 
 
@@ -117,12 +117,11 @@ def _tags(what: str, value: str, tags: Mapping[str, str], subject: Subject) -> L
     names = FROM_FACTS | {tag: tag for tag in facts if tag == "git.commit" or tag.startswith("dvc.")}
     other = [tag for tag, name in names.items() if tag in tags and tags[tag] != str(facts.get(name, tags[tag]))]
     if other:
-        return Line(what, value, DIFFERS, f"its tags {', '.join(other)} are not as in training.json")
+        return Line(what, value, DIFFERS, f"its tags {', '.join(other)} differ from training.json")
     if tags.get(DIGEST, digest) != digest:
-        return Line(
-            what, value, DIFFERS, "MLflow has another digest: weights, training.json or a file beside was edited"
-        )
-    return Line(what, value, OK, "MLflow has the same")
+        why = "MLflow has a different digest: weights, training.json or a neighbouring file was edited"
+        return Line(what, value, DIFFERS, why)
+    return Line(what, value, OK, "as in MLflow")
 
 
 def _code(subject: Subject, project: Path) -> Iterator[Line]:
@@ -139,7 +138,7 @@ def _code(subject: Subject, project: Path) -> Iterator[Line]:
     if holders:
         yield Line("commit", commit, OK, f"in {', '.join(holders)}")
     else:
-        yield Line("commit", commit, DIFFERS, "it exists, but no branch or tag has it: git will remove it")
+        yield Line("commit", commit, DIFFERS, "it exists, but is on no branch or tag: git will remove it")
     for later in str(facts.get("resumed.git.commit", "")).splitlines():
         yield Line("resumed with commit", later, UNKNOWN, "several commits made these adapters")
     yield _changes(subject.adapters / CHANGES, facts, project, commit)
@@ -176,13 +175,13 @@ def _dvc(facts: Mapping[str, Any], project: Path) -> Iterator[Line]:
         if now.get(path) == digest:
             yield Line(f"DVC {path}", digest, OK, "as DVC records it")
         elif commit := _commit_with(project, digest):
-            yield Line(f"DVC {path}", digest, OK, f"as commit {commit} records it; another now")
+            yield Line(f"DVC {path}", digest, OK, f"as commit {commit} records it; it has changed since then")
         elif path in now:
             yield Line(f"DVC {path}", digest, DIFFERS, f"DVC records {now[path]}, and no commit has this one")
         else:
             yield Line(f"DVC {path}", digest, UNKNOWN, "DVC does not know this path here")
     if not known:
-        yield Line("DVC", "-", UNKNOWN, "no hash was recorded: the run was no stage of dvc repro")
+        yield Line("DVC", "-", UNKNOWN, "no hash was recorded: the run was not a stage of dvc repro")
 
 
 def _commit_with(project: Path, digest: str) -> str:
@@ -200,7 +199,7 @@ def _base(facts: Mapping[str, Any], project: Path) -> Line:
     if not folder.is_dir():
         return Line("base model", shown, UNKNOWN, f"{model} does not exist here")
     if content_digest(folder) != content:
-        return Line("base model", shown, DIFFERS, "the folder has other files now")
+        return Line("base model", shown, DIFFERS, "the files in the folder have changed")
     return Line("base model", shown, OK, "digest of its files")
 
 

@@ -1,4 +1,4 @@
-"""The gate of a promotion: candidate, champion and base model are drawn in one job and judged by the same rewards."""
+"""The gate of a promotion: candidate, champion and base model are sampled in one job and judged by the same rewards."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_candidate(named: str, parameters: Parameters) -> ComparedModel:
     if named == NONE:
         raise UserError("promotion.candidate is none, the base model: name an adapter")
     candidate = find_model(named, parameters)
-    require_no_links(candidate.adapters)  # Before anything is drawn: no version could be made of it.
+    require_no_links(candidate.adapters)  # Before anything is generated: no version could be made of it.
     return candidate
 
 
@@ -58,8 +58,8 @@ def find_references(
     )
     if now != before:
         raise UserError(
-            f"The champion (version {champion.version} of {champion.name}) has another base model or task than the"
-            f" candidate: {before}, not {now}. Promote the candidate under another name: promotion.model=NAME"
+            f"The champion (version {champion.version} of {champion.name}) has a different base model or task than the"
+            f" candidate: {before}, not {now}. Promote the candidate under a different name: promotion.model=NAME"
         )
     return {CHAMPION: model, BASE_MODEL: BASE}
 
@@ -67,7 +67,7 @@ def find_references(
 def refusal(
     settings: PromotionConfig, registry: Registry, candidate: ComparedModel, references: Mapping[str, ComparedModel]
 ) -> str | None:
-    """Says why the candidate is not even drawn, and the command that overrides it; None if it is to be judged."""
+    """Says why the candidate is not judged, and the command that overrides it; None if it is to be judged."""
     again = Command.current().for_pipeline("promote")
     undone = registry.rolled_back(weights_digest(candidate.adapters))
     if undone is not None and not settings.rolled_back:  # Somebody had a reason, which the gate does not know.
@@ -79,8 +79,8 @@ def refusal(
     changed = [] if champion is None else reward_differences(champion, candidate)
     if changed and not settings.new_reward:  # Its own reward calls it better, whatever went wrong there.
         return (
-            f"was trained with another reward than the champion ({'; '.join(changed)}). If that is intended, judge both"
-            f" by the new reward: {again.with_parameters({'promotion.new_reward': True})}"
+            f"was trained with a different reward than the champion ({'; '.join(changed)}). If this is intended, judge"
+            f" both by the new reward: {again.with_parameters({'promotion.new_reward': True})}"
         )
     return None
 
@@ -124,7 +124,7 @@ def judge_stages(
 ) -> dict[str, Any]:
     """Returns split -> decision, up to the first that does not hold; all models get the same prompts and seeds.
 
-    Sealed prompts, if there are any, are drawn only for what holds on the held-out ones, but are checked before.
+    Sealed prompts, if there are any, are used only if the held-out conditions hold, but are checked before.
     """
     models, settings = {"candidate": candidate, **references}, parameters.promotion
     judged = {

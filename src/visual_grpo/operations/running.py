@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import run_origin
 from visual_grpo.tracking.tracker import Tracker
 
 
@@ -20,9 +20,9 @@ class Running:
     def facts(self, read: Sequence[str | Path]) -> dict[str, str]:
         """Returns the command line, commit, versions and DVC's hashes of what is ``read``, by their names in a
         record."""
-        found = {"command": lineage.command(), **lineage.git_tags(self.project), **lineage.version_tags()}
-        return found | lineage.dvc_tags(self.project, read)
+        found = {"command": run_origin.command(), **run_origin.git_tags(self.project), **run_origin.version_tags()}
+        return found | run_origin.dvc_tags(self.project, read)
 
     def changes(self) -> bytes:
-        """Returns what the code differs in from its commit (`tracking.lineage.changes`)."""
-        return lineage.changes(self.project)
+        """Returns what the code differs in from its commit (`tracking.run_origin.changes`)."""
+        return run_origin.changes(self.project)

@@ -33,11 +33,13 @@ class Session(KedroSession):
 
     @classmethod
     def create(cls, *args: Any, **kwargs: Any) -> KedroSession:
-        """Creates a `KedroSession`; raises click.ClickException for the code of another project, or no environment."""
+        """Creates a `KedroSession`; raises click.ClickException for a different project's code or no environment."""
         session = super().create(*args, **kwargs)
         project, name = session._project_path, str(session._package_name)
         code = Path(str(sys.modules[name].__file__)).resolve().parent
-        if code != (project / "src" / name).resolve():  # Another clone's environment is active, or .venv was copied.
+        if (
+            code != (project / "src" / name).resolve()
+        ):  # A different clone's environment is active, or .venv was copied.
             raise click.ClickException(
                 f"The code that would run is {code}, but this project is {project}, whose commit would be recorded."
                 " Use this project's own environment.\nRun: make setup && source .venv/bin/activate"
@@ -46,8 +48,8 @@ class Session(KedroSession):
         if environment and configuration.is_dir() and not (configuration / environment).is_dir():
             known = sorted(folder.name for folder in configuration.iterdir() if folder.is_dir())
             raise click.ClickException(
-                f"There is no environment {environment!r} in {configuration}.{nearest_hint(environment, known)}"
-                f" There are: {', '.join(known)}"
+                f"The environment {environment!r} does not exist in {configuration}.{nearest_hint(environment, known)}"
+                f" Environments: {', '.join(known)}"
             )
         # Until Kedro tells the hooks which pipelines run.
         replace(Command.from_run_params(session.store), source=kwargs.get("conf_source")).set_current()

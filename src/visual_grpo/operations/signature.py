@@ -53,7 +53,7 @@ def verify(folder: Path, key: Path) -> None:
         "removed": list(signed.keys() - found.keys()),
     }
     if told := [f"{what}: {_shown(names)}" for what, names in differences.items() if names]:
-        raise SignatureError("The files are not those that were signed. " + "; ".join(told) + ".")
+        raise SignatureError("The files differ from the signed ones. " + "; ".join(told) + ".")
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -87,7 +87,7 @@ def _openssl(*words: str | Path, sums: bytes) -> bytes:
 
 
 def _shown(names: list[str]) -> str:
-    """As Python writes them: a name can have characters that control a terminal."""
+    """Shows names as Python writes them: a name can have characters that control a terminal."""
     return ", ".join(map(repr, sorted(names)))
 
 

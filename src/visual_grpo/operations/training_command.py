@@ -1,4 +1,4 @@
-"""Runs a training as a command: its progress, metrics and pictures, and the files beside its weights."""
+"""Runs a training as a command: its progress, metrics and pictures, and the files next to its weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, s
 from visual_grpo.operations.command import Command, is_stage_of_dvc
 from visual_grpo.operations.running import Running
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import run_origin
 from visual_grpo.tracking.adapter_lookup import training_run
 from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.tracking.sync import RUN_NAME, TRAINING_DIGEST, tracked
@@ -41,7 +41,7 @@ _MOST_PICTURES = 8  # Of an alarm.
 _AFTER = {
     "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
     "stop": "The training ends here.",
-    "rollback": "The training ends here, with the best adapter of the evaluations before.",
+    "rollback": "The training ends here, with the best adapter of the earlier evaluations.",
 }
 
 
@@ -97,7 +97,7 @@ class TrainingCommand:
         self.bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
 
     def _show_samples(self, step: int) -> None:
-        """Shows samples of eval prompts, and keeps those of held-out prompts for the report's film."""
+        """Shows samples of eval prompts, and keeps samples of held-out prompts for the report's film."""
         grid_of_samples = _grid(*self.run.shown_samples(), self.scorer, SHOWN_EACH)
         self._show(grid_of_samples, f"samples-{step:06d}.png", "samples", step)
         drawn = zip(self.run.film_prompts, self.run.film_samples(), strict=True)
@@ -110,7 +110,7 @@ class TrainingCommand:
         self._show(self._before_and_after(shown), picture_of(step), "alarm", step)
         self.tracker.tags({"alarm": f"step {step}: {sentence}"})
         after = _AFTER[self.run.config.alarm.action]
-        self.bar.note(f"Alarm at step {step}: {sentence}. Is the reward cheated? {after}")
+        self.bar.note(f"Alarm at step {step}: {sentence}. Is this reward hacking? {after}")
 
     def _before_and_after(self, shown: Shown) -> Image:
         """The base model's pictures of the first eval prompts, and what they have become."""
@@ -124,7 +124,7 @@ class TrainingCommand:
         return grid([*before, *after], [*named, *now], columns=len(pairs))
 
     def _show(self, picture: Image, file: str, name: str, step: int) -> None:
-        """Logs a picture, and saves it beside the checkpoints, so that a resumed run has it."""
+        """Logs a picture, and saves it next to the checkpoints, so that a resumed run has it."""
         folder = self.run.checkpoints.folder
         folder.mkdir(parents=True, exist_ok=True)
         picture.save(folder / file)
@@ -135,7 +135,7 @@ class TrainingCommand:
 def show_replaced(config: Parameters, run_id: str | None) -> None:
     """Says which adapters of more steps this training will replace, and whether MLflow keeps them.
 
-    ``run_id`` is its own MLflow run, which those of this training's first part are in too.
+    ``run_id`` is its own MLflow run, which the pictures of this training's first part are in too.
     """
     folder, steps = config.place("adapters"), config.grpo.steps
     try:
@@ -179,7 +179,7 @@ def training_provenance(
         return {**inputs, **now}
     adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config.public())]
     earlier = {name: value for name, value in origin.provenance.items() if name not in inputs}
-    return {**inputs, **lineage.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
+    return {**inputs, **run_origin.resumed(earlier, now), **({ADJUSTED: "\n".join(adjusted)} if adjusted else {})}
 
 
 def complete_adapters(

@@ -1,4 +1,4 @@
-"""Draws the reference policy's samples of the eval and held-out prompts and scores them."""
+"""Generates and scores the reference policy's samples of the eval and held-out prompts."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def create_pipeline() -> Pipeline:
 
 
 def draw_baseline(spec: RunSpec, base_model: dict[str, Any], records: RecordTable, draft: Path) -> Path:
-    """Draws and scores the policy without an adapter, also at each control's settings.
+    """Generates and scores samples of the policy without an adapter, also at each control's settings.
 
-    An existing baseline is kept if the same one would be drawn.
+    An existing baseline is kept if the same one would be generated.
     """
     components.check_unchanged(base_model, spec)
     now = provenance.record(spec, base_model, records.digest)
     present = spec.config.place("baseline")
-    # The files of a model on the hub whose revision is no commit may be others now.
+    # The files of a model on the hub may have changed, unless its revision is a commit.
     known = base_model["content"] or re.fullmatch(r"[0-9a-f]{40}", spec.config.model.revision or "")
     why = _redraw_reason(present, now, spec.config.evaluation.redraw, bool(known))
     if why is None:
         console.note(f"Kept the baseline in {present}: nothing that it depends on has changed (evaluation.redraw)")
         return present
     if present.is_dir():
-        console.note(f"The baseline is drawn again: {why}")
+        console.note(f"Generating the baseline again: {why}")
     generate_samples(draft, spec, records, adapters=None, title="baseline")
     provenance.write_record(draft, now)
     return draft
 
 
 def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known: bool) -> str | None:
-    """Says why the baseline in ``folder`` is not kept; None if it is what would be drawn, byte for byte.
+    """Says why the baseline in ``folder`` is not kept; None if a new one would be the same, byte for byte.
 
     Args:
         redraw: ``evaluation.redraw``.
@@ -62,7 +62,7 @@ def _redraw_reason(folder: Path, now: provenance.Provenance, redraw: bool, known
     except UserError as error:
         return str(error).rstrip(".")
     if not known:
-        return "model.path is on the hub and model.revision names no commit, so that its files may be others now"
+        return "model.path is on the hub and model.revision names no commit, so its files may have changed"
     if different := provenance.differences(before, now, PIPELINES["baseline"]):
         return f"different {', '.join(provenance.described(different))}"
     return None if provenance.is_intact(folder, before) else f"a file in {folder} was changed, added or removed"

@@ -67,8 +67,8 @@ def require_equal(model_check: dict[str, Any]) -> None:
     if hints:
         raise UserError(
             "\n".join(
-                [f"The family {model_check['family']} does not draw what its pipeline draws. See in its file:"]
+                [f"The family {model_check['family']} does not generate what its pipeline generates. See in its file:"]
                 + [f"  {hint}" for hint in hints]
             )
         )
-    console.note(f"The family {model_check['family']} draws, replays and saves what its pipeline does.")
+    console.note(f"The family {model_check['family']} generates, replays and saves what its pipeline does.")

@@ -17,7 +17,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.samples import distinct_prompts
 from visual_grpo.operations.candidates import ComparedModel, draw_model, find_model, shared_scorer, unseen
-from visual_grpo.starter.parameters import default_parameters
+from visual_grpo.starter.world_defaults import default_parameters
 
 
 def create_pipeline() -> Pipeline:
@@ -28,7 +28,7 @@ def create_pipeline() -> Pipeline:
 
 
 def compare_adapters(parameters: Parameters, records: RecordTable, draft: Path) -> Path:
-    """Draws both models and reports the differences, with the parameters of the second's training."""
+    """Generates with both models and reports the differences, with the parameters of the second's training."""
     asked = parameters.compare
     first, second = (find_model(named, parameters) for named in (asked.first, asked.second))
     if first.folder is None and second.folder is None:
@@ -40,7 +40,7 @@ def compare_adapters(parameters: Parameters, records: RecordTable, draft: Path) 
     draw_model(parameters, first, second, shared, scorer, before)
     draw_model(parameters, second, first, shared, scorer, after)
     codes = provenance.code(parameters, hub=False)
-    notes = [f"The rewards are those of the training of {(second if second.facts else first).name}."]
+    notes = [f"The rewards are taken from the training of {(second if second.facts else first).name}."]
     if first.facts and second.facts:
         notes.append("One training each: this compares two adapters, not two methods. Other seeds give other adapters.")
     notes += [f"{side.name}: {n}" for side in (first, second) for n in provenance.code_notes(side.facts, codes)]

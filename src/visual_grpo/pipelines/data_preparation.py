@@ -24,7 +24,7 @@ def create_pipeline() -> Pipeline:
 
 
 def prepare_records(data: DataConfig, base_model: dict[str, Any], draft: Path) -> tuple[Path, dict[str, Any]]:
-    """Writes the manifest of the records at ``data.path``, with their prepared images beside it; prints the report.
+    """Writes the manifest of the records at ``data.path``, with their prepared images next to it; prints the report.
 
     One node does both: Kedro may run a node that only reports after nodes that use the records for an hour.
     ``base_model`` is not used: as an input it makes Kedro run the starter first.

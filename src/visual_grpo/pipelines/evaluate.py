@@ -19,7 +19,7 @@ from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.limits import limit_notes
 from visual_grpo.evaluation.verdict import change, decimals, extent, result
 from visual_grpo.models.run_spec import RunSpec
-from visual_grpo.starter.parameters import default_parameters
+from visual_grpo.starter.world_defaults import default_parameters
 from visual_grpo.tracking.adapter_lookup import find_adapters
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import generate_samples
@@ -69,7 +69,7 @@ def draw_trained(
     adapters: Path,
     draft: Path,
 ) -> Path:
-    """Draws the trained policy's samples; refuses a baseline that would not pair."""
+    """Generates the trained policy's samples; refuses a baseline that would not pair."""
     components.check_unchanged(base_model, spec)
     training, before = read_facts(adapters), provenance.read_record(baseline, "baseline")
     made_from = {"baseline": before["digest"], "adapters": adapter_digest(adapters)}

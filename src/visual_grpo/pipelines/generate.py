@@ -1,4 +1,4 @@
-"""The node that draws prompts."""
+"""The node that generates samples of prompts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw_prompts(spec: RunSpec, draft: Path) -> Path:
                 bar.advance(len(batch))
         _write(draft, drawn, painter, settings.samples)
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
-    console.note(f"Drew {counted(len(drawn), 'picture')} of {counted(len(records), 'prompt')} {with_what}.")
+    console.note(f"Generated {counted(len(drawn), 'picture')} for {counted(len(records), 'prompt')} {with_what}.")
     return draft
 
 

@@ -16,8 +16,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters
 from visual_grpo.models.run_spec import resolve
-from visual_grpo.operations.gpu_check import known_card, measure, single_module
-from visual_grpo.operations.plan.report import make_plan
+from visual_grpo.operations.gpu_measurement import known_card, measure, single_module
+from visual_grpo.operations.plan.estimate import make_plan
 
 
 def create_pipeline() -> Pipeline:
@@ -26,15 +26,15 @@ def create_pipeline() -> Pipeline:
 
 
 def check(parameters: Parameters) -> dict[str, Any]:
-    """Measures steps of each trained module and prints them beside the plan; returns both as JSON.
+    """Measures steps of each trained module and prints them next to the plan; returns both as JSON.
 
-    Raises UserError where the device is no GPU.
+    Raises UserError where the device is not a GPU.
     """
     spec, device_name = resolve(parameters), parameters.model.device
     if device_kind(device_name) != "cuda" or not torch.cuda.is_available():
         raise UserError(
-            f"model.device is {device_name}, which is no GPU of this machine; expected one to check. What a training"
-            " needs is planned without any.",
+            f"model.device is {device_name}, which is not a GPU of this machine; expected a GPU to check. What a"
+            " training needs is planned without any.",
             remedy="plan",
         )
     device = resolve_device(device_name)
@@ -57,7 +57,7 @@ def check(parameters: Parameters) -> dict[str, Any]:
 
 
 def show(case: Mapping[str, Any]) -> None:
-    """Prints each phase beside the plan's, and says where the peak differs by more than a tenth."""
+    """Prints each phase next to the plan's, and says where the peak differs by more than a tenth."""
     rows, module = phase_rows(case), case["module"]
     columns = ("phase", "seconds", "planned seconds", "peak GB", "planned GB")
     console.table(f"{module}, {case['samples']} samples", columns, rows)
@@ -66,7 +66,7 @@ def show(case: Mapping[str, Any]) -> None:
     console.summary("", speed | case["metrics"][0])
     peak, planned = rows[-1][-2:]
     if abs(peak / planned - 1) > 0.1:
-        console.note(f"{module}: the peak is {peak:.1f} GB, planned were {planned:.1f} GB")
+        console.note(f"{module}: the peak is {peak:.1f} GB, the plan expected {planned:.1f} GB")
 
 
 def phase_rows(case: Mapping[str, Any]) -> list[list[Any]]:

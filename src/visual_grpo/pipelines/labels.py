@@ -1,4 +1,4 @@
-"""Labels negative points by every rule, and draws a few of them, to compare the rules."""
+"""Labels negative points by every rule, and shows a few of them, to compare the rules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHOWN = 8
 CANVAS = 840
 """Margins and spacings are given in pixels of an image with this longer side, and scaled to the actual image."""
 DOT = 5
-"""Radius of a drawn point in pixels."""
+"""Radius of a point in pixels."""
 
 
 def label_records(
@@ -64,7 +64,7 @@ def label_records(
     with the segmenter of the reward ``negative_points``."""
     if data.task != "segmentation":
         raise UserError(
-            f"The labels are of masks, so data.task must be segmentation, got {data.task}.",
+            f"The labels are made from masks, so data.task must be segmentation, got {data.task}.",
             remedy=Remedy("labels", environment="negative_points"),
         )
     reward = rewards.get("negative_points")
@@ -121,7 +121,8 @@ def label(record: PromptRecord, segmenter: Segmenter, seed: int) -> Labelled:
 
 
 def draw(labelled: Sequence[Labelled]) -> Image.Image:
-    """Draws a row for each record: the true points and box, then the points of each kind; the true mask is outlined."""
+    """Renders a row for each record: the true points and box, then the points of each kind; the true mask is"
+    " outlined."""
     pictures, captions = [], []
     for one in labelled:
         pictures.append(_picture(one, one.prompt.positives, BETTER, one.prompt.box))
@@ -132,7 +133,7 @@ def draw(labelled: Sequence[Labelled]) -> Image.Image:
 
 
 def _picture(one: Labelled, points: Sequence[Point], colour: str, box: Box | None = None) -> Image.Image:
-    """Draws outline and points on the image, scaled without smoothing so that single pixels are visible."""
+    """Renders outline and points on the image, scaled without smoothing so that single pixels are visible."""
     height, width = one.truth.shape
     factor = WIDTH / width
     size = (WIDTH, max(1, round(height * factor)))

@@ -11,7 +11,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Parameters
 from visual_grpo.operations.command import Command
-from visual_grpo.operations.plan.report import answer, make_plan
+from visual_grpo.operations.plan.estimate import answer, make_plan
 
 
 def create_pipeline() -> Pipeline:

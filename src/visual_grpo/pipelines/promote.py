@@ -26,7 +26,7 @@ from visual_grpo.operations.promotion import (
     refusal,
     samples_folder,
 )
-from visual_grpo.starter.parameters import default_parameters
+from visual_grpo.starter.world_defaults import default_parameters
 from visual_grpo.tracking.registry import Registry
 
 
@@ -41,9 +41,9 @@ def create_pipeline() -> Pipeline:
 
 
 def judge(parameters: Parameters, records: RecordTable, draft: Path) -> tuple[Path, dict[str, Any]]:
-    """Draws all models and returns their folder with the report, and the gate's decision.
+    """Generates with all models and returns their folder with the report, and the gate's decision.
 
-    Nothing is drawn where the candidate is the champion already. The parameters are those of the candidate's training.
+    Nothing is generated if the candidate is already the champion. The parameters come from the candidate's training.
     """
     settings = parameters.promotion
     registry = Registry.of(settings, parameters.output)
@@ -52,8 +52,8 @@ def judge(parameters: Parameters, records: RecordTable, draft: Path) -> tuple[Pa
     present = {"parameters": parameters.public(), **provenance.code(parameters)}
     if changed := judge_differences(candidate, present):
         raise UserError(
-            f"promote: the rewards that would judge {candidate.name} are not those that it was trained with"
-            f" ({'; '.join(changed)}). Put the code back as it was and leave such parameters out, or train again."
+            f"promote: the rewards that would judge {candidate.name} differ from those that it was trained with"
+            f" ({'; '.join(changed)}). Restore the code and leave such parameters out, or train again."
         )
     known: dict[str, Any] = {
         "candidate": {"name": candidate.name, "digest": digest, "run_id": candidate.facts.get("mlflow_run_id")},
@@ -63,7 +63,7 @@ def judge(parameters: Parameters, records: RecordTable, draft: Path) -> tuple[Pa
         "stages": {},
     }
     if champion is not None and champion.weights == digest:
-        sentence = f"{candidate.name} is the champion already, version {champion.version} of {registry.name}."
+        sentence = f"{candidate.name} is already the champion, version {champion.version} of {registry.name}."
         stages = earlier_stages(parameters.output, digest, draft)
         return draft, known | {"promoted": True, "already": True, "sentence": sentence, "stages": stages}
     references = find_references(candidate, champion, parameters)
@@ -73,7 +73,7 @@ def judge(parameters: Parameters, records: RecordTable, draft: Path) -> tuple[Pa
     check_number_of_gates(settings.gates_per_year, registry, excluding)
     stages = judge_stages(parameters, records, candidate, references, draft)
     _write_report(parameters, candidate, stages, draft, next(iter(references)))
-    last = list(stages.values())[-1]  # It is reached only if the others hold.
+    last = list(stages.values())[-1]  # It is reached only if the earlier stages hold.
     return draft, known | {"promoted": last["promoted"], "sentence": last["sentence"], "stages": stages}
 
 
@@ -90,7 +90,7 @@ def _write_report(
         names=(f"the {reference}", candidate.name),
         gate=stages,
         adapter=f"{candidate.name} against the {reference}",
-        parameters=parameters.public(),  # The training's, with those of this promotion.
+        parameters=parameters.public(),  # The training's parameters, with those of this promotion.
     )
     history = report.read_history(candidate.adapters)
     report.write_report(folder, evaluation, before, after, history, defaults=default_parameters())
@@ -106,7 +106,7 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     # After a crash, the candidate may be champion already.
     if weights_digest(adapters) != digest or now not in (judged_against and judged_against["digest"], digest):
         raise UserError(
-            "promote: candidate or champion is not the one that was judged. Judge it again.", remedy="promote"
+            "promote: candidate or champion has changed since the judgement. Judge again.", remedy="promote"
         )
     # First, for it may fail: once the alias has moved, the gate is not repeated.
     registry.keep_report(adapters, promotion)

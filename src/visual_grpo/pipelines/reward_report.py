@@ -1,5 +1,5 @@
-"""Draws groups of samples and says what the rewards are like: scale, noise between seeds, agreement, cost; before money
-is spent."""
+"""Generates groups of samples and says what the rewards are like: scale, noise between seeds, agreement, cost; before
+money is spent."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def report_rewards(spec: RunSpec, base_model: dict[str, Any], records: RecordTab
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scored:
+class ScoredGroups:
     """Groups of samples with their scores."""
 
     records: Sequence[PromptRecord]
@@ -129,7 +129,7 @@ class Scored:
         return pd.DataFrame({name: values.double().numpy() for name, values in judged.items()})
 
 
-def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scored:
+def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Sequence[Sample]) -> ScoredGroups:
     """Scores with each reward alone, and then with all again, to see whether they repeat."""
     outputs, seconds = {}, {}
     with console.progress("Scoring", 2 * len(scorer.functions)) as bar:
@@ -140,14 +140,14 @@ def score_twice(scorer: RewardSet, asked: Sequence[PromptRecord], samples: Seque
             bar.advance(1)
         again = scorer(asked, samples)
         bar.advance(len(scorer.functions))
-    return Scored(records=asked, samples=samples, scores=scorer.combined(outputs), again=again, seconds=seconds)
+    return ScoredGroups(records=asked, samples=samples, scores=scorer.combined(outputs), again=again, seconds=seconds)
 
 
-def reward_table(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
+def reward_table(scored: ScoredGroups, config: GRPOConfig) -> pd.DataFrame:
     """Returns a row for each reward, and one for the total.
 
     Columns: reward, weight, mean, lowest, highest; ``between seeds``, the standard deviation within a group, averaged
-    (what a training learns from); ``between prompts``, that of the groups' means; ``share of the advantages``
+    (what a training learns from); ``between prompts``, the spread of the groups' means; ``share of the advantages``
     (`variance_shares`); ``equal groups``, the share of groups whose scores do not differ; ``unscored``, a share of the
     samples; ``s for 16``, seconds; ``repeat``, the largest difference between two scorings of the same sample.
     """
@@ -178,7 +178,7 @@ def reward_table(scored: Scored, config: GRPOConfig) -> pd.DataFrame:
     return pd.DataFrame(columns, index=list(values)).rename_axis("reward").reset_index()
 
 
-def correlations(scored: Scored) -> pd.DataFrame:
+def correlations(scored: ScoredGroups) -> pd.DataFrame:
     """Returns Pearson's correlation [rewards, rewards] of differences from the group's mean; NaN = no variance.
 
     Between prompts rewards agree because some prompts are easy; a training learns from differences within groups.
@@ -186,13 +186,13 @@ def correlations(scored: Scored) -> pd.DataFrame:
     return within_groups(scored).corr()
 
 
-def within_groups(scored: Scored) -> pd.DataFrame:
+def within_groups(scored: ScoredGroups) -> pd.DataFrame:
     """[B, rewards] differences from the mean of the scored samples of the same group; NaN = unscored."""
     values = scored.values(scored.scores).drop(columns=TOTAL)
     return values - values.groupby(scored.ids, sort=False).transform("mean")
 
 
-def sample_rows(scored: Scored) -> pd.DataFrame:
+def sample_rows(scored: ScoredGroups) -> pd.DataFrame:
     """Returns a row for each sample: id, prompt, index within its group, total, each reward and its parts."""
     rows = pd.DataFrame(
         {
@@ -214,7 +214,9 @@ def findings(table: pd.DataFrame, related: pd.DataFrame, config: GRPOConfig) -> 
         for second in weighted[i + 1 :]:
             if abs(related.loc[first, second]) > SAME:
                 how = "the same" if related.loc[first, second] > 0 else "the opposite"
-                sentences.append(f"{first} and {second} say {how} of the samples of a prompt: one of them is enough.")
+                sentences.append(
+                    f"{first} and {second} say {how} about the samples of a prompt: one of them is enough."
+                )
     samples = config.prompts_per_step * config.group_size
     seconds = rows[TOTAL]["s for 16"] * samples / PER
     return [
@@ -239,8 +241,8 @@ def _reward_findings(row: Mapping[Any, Any], combine: str) -> Iterator[str]:
         yield f"{name}: scored twice, the same sample differs by up to {row['repeat']:.2g}."
 
 
-def _sheet(scored: Scored, scorer: RewardSet) -> Image:
-    """Draws a row for each reward: the samples that are furthest above, and below, the mean of their group."""
+def _sheet(scored: ScoredGroups, scorer: RewardSet) -> Image:
+    """Renders a row for each reward: the samples that are furthest above, and below, the mean of their group."""
     pictures, captions = [], []
     for name, away in within_groups(scored).fillna(0.0).items():
         order = away.sort_values(ascending=False, kind="stable").index

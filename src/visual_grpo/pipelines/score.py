@@ -37,8 +37,8 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
     """Writes a table of every picture's scores and a sheet of the pictures, best first."""
     if parameters.score.path is None:
         raise UserError(
-            "score needs a folder of pictures with prompts (a .txt file beside each, or a metadata.jsonl with file_name"
-            " and text):\n  --params=score.path=FOLDER"
+            "score needs a folder of pictures with prompts (a .txt file next to each, or a metadata.jsonl with"
+            " file_name and text):\n  --params=score.path=FOLDER"
         )
     scorer = build_reward_set(parameters.rewards, parameters.weights(list(parameters.modules) or [""]))
     scorer.check_machine()
@@ -64,8 +64,8 @@ def score_folder(parameters: Parameters, draft: Path) -> Path:
 def summary(table: pd.DataFrame, weights: Mapping[str, float]) -> list[list[Any]]:
     """Returns a row of cells for each reward, and one for the total.
 
-    The share is that of the total's variance which a reward contributes, its weighted covariance with the total: a
-    reward with a small one is drowned by the others, whatever its weight.
+    A reward's share of the total's variance is its weighted covariance with the total: a
+    reward with a small one is drowned by the other rewards, whatever its weight.
     """
     covariances = table[[*weights, "total"]].cov()["total"].fillna(0.0)
     rows: list[list[Any]] = []

@@ -54,17 +54,17 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
         if not world.judges or world.installed_judges:
             return made
         return (
-            f"{made}\nNo judge is installed, which would tell whether a gain carries over to another than the reward:"
-            f" make install-worker NAME={next(iter(world.judges))}"
+            f"{made}\nNo judge is installed, which would tell whether a gain carries over to a score other than the"
+            f" reward: make install-worker NAME={next(iter(world.judges))}"
         )
     return (
-        f"Base model: {starter.model}\nWarning: this small model was pretrained on drawn {world.name} and nothing"
+        f"Base model: {starter.model}\nWarning: this small model was pretrained on rendered {world.name} and nothing"
         f" else. It shows that {data.path} trains; for pictures worth having name a released model with model.path."
     )
 
 
 def _digests_of(model: ModelConfig) -> dict[str, str | None]:
     content = content_digest(model.path)
-    # The same files elsewhere are the same model; those of a hub id are known by their revision.
+    # The same files elsewhere are the same model; the files of a hub id are known by their revision.
     recipe = {"path": model.path, "revision": model.revision} if content is None else {"content": content}
     return {"digest": digest_of(recipe), "content": content, "commit": model.revision if content is None else None}

@@ -26,7 +26,7 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
 from visual_grpo.evaluation.alarm import HackingMonitor
 from visual_grpo.grpo.distributed import launch, ranks
-from visual_grpo.grpo.distributed.policy import RankZeroScorer
+from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
 from visual_grpo.models.run_spec import RunSpec
@@ -111,7 +111,7 @@ def train(
 
 def _check_start(spec: RunSpec, start: Path) -> None:
     """Raises UserError where the modules cannot start from the adapters in the folder ``start``: they are damaged, of
-    another base model, or lack a module or have another LoRA on it."""
+    a different base model, or lack a module or have a different LoRA on it."""
     check_weights(start)
     check_base(start, spec.model)
     trained, before = modules_of(start), Parameters.model_validate(read_facts(start)["parameters"])

@@ -1,7 +1,7 @@
 """Lets people choose between pictures, and says what their choices come to.
 
-The pairs to judge are drawn now, of a baseline and its trained model, or of a folder that ``generate`` wrote; their
-pictures are kept beside the file of choices.
+The pairs to judge are generated now, or come from a baseline and its trained model, or from a folder that ``generate``
+wrote; their pictures are kept next to the file of choices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.config.pipelines import VoteConfig
 from visual_grpo.config.presets import place
 from visual_grpo.data.manifest import RecordTable
-from visual_grpo.evaluation.compare import EVAL_SAMPLER
+from visual_grpo.evaluation.comparison import EVAL_SAMPLER
 from visual_grpo.evaluation.paired import preference
 from visual_grpo.evaluation.pictures import of_sample
 from visual_grpo.evaluation.report import all_pairs
@@ -47,8 +47,8 @@ from visual_grpo.provenance import read_record, require_pair
 from visual_grpo.rewards.catalogue import negative_points
 from visual_grpo.rewards.votes.choices import AB, Ballot, Choice, Pair, append_line, read_choices
 from visual_grpo.rewards.votes.head import PIXELS, family_scores
-from visual_grpo.rewards.votes.reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.rewards.votes.server import served
+from visual_grpo.rewards.votes.votes_reward import FILE, LEAST, decided, fitted_head
 from visual_grpo.tracking.adapter_lookup import adapters_or_base
 from visual_grpo.training import components
 
@@ -61,11 +61,11 @@ def create_pipeline() -> Pipeline:
 
 
 CHOICES = "01_raw/votes/choices.jsonl"
-"""File in the folder ``output``, unless ``vote.choices`` names another."""
+"""File in the folder ``output``, unless ``vote.choices`` names a different file."""
 _COLUMNS = ["voter", "choice", "pair", "source", "prompt", "record", "family", "first", "second", "at"]
 DRAW = "draw"
 PAIRS_FILE = "pairs.jsonl"
-"""Beside the choices: the pairs that have been drawn, so that none is drawn twice."""
+"""File next to the choices: the pairs that have been generated, so that none is generated twice."""
 
 
 def collect_votes(spec: RunSpec, records: RecordTable, draft: Path) -> Path:
@@ -74,7 +74,7 @@ def collect_votes(spec: RunSpec, records: RecordTable, draft: Path) -> Path:
     if parameters.data.frames is not None:
         raise UserError(
             f"vote compares still pictures, and data.frames is {parameters.data.frames}: the samples are videos. Judge"
-            " them by a reward (docs/rewards.md), or look at them by generate."
+            " them with a reward (docs/rewards.md), or look at them with generate."
         )
     file = Path(parameters.vote.choices or Path(parameters.output) / CHOICES)
     final = parameters.place("votes")
@@ -168,7 +168,7 @@ def find_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
     """Returns as many pairs as ``vote`` asks for, one of each prompt before the second of any.
 
     Args:
-        file: of the choices; pictures are kept beside it.
+        file: of the choices; pictures are kept next to it.
     """
     settings = spec.config.vote
     if settings.source == DRAW:
@@ -179,7 +179,7 @@ def find_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
 
 
 def _drawn_pairs(spec: RunSpec, records: RecordTable, file: Path) -> list[Pair]:
-    """Draws two samples of a training prompt for each pair that was not drawn before."""
+    """Generates two samples of a training prompt for each pair that was not generated before."""
     parameters = spec.config
     adapters = adapters_or_base(parameters.vote.adapter, parameters.place("adapters"))
     if adapters is not None:
@@ -260,10 +260,7 @@ def _blind_pairs(settings: VoteConfig, output: str, records: RecordTable, file: 
     table = all_pairs(*folders)
     rows: list[Any] = table[(table["split"] == "held_out") & (table["sampler"] == EVAL_SAMPLER)].to_dict("records")
     if not rows:
-        raise UserError(
-            "vote.source=ab: there are no samples of held-out prompts. Add records, or raise data.held_out_share if it"
-            " is 0"
-        )
+        raise UserError("vote.source=ab: no prompt is held out. Add records, or raise data.held_out_share if it is 0")
     families = {record.id: _family(record) for record in records.split("held_out")}
     rows.sort(key=lambda row: (row["index"], _hash(settings.seed, row["id"])))
     pairs = []
@@ -306,7 +303,9 @@ def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
     # The first pair of each prompt, then the second of each, and so on.
     couples_in_turn = [couple for turn in itertools.zip_longest(*couples) for couple in turn if couple is not None]
     if not couples_in_turn:
-        raise UserError(f"vote.source: {folder} has no prompt with two pictures; draw more of each: generate.samples=2")
+        raise UserError(
+            f"vote.source: {folder} has no prompt with two pictures; generate more of each: generate.samples=2"
+        )
     pairs = []
     for prompt, *names in couples_in_turn[: settings.pairs]:
         first, second = (keep(read_image(file_in(folder, name)), file) for name in names)
@@ -326,7 +325,7 @@ def _folder_pairs(settings: VoteConfig, file: Path) -> list[Pair]:
 
 
 def keep(picture: Image, beside: Path) -> str:
-    """Writes a PNG beside the file of choices and returns its path relative to that; a picture is kept once."""
+    """Writes a PNG next to the file of choices and returns its path relative to that; a picture is kept once."""
     file = io.BytesIO()
     picture.convert("RGB").save(file, "PNG")
     content = file.getvalue()

@@ -23,7 +23,7 @@ BUILT_IN = {
     "source_ssim": "visual_grpo.rewards.target:SourceSsim",
     "ocr": "visual_grpo.rewards.ocr:OcrReward",
     "negative_points": "visual_grpo.rewards.negative_points:NegativePointsReward",
-    "votes": "visual_grpo.rewards.votes.reward:VotesReward",
+    "votes": "visual_grpo.rewards.votes.votes_reward:VotesReward",
     "jpeg_size": "visual_grpo.rewards.guards:JpegSizeReward",
     "clip_score": "visual_grpo.rewards.learned.clip:ClipScore",
     "pick_score": "visual_grpo.rewards.learned.clip:PickScore",

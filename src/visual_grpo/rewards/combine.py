@@ -49,14 +49,14 @@ class ClipAndConditions:
         for other in self.only_where:
             if other == name or other not in rewards:
                 raise UserError(
-                    f"rewards.{name}.only_where names {other!r}, which is no other reward."
+                    f"rewards.{name}.only_where names {other!r}, which is not one of the other rewards."
                     f"{nearest_hint(other, [known for known in rewards if known != name])}"
                 )
         if self.only_where and self._worst(weight) is None:
             end = "upper" if weight < 0 else "lower"
             raise UserError(
-                f"rewards.{name}.only_where: where the others are not satisfied, the reward counts as the worst of its"
-                f" range, and rewards.{name}.clip has no {end} end. Give it one, such as clip: [0, 1]"
+                f"rewards.{name}.only_where: where the other rewards are not satisfied, the reward counts as the worst"
+                f" of its range, and rewards.{name}.clip has no {end} end. Give it one, such as clip: [0, 1]"
             )
 
     def apply(self, values: Tensor, weight: float, scored: Mapping[str, Tensor]) -> Tensor:

@@ -75,7 +75,7 @@ class GroupDiversity:
     prompt with one sample.
 
     The distance is the root mean square difference of the images scaled to 16 x 16 pixels. As a guard it shows a policy
-    that draws the same image again and again; as a reward it works against that.
+    that generates the same image again and again; as a reward it works against that.
     """
 
     needs = Needs(whole_groups=True)
@@ -101,8 +101,8 @@ class FineNoise:
     estimation"): 0 for a smooth image, about -10 for noise that is plainly seen.
 
     It measures noise, not beauty: fine texture that belongs to the picture counts too, so compare it with what the base
-    model draws. Part ``sharpness``: the variance of the Laplacian of the luma in levels squared (Pech-Pacheco et al.
-    2000), which falls as pictures blur.
+    model generates. Part ``sharpness``: the variance of the Laplacian of the luma in levels squared (Pech-Pacheco et
+    al. 2000), which falls as pictures blur.
     """
 
     guard = "its pictures are noisier"

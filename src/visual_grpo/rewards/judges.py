@@ -52,7 +52,7 @@ FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Question -> what looks at the picture -> built-in rewards and workers, in brackets a rubric.
 
 Rewards of one family share their mistakes, be it the same network with other heads: a judge answers the same question
-by another family.
+by a different family.
 """
 _TEXTS = {".csv", ".json", ".jsonl", ".md", ".txt", ".yaml", ".yml"}
 """Endings of files, such as a list of words, that a judge may share with the reward."""
@@ -60,7 +60,7 @@ _TEXTS = {".csv", ".json", ".jsonl", ".md", ".txt", ".yaml", ".yml"}
 
 @dataclass(frozen=True)
 class MissingJudge:
-    """An optimised reward that no judge of another family is for."""
+    """An optimised reward without a judge of a different family."""
 
     reward: str
     family: str
@@ -70,13 +70,13 @@ class MissingJudge:
 
     @property
     def install(self) -> str | None:
-        """Returns the worker to install before the first of the others is used; None if that is there or no worker."""
+        """Returns the worker to install before the first of ``others`` is used; None if it is there or no worker."""
         first = next(iter(self.others))
         return None if _is_there(first) or first.startswith("vlm_judge") else first
 
     @property
     def line(self) -> str:
-        """Returns what to add to ``rewards`` for the first of the others."""
+        """Returns what to add to ``rewards`` for the first of ``others``."""
         first = next(iter(self.others))
         name, _, rubric = first.removesuffix(")").partition(" (")
         if rubric:
@@ -103,7 +103,7 @@ def missing_judges(rewards: Mapping[str, Mapping[str, Any]], optimised: Iterable
 
 
 def _kind(name: str, reward: Mapping[str, Any]) -> str:
-    """Returns a reward's name in `FAMILIES`: that of the built-in function or the worker, with a built-in rubric."""
+    """Returns a reward's name in `FAMILIES`: of the built-in function or the worker, with a built-in rubric."""
     options, function = reward.get("options", {}), reward.get("function")
     built_in = next((known for known, path in BUILT_IN.items() if path == function), "") if function else name
     if built_in == "http":
@@ -117,7 +117,7 @@ def _is_there(kind: str) -> bool:
 
 
 def require_independent_judges(rewards: Mapping[str, RewardConfig], optimised: Collection[str], output: str) -> None:
-    """Raises UserError where a judge is an optimised reward under another name, or has its weights.
+    """Raises UserError where a judge is an optimised reward under a different name, or has its weights.
 
     The reward itself is the same function with the same models: no option that is a text, as a name, an address or a
     file's content, differs.
@@ -132,7 +132,7 @@ def require_independent_judges(rewards: Mapping[str, RewardConfig], optimised: C
             same = "has the weights of" if shared else "is the same function with the same models as"
             raise UserError(
                 f"rewards.{judge} judges what rewards.{other} optimises, and {same} it, so it cannot contradict"
-                " it. Name a judge of another family, trained on other data, or leave out judge: true"
+                " it. Name a judge of a different family, trained on different data, or leave out judge: true"
             )
 
 

@@ -42,8 +42,8 @@ class ObjectLayout:
     Conditions are the record's metadata ``objects``: a list of ``{"label": "dog", "count": 2, "color": "brown",
     "position": "left"}``. Each of ``label``, ``color`` and ``position`` is one condition: there are ``count`` of them
     (without it, at least one), and so many (or one) have that colour, and that place. The colour is the name nearest to
-    the median of the middle of the box, the place is that of the box's centre in thirds of the image. A record without
-    objects is unscored.
+    the median of the middle of the box, the place is where the box's centre lies in thirds of the image. A record
+    without objects is unscored.
 
     Args:
         detector: ``package.module:function``; called with a uint8 image [3, height, width], it returns a list of

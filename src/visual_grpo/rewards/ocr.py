@@ -94,7 +94,7 @@ def normalised(text: str) -> str:
 
 
 def quoted_texts(prompt: str) -> list[str]:
-    """The quoted texts that the pipeline would draw, in the prompt's order, without empty ones."""
+    """The quoted texts that the pipeline would render, in the prompt's order, without empty ones."""
     matches = [match for pattern in _QUOTED for match in pattern.finditer(prompt)]
     return [match[1] for match in sorted(matches, key=lambda match: match.start()) if match[1].strip()]
 
@@ -102,7 +102,7 @@ def quoted_texts(prompt: str) -> list[str]:
 def asked_text(record: PromptRecord) -> str | None:
     """The text that the record's image should show, its metadata ``text`` or the prompt's quotes; None if it has none.
 
-    Raises UserError for a text that is no string.
+    Raises UserError for a text that is not a string.
     """
     if "text" not in record.metadata:
         return " ".join(quoted_texts(record.prompt)) or None
@@ -129,7 +129,7 @@ def read_line(images: Sequence[Tensor], line: Sequence[float]) -> list[str]:
 def read_page(image: Tensor) -> str:
     """All text found in an image, uint8 [3, height, width]: the lines joined by spaces."""
     result = _page_reader()(np.ascontiguousarray(image.flip(0).permute(1, 2, 0).cpu().numpy()))  # expects BGR
-    return " ".join(getattr(result, "txts", None) or ())  # a result without text has another class, without txts
+    return " ".join(getattr(result, "txts", None) or ())  # a result without text has a different class, without txts
 
 
 def _cut(images: Tensor, line: Sequence[float]) -> Tensor:

@@ -163,7 +163,7 @@ class FailureBudget:
 
 
 def spread(output: RewardOutput, rows: Sequence[int], count: int) -> RewardOutput:
-    """Returns the output of some ``rows`` as one of ``count`` rows, in which the others are unscored."""
+    """Returns the output of some ``rows`` as one of ``count`` rows, in which the other rows are unscored."""
 
     def among(values: Tensor) -> Tensor:
         whole = torch.full((count,), torch.nan)

@@ -78,7 +78,7 @@ class FunctionReward:
         self.check_samples(videos=any(isinstance(sample, VideoSample) for sample in samples))
         # Copies: what a reward paints into an image must reach neither the next reward nor what is kept.
         copies = [_copied(sample) for sample in samples]
-        # Beside one that waits, other rewards run: a change would be blamed on the wrong one.
+        # Other rewards run while one waits: a change would be blamed on the wrong one.
         kept = torch.no_grad() if self.waits else kept_settings(f"reward {self.name!r}")
         with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), kept:
             # A list of its own as well: a reward may sort it. And a generator fails, if it does, while it is read.
@@ -118,7 +118,7 @@ class FunctionReward:
 
     @property
     def waits(self) -> bool:
-        """True if the callable waits for another process: other rewards are computed meanwhile."""
+        """True if the callable waits for a different process: other rewards are computed meanwhile."""
         return bool(getattr(self.function, "waits", False))
 
     @property
@@ -147,7 +147,7 @@ def groups_of(prompts: Sequence[PromptRecord]) -> list[list[int]]:
 
 
 def load_function(path: str) -> Any:
-    """Imports ``package.module:function``. Raises ``UserError`` if there is no such callable."""
+    """Imports ``package.module:function``. Raises ``UserError`` if it does not exist."""
     with kept_settings(path):  # Scripts that score pictures often switch gradients off when imported.
         function = load_attribute(path, "a function")
     if not callable(function):

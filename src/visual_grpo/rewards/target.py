@@ -145,7 +145,7 @@ class SourceSsim:
             (row, replace(record, id=str(source), target_image=source))
             for row, record in enumerate(prompts)
             for number, source in enumerate(record.source_images)
-            # Sources after the first keep their shape: one of another size is no copy.
+            # Sources after the first keep their shape: one of a different size is not a copy.
             if number == 0 or read_size(source) == (samples[row].shape[2], samples[row].shape[1])
         ]
         sources, copies = [record for _, record in pairs], [samples[row] for row, _ in pairs]
@@ -166,7 +166,7 @@ def against_targets(
 ) -> Tensor:
     """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1]; each target is read once.
 
-    Raises ``UserError`` for a record without a target or with a target of another size.
+    Raises ``UserError`` for a record without a target or with a target of a different size.
     """
     targets = {record.id: _target(record) for record in prompts}
 

@@ -1,1 +1,1 @@
-"""The defaults of the project, made on the spot: drawn datasets, and small base models pretrained on them."""
+"""The defaults of the project, made on the spot: rendered datasets, and small base models pretrained on them."""

@@ -106,7 +106,7 @@ def _pretrain(folder: Path, config: StarterConfig, data: DataConfig, family: str
     steps = _steps(small, config, data)
     parts = folder if small.assemble is None else folder / "parts"
     job = Job(folder=parts, height=data.height, width=data.width, seed=seed, task=data.task, steps=steps)
-    # Side by side, the time left is that of the function that takes longest.
+    # In parallel, the longest function decides the time left.
     counted = next(iter(small.pretrain.values())) if config.processes > 1 else steps.keys()
     tasks = [partial(_pretrain_alone, path, job) for path in small.pretrain]
     with _module_progress(steps, counted) as advance:
@@ -126,7 +126,7 @@ def _pretrain_alone(path: str, job: Job, advance: Advance) -> None:
 
 @contextmanager
 def _module_progress(steps: Mapping[str, int], counted: Collection[str]) -> Iterator[Advance]:
-    """Shows one bar over the steps of the ``counted`` modules, with every module's share beside it."""
+    """Shows one bar over the steps of the ``counted`` modules, with every module's share next to it."""
     reached, again = dict.fromkeys(steps, 0), 0
     with progress("Pretraining the base model", sum(steps[module] for module in counted)) as bar:
 
@@ -134,7 +134,9 @@ def _module_progress(steps: Mapping[str, int], counted: Collection[str]) -> Iter
             nonlocal again
             if done <= reached[module]:  # Only the VAE starts again, where its result is not good enough.
                 again += 1
-                bar.note(f"The VAE dulls a colour: it is pretrained once more (number {again}), from other weights")
+                bar.note(
+                    f"The VAE dulls a colour: it is pretrained again (attempt {again}), from different initial weights"
+                )
             taken = done - reached[module] if module in counted else 0
             bar.advance(taken, **{module: f"{done / steps[module]:.0%}"})
             reached[module] = done

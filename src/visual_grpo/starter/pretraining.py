@@ -1,4 +1,4 @@
-"""Shared by the drawn worlds and the pretrainings: folders that are written once, the optimiser, child processes."""
+"""Helpers of worlds and pretrainings: folders that are written once, the optimiser, child processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_once(
 ) -> str:
     """Replaces ``folder`` by one that ``write`` fills, unless it was written for the same recipe; returns its digest.
 
-    After an error or an interruption the folder is as it was.
+    After an error or an interruption the folder is unchanged.
     """
     digest = digest_of(recipe)
     if even_if_there or stamped(settled(folder)) != digest:
@@ -82,7 +82,7 @@ def write_dataset(
     subfolders: Sequence[str],
     records: Callable[[Path], Iterable[Mapping[str, Any]]],
 ) -> str:
-    """Writes ``records.jsonl``, and the pictures that ``records`` draws into ``subfolders``, as `write_once` does.
+    """Writes ``records.jsonl``, and the pictures that ``records`` renders into ``subfolders``, as `write_once` does.
 
     A dataset is also written again when the code of a user's ``records`` has changed.
     """
@@ -108,7 +108,7 @@ def minimise(
 ) -> None:
     """Runs AdamW for the job's steps of ``module``, with linear warm-up and decay, gradients clipped to norm 1.
 
-    ``backward`` draws a batch and adds the gradients of its loss.
+    ``backward`` samples a batch and adds the gradients of its loss.
     """
     parameters, steps = list(parameters), job.steps[module]
     warmup = max(1, min(warmup, steps))

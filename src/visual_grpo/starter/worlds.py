@@ -1,6 +1,6 @@
 """A world: what is rendered, how it is rewarded, and the small models that are pretrained on it.
 
-The demo's comes with the package; others are in ``examples/`` or a user's own. Functions are named
+The demo's world comes with the package; more are in ``examples/``, or a user writes one. Functions are named
 ``package.module:function``: they import torch and diffusers, and every command looks up its world.
 """
 
@@ -48,7 +48,7 @@ class World:
     """A dataset that is rendered, with its rewards and small models."""
 
     name: str
-    """Also that of the dataset's folder."""
+    """Also the name of the dataset's folder."""
     tasks: tuple[Task, ...]
     """``data.task`` that it is rendered for; results of any but the first have a folder of their own."""
     render: str
@@ -81,8 +81,8 @@ SHAPES = World(
     },
     preset=Preset(
         rewards={
-            "shapes": {"function": "visual_grpo.starter.shapes.reward:ShapesReward", "weight": 1.0},
-            "rendering": {"function": "visual_grpo.starter.shapes.reward:RenderingReward", "weight": 0.0},
+            "shapes": {"function": "visual_grpo.starter.shapes.shapes_reward:ShapesReward", "weight": 1.0},
+            "rendering": {"function": "visual_grpo.starter.shapes.shapes_reward:RenderingReward", "weight": 0.0},
             "outline": {"function": "visual_grpo.starter.shapes.outline:OutlineGuard", "weight": 0.0},
             # The whole picture, as a person compares it with the one that was asked for.
             "delta_e": {"judge": True},

@@ -45,7 +45,7 @@ class Registered:
 
     @property
     def weights(self) -> str | None:
-        """Digest of its weights; None for a version that another program registered."""
+        """Digest of its weights; None for a version that a different program registered."""
         return self.tags.get(WEIGHTS)
 
     @property
@@ -62,8 +62,8 @@ class Registered:
             folder = download(client.get_model_version_download_uri(self.name, str(self.version)), ADAPTERS)
         if check and self.tags.get(DIGEST) not in (None, adapter_digest(folder)):
             raise UserError(
-                f"The adapters of {self.uri} in {folder} are gone, or not what was registered: weights or"
-                f" {FACTS} were edited. Register them again, or name another version."
+                f"The adapters of {self.uri} in {folder} are gone, or differ from what was registered: weights or"
+                f" {FACTS} were edited. Register them again, or name a different version."
             )
         return folder
 
@@ -86,7 +86,7 @@ def find_adapters(named: str, latest: Path) -> Path:
 def adapters_or_base(named: str, latest: Path) -> Path | None:
     """Returns what `find_adapters` does; None for the base model, which is named none, or base in ``train.start``.
 
-    Raises UserError if the folder is not that of a training.
+    Raises UserError if the folder does not come from a training.
     """
     if named in (NONE, BASE):
         return None
@@ -98,7 +98,7 @@ def adapters_or_base(named: str, latest: Path) -> Path | None:
 def find_start(named: str, digest: str, latest: Path, run: str | None = None) -> Path:
     """Returns the adapters with ``digest`` that a training started from; raises UserError if no place has them.
 
-    ``named`` is its ``train.start``, which may mean others by now; ``run`` the MLflow run that made them, if known.
+    ``named`` is its ``train.start``, which may have changed; ``run`` the MLflow run that made them, if known.
     """
     for name in filter(None, (named, run)):
         with suppress(UserError):
@@ -108,7 +108,7 @@ def find_start(named: str, digest: str, latest: Path, run: str | None = None) ->
     for version in versions_with(digest):
         with suppress(UserError):
             return version.adapters().resolve()
-    places = "train.start names others now, and neither their MLflow run nor a registered version has them"
+    places = "train.start names different adapters now, and neither their MLflow run nor a registered version has them"
     raise UserError(f"The adapters that the run started from ({named}, {digest[:12]}) are gone: {places}.")
 
 

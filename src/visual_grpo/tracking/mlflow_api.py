@@ -119,7 +119,7 @@ def _experiment() -> str:
 
 
 def _artifacts(uri: str) -> str | None:
-    """Returns where artifacts are beside a database in a file; None = the server decides."""
+    """Returns where artifacts are stored next to a database in a file; None = the server decides."""
     file = Path(uri.removeprefix(SQLITE))
     return (file.resolve().parent / ARTIFACTS).as_uri() if uri.startswith(SQLITE) else None
 
@@ -184,7 +184,9 @@ def experiment_id(client: MlflowClient) -> str:
         return str(client.create_experiment(name, _artifacts(tracking_uri()), view))
     if known.lifecycle_stage != "active":
         restored = f"mlflow experiments restore --experiment-id {known.experiment_id}"
-        raise OSError(f"the experiment {name!r} was deleted. Name another in MLFLOW_EXPERIMENT_NAME, or: {restored}")
+        raise OSError(
+            f"the experiment {name!r} was deleted. Choose a different name in MLFLOW_EXPERIMENT_NAME, or: {restored}"
+        )
     return str(known.experiment_id)
 
 
@@ -210,7 +212,7 @@ def to_metrics(points: Iterable[Point]) -> list[Metric]:
 
 
 def log_metrics(client: MlflowClient, run_id: str, points: Iterable[Point], known: dict[str, set[int]]) -> None:
-    """Logs the steps that the run's curves lack; ``known`` has those of each curve, and gets those of new ones."""
+    """Logs the steps that the run's curves lack; ``known`` has the steps of each curve, and gets the new ones."""
     metrics = to_metrics(points)
     for name in {metric.key for metric in metrics} - known.keys():
         known[name] = {point.step for point in client.get_metric_history(run_id, name)}
@@ -232,7 +234,7 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
 
 
 def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) -> None:
-    """Logs parameters. MLflow cannot overwrite one: another value of a resumed run is the tag ``resumed.NAME``."""
+    """Logs parameters. MLflow cannot overwrite one: a different value of a resumed run is the tag ``resumed.NAME``."""
     from mlflow.entities import Param
 
     before = client.get_run(run_id).data.params

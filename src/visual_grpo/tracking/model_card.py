@@ -1,4 +1,4 @@
-"""The card beside adapters: what they were trained on and with, their result, and how to load them."""
+"""The card next to adapters: what they were trained on and with, their result, and how to load them."""
 
 from __future__ import annotations
 

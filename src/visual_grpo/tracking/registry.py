@@ -68,7 +68,7 @@ class Registry:
         return cls(settings.name(output), settings.alias, settings.base_copy_mb)
 
     def champion(self) -> Registered | None:
-        """None before the first promotion."""
+        """Returns the champion; None before the first promotion."""
         with mlflow_api.mlflow_client() as client:
             version = mlflow_api.get(client.get_model_version_by_alias, self.name, self.alias)
         return None if version is None else Registered.of(version)
@@ -130,7 +130,7 @@ class Registry:
         present = find_version(f"{SCHEME}{self.name}@{self.alias}")
         replaced = present.tags.get(REPLACES, NOTHING)
         if replaced == NOTHING:
-            raise UserError(f"{self.name}@{self.alias} is version {present.version}, which replaced no other.")
+            raise UserError(f"{self.name}@{self.alias} is version {present.version}, which did not replace a version.")
         with mlflow_api.mlflow_client() as client:
             client.get_model_version(self.name, replaced)  # Raises if it was deleted.
             client.set_model_version_tag(self.name, str(present.version), ROLLED_BACK, _now())
@@ -153,8 +153,8 @@ class Registry:
     def note_gate(self, digest: str, settings: str) -> None:
         """Notes that the gate has decided on the adapter with ``digest``; the same gate again keeps the first date.
 
-        By a clock that is wrong (`ahead_of_clock`), the gate gets no date. It gets that of the next gate whose clock is
-        right, which is the latest that it can have.
+        By a clock that is wrong (`ahead_of_clock`), the gate gets no date. It gets the date of the next gate whose
+        clock is right, which is the latest that it can have.
         """
         gates, key = self._gates(), _gate(digest, settings)
         if key in gates:
@@ -171,7 +171,7 @@ class Registry:
         return any(key.startswith(_gate(digest, settings)) for key in self._gates())
 
     def gates_in_last_year(self, *, excluding: tuple[str, str]) -> int:
-        """Counts the gates that may be of the last 365 days, those of a date to come or of none among them.
+        """Counts the gates that may be of the last 365 days, including those with a future date or none.
 
         One that is asked again is left out (its digest and settings).
         """
@@ -206,7 +206,7 @@ class Registry:
         return old
 
     def delete_old_runs(self, keep: int) -> list[str]:
-        """Deletes all but the newest ``keep`` runs of retrainings for this model, and those of its versions."""
+        """Deletes all but the newest ``keep`` runs of retrainings for this model, and its versions' runs."""
         with mlflow_api.mlflow_client() as client:
             needed = {version.run_id for version in client.search_model_versions(f"name = '{self.name}'")}
             runs = mlflow_api.search(client, f"tags.`{RETRAINED}` = '{self.name}'")[keep:]

@@ -72,7 +72,7 @@ LIMITS = {
 """What one request may ask for at most; ``model_config`` changes it where a version is loaded."""
 _EXAMPLE = "a small red circle on the left"
 _SEEDED_AS = "prompt"
-"""The id that seeds are made of, as for ``generate.prompt``: both draw the same image at the same seed."""
+"""The id that seeds are made of, as for ``generate.prompt``: both generate the same image at the same seed."""
 
 
 def package(adapters: Path, folder: Path, *, card: str, about: Mapping[str, str], base_copy_mb: float) -> None:
@@ -148,7 +148,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any]) -> ServedModel:
     folder = Path(path)
     packaged = SavedModel.load(str(folder.parents[1])).metadata or {}
     if packaged.get(DIGEST) != adapter_digest(folder / ADAPTERS):
-        raise UserError(f"The adapters in {folder} are not what was registered: weights or record were edited.")
+        raise UserError(f"The adapters in {folder} differ from what was registered: weights or record were edited.")
     model = str(folder / BASE) if (folder / BASE).is_dir() else model_config["base"]
     _check_base(folder / ADAPTERS, model)
     tree = read_facts(folder / ADAPTERS)["parameters"]
@@ -170,7 +170,7 @@ class ServedModel:
         self._one_at_a_time = threading.Lock()
 
     def predict(self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Draws ``samples`` of each row. A scoring server shows no traceback of the MlflowException for wrong input."""
+        """Generates ``samples`` of each row. A scoring server hides the traceback of an MlflowException."""
         try:
             return self._predict(model_input, dict(params or {}))
         except (UserError, ValidationError) as error:
@@ -271,7 +271,7 @@ def read(source: str | bytes, row: int, max_pixels: int) -> Image.Image:
             raise UserError(f"{width} x {height} pixels are more than data.max_pixels ({max_pixels}) of the training")
         return read_image(io.BytesIO(content))
     except (UserError, TypeError, ValueError) as error:
-        raise UserError(f"row {row}: image is no file's content, as bytes or base64 text: {error}") from error
+        raise UserError(f"row {row}: image is not the content of a file, as bytes or base64 text: {error}") from error
 
 
 def _png(image: Image.Image) -> bytes:

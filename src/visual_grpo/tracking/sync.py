@@ -46,7 +46,7 @@ _OF_MODULE = {
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
 _DIGITS = 4
-"""Of a result's metrics; the files beside them have all."""
+"""Of a result's metrics; the files next to them have all."""
 _OF_RESULT = {"gain": "difference", "low": "ci_low", "high": "ci_high", "base": "baseline", "trained": "trained"}
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
@@ -135,7 +135,7 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     mlflow_api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     client.log_artifacts(run_id, str(adapters), "adapters")
     gone = {mlflow_api.VERDICT: mlflow_api.NOT_EVALUATED}
-    if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is that of earlier adapters.
+    if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is about earlier adapters.
         gone |= dict.fromkeys(("result", mlflow_api.EVALUATION, EVALUATION_DIGEST), "")
     mlflow_api.set_tags(client, run_id, gone)
 
@@ -212,7 +212,7 @@ def sync(outputs: list[Path]) -> tuple[list[str], bool]:
     for output in outputs:
         try:
             if not output.is_dir():
-                raise UserError("there is no such folder")
+                raise UserError("the folder does not exist")
             hold(output / ".lock")
             with mlflow_api.mlflow_client() as client:
                 mlflow_api.close_killed(client, output)

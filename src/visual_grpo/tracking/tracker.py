@@ -122,7 +122,7 @@ class Tracker:
         self.tags({"evaluate.command": command, mlflow_api.EVALUATION: "running"} | earlier)
 
     def end(self, status: Literal["KILLED", "FAILED", "FINISHED"]) -> None:
-        """Ends the run, and adds what it lacks of the results on disk."""
+        """Ends the run, and adds the missing results from disk."""
         if not self._is_open:
             return
         self._is_open, Tracker._active = False, None
@@ -151,7 +151,7 @@ class Tracker:
         while (request := self._requests.get()) is not None:
             if time.monotonic() >= self._again:
                 self._send(request)
-        self._send(self._last)  # Even if the others failed.
+        self._send(self._last)  # Even if the other calls failed.
 
     def _send(self, request: Request) -> None:
         try:
@@ -181,7 +181,7 @@ class Tracker:
         self._answered.set()
         if not self._has_warned:
             self._has_warned = True
-            later = "The run goes on; the next command or `make sync` adds what it lacks of the results on disk."
+            later = "The run goes on; the next command or `make sync` adds the missing results from disk."
             self._say(f"MLflow ({mlflow_api.shown()}) fails: {why.rstrip('.')}. {later}")
 
 

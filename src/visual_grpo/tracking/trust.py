@@ -42,11 +42,13 @@ ASKING_A_SERVER = ("http", "vlm_judge")
 
 
 def require_version(folder: Path, parameters: Mapping[str, Any]) -> None:
-    """Raises UserError if the parameters of the record in ``folder`` are not those of this version of the project."""
+    """Raises UserError if this version of the project does not have the parameters of the record in ``folder``."""
     try:
         validate(parameters)
     except ParameterError as error:
-        raise UserError(f"The record in {folder} is of another version of this project, or damaged. {error}") from error
+        raise UserError(
+            f"The record in {folder} belongs to a different version of this project, or is damaged. {error}"
+        ) from error
 
 
 def require_adapters(
@@ -77,7 +79,7 @@ def require_checkpoint(
     present: Parameters,
     given: Mapping[str, Any],
 ) -> None:
-    """As `require_adapters`, of a checkpoint with the parameters ``record``, whose files have the ``digest``."""
+    """Like `require_adapters`, for a checkpoint with the parameters ``record``, whose files have the ``digest``."""
     if taken := _taken(adopted, present, given):
         _require(folder, digest, (PARAMETERS, parameters_digest(record)), taken, present.trust)
 
@@ -100,7 +102,7 @@ def _line(name: str, value: object) -> str:
     found = ((kind, pattern.search(text)) for kind, pattern in _KINDS.items())
     kind, match = next(((kind, match) for kind, match in found if match), ("file, model or text", None))
     if kind == "code" and match and not _is_there(module := re.split("[.:]", match[0])[0]):
-        shown += f" (there is no module {module} here)"
+        shown += f" (the module {module} does not exist here)"
     return f"{kind}: {' '.join(name.split())} = {shown}"
 
 

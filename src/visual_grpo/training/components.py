@@ -24,7 +24,7 @@ from visual_grpo.models.run_spec import options_of
 from visual_grpo.rewards.catalogue import build_reward_set
 
 if TYPE_CHECKING:
-    from visual_grpo.grpo.distributed.policy import RankZeroScorer
+    from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
     from visual_grpo.grpo.two_stage import Trainer
     from visual_grpo.models.family import Family
     from visual_grpo.models.lora import AdapterPolicy
@@ -54,8 +54,8 @@ def check_unchanged(base_model: Mapping[str, Any], spec: RunSpec) -> None:
         )
     if before is not None and content_digest(model) != before:
         raise UserError(
-            f"the base model {model} is not what it was when the starter pipeline ran: a file was changed, added or"
-            " removed. What was drawn and trained before belongs to the other model. Put the files back, or (if the"
+            f"the base model {model} has changed since the starter pipeline ran: a file was edited, added or"
+            " removed. Earlier samples and adapters belong to the other model. Put the files back, or (if the"
             " starter made it) delete the folder and make it again.",
             remedy="starter",
         )
@@ -65,7 +65,7 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     """Builds the base model, without any adapter or with the saved ones of the trained modules.
 
     Raises UserError where its files are not those that the adapters were trained on, or, with ``check_own_family``,
-    where a family that is not built in draws other latents than its pipeline.
+    where a family that is not built in generates different latents than its pipeline.
     """
     config, model = spec.config, spec.model
     if config.model_is_pretrained and not settled(Path(model)).is_dir():
@@ -206,7 +206,7 @@ def load_policy(
         module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other flow models, ``vl`` of Qwen2.5-VL; None = first.
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
-        rollout: how training samples are drawn; None = 4 denoising steps at guidance 1.5, temperature 1.
+        rollout: how training samples are generated; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
     model_family = find_family(family, model)

@@ -1,4 +1,4 @@
-"""Draws and scores the samples that results are judged by, of the base model and of trained adapters."""
+"""Generates and scores the samples that results are judged by, of the base model and of trained adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def generate_samples(
     adapters: Path | None,
     title: str,
 ) -> None:
-    """Draws and scores every eval and held-out sample into ``folder``; without adapters also those of the controls.
+    """Generates and scores every eval and held-out sample into ``folder``; without adapters also the controls'.
 
     Samples depend on parameters, model, records and adapters only, so that baseline and trained ones pair. Records are
     checked against the rewards before the model is loaded.
@@ -38,7 +38,7 @@ def generate_samples(
         scorer.check_records(split)
     asked = plan_images(splits, spec.config.evaluation, spec.samplers, spec.controls if adapters is None else {})
     if not any(requests for _, requests in asked.values()):
-        console.note("There is nothing to draw: no prompt is held out or in eval.")
+        console.note("There is nothing to generate: no prompt is held out or in eval.")
         write_no_scores(scorer, folder)
         return
     with (

@@ -17,7 +17,7 @@ from visual_grpo.grpo import checkpoint
 
 STEPS = "grpo.steps"
 FINISHED = "finished.txt"
-"""Beside the checkpoints: the one with which a training ended whose adapters are in their place."""
+"""File next to the checkpoints: names the one with which a training ended whose adapters are in their place."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ResumedRun:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the training so far depends on (`provenance`)."""
+        """The record of what the training so far depends on (`provenance`)."""
         return {**self.provenance, "parameters": self.parameters}
 
 
@@ -75,7 +75,7 @@ def find_run(resume: str, folder: Path) -> ResumedRun | None:
     named = _named(resume, folder)
     path = named if _is_one(named) else checkpoint.newest_intact(named)
     if path is not None:
-        require_no_links(named)  # Pictures beside the checkpoints are copied to the adapters.
+        require_no_links(named)  # Pictures next to the checkpoints are copied to the adapters.
     return None if path is None else ResumedRun(path, checkpoint.load_metadata(path))
 
 
@@ -98,17 +98,17 @@ def _is_one(folder: Path) -> bool:
 
 
 def parameters_of_run(run: ResumedRun, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameter tree of a resumed run: that of its checkpoint, with what ``--params`` gives."""
+    """The parameter tree of a resumed run: its checkpoint's tree, with what ``--params`` gives."""
     resumed = merged(run.parameters, overrides)
     distributed, given = resumed["distributed"], overrides.get("distributed", {})
-    # The validation says what is wrong with what is no section.
+    # The validation says what is wrong with what is not a section.
     if isinstance(given, Mapping) and distributed["processes"] == 1 and "sharded" not in given:
         resumed["distributed"]["sharded"] = False  # A single process has the whole model.
     return resumed
 
 
 def inherited_parameters(run: ResumedRun, configured: Mapping[str, Any], used: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that come from the run, and would be others by the configuration: dotted name -> value of the run."""
+    """Parameters that come from the run and differ from the configuration: dotted name -> value of the run."""
     configuration, now = (flatten(validate(tree).public()) for tree in (configured, used))
     by_records = ["reward"] if configuration["reward"] == presets.AUTO else []
     if presets.TARGET_JUDGE not in (configured.get("rewards") or {}):
@@ -142,7 +142,7 @@ def _refuse_changes(run: ResumedRun, config: Parameters, now: provenance.Provena
     if different := provenance.differences(run.record, now, about, rounding=False, but=may_differ):
         raise UserError(
             f"The checkpoint {path} was made with different {', '.join(provenance.described(different))}: resuming"
-            f" would mix two runs.{why} Put what differs back as it was, or start at step 1 without resume."
+            f" would mix two runs.{why} Restore what differs, or start at step 1 without resume."
         )
 
 
@@ -163,7 +163,7 @@ def mark_finished(folder: Path) -> None:
 
 
 def is_finished(newest: Path) -> bool:
-    """Whether the training of ``newest``, the newest checkpoint in its folder, has left its adapters."""
+    """Returns whether the training of ``newest``, the newest checkpoint in its folder, has left its adapters."""
     file = newest.with_name(FINISHED)
     return file.is_file() and file.read_text(encoding="utf-8") == newest.name
 

@@ -27,7 +27,7 @@ from visual_grpo.config.adapter_folder import FACTS, HISTORY, weight_sums
 from visual_grpo.evaluation.alarm import HackingMonitor, InterimAnalysis
 from visual_grpo.evaluation.samples import distinct_prompts, requests
 from visual_grpo.grpo.distributed import ranks
-from visual_grpo.grpo.distributed.policy import RankZeroScorer
+from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
 from visual_grpo.grpo.signal_check import check_signal, measure_signal, useful_cosine
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.models.model import DistributedModel, Model
@@ -68,7 +68,7 @@ class Callbacks:
     """A step's metrics, and the row that goes into the history."""
     note: Callable[[str], None]
     on_probe: Callable[[str, int, int], None] = lambda module, done, needed: None
-    """A module's rollouts of the signal check: how many are drawn, and how many its next look needs."""
+    """A module's rollouts of the signal check: how many are generated, and how many its next look needs."""
     on_alarm: Callable[[int, str, Shown], None] = lambda step, sentence, shown: None
     """The step, why the reward is taken to be cheated, and what it judged."""
 
@@ -92,7 +92,7 @@ class TrainingRun:
         """
         Args:
             data: records by split. Held-out ones are for the report's film: no reward sees them, they decide nothing.
-            provenance: what the run depends on beside the parameters, with its commands, commit and versions: for
+            provenance: what the run depends on besides the parameters, with its commands, commit and versions: for
                 ``training.json`` and checkpoints.
             run_id: of the MLflow run.
             origin: the run to resume; None = start at step 1.
@@ -184,8 +184,8 @@ class TrainingRun:
         if not self.progress.best_step:
             first = self.progress.alarms[0]
             raise UserError(
-                f"The reward was taken to be cheated at the first evaluation, after step {first['step']}:"
-                f" {first['sentence']}. So alarm.action=rollback has nothing to go back to. Evaluate earlier (a smaller"
+                f"The first evaluation, after step {first['step']}, raised the alarm:"
+                f" {first['sentence']}. So alarm.action=rollback has no earlier adapter. Evaluate earlier (a smaller"
                 " evaluation.every), or change the reward."
             )
         return "best"
@@ -198,7 +198,7 @@ class TrainingRun:
         free = self.config.policy.flow.likelihood == "matching" and rollout == 1
         if not free and rollout is not None and judged is not None and rollout != judged:
             yield (
-                f"training samples are drawn with guidance {rollout:g}, the eval sampler has {judged:g}. What is"
+                f"training samples are generated with guidance {rollout:g}, the eval sampler has {judged:g}. What is"
                 " learned at one overshoots or falls short at the other; let sampling.rollout.guidance_scale and"
                 " sampling.eval.guidance_scale agree."
             )
@@ -222,7 +222,7 @@ class TrainingRun:
             prompt, tokens, limit = cut[0]
             yield (
                 f"{len(cut)} of {len(prompts)} prompts (the {len(longest)} longest were looked at) have more"
-                " tokens than the model reads; to it, prompts that differ only in the rest are one. Of"
+                " tokens than the model reads; it cannot tell apart prompts that differ only in the rest. Of"
                 f" {prompt[:80]!r}... it reads {limit} of {tokens} tokens. Shorten them, or raise"
                 " model.options.max_sequence_length where the family has it."
             )
@@ -294,7 +294,7 @@ class TrainingRun:
         return bool(self.progress.alarms) and self.config.alarm.action != "warn"
 
     def evaluate(self) -> Shown:
-        """Draws one sample of each eval prompt, at the eval sampler and fixed seeds."""
+        """Generates one sample of each eval prompt, at the eval sampler and fixed seeds."""
         samples, scores = list[Sample](), list[Scores]()
         size = self.config.evaluation.batch_size * self.config.distributed.processes
         for start in range(0, len(self.eval_prompts), size):

@@ -23,7 +23,7 @@ from visual_grpo.training import resuming
 from visual_grpo.training.ema import AdapterAverage
 
 PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
-"""Sample grids, columns of the report's film, and what alarms judged: beside the checkpoints, for a resumed run."""
+"""Sample grids, columns of the report's film, and what alarms judged: kept with the checkpoints, for a resumed run."""
 
 
 @dataclass(kw_only=True)
@@ -57,7 +57,7 @@ class RunCheckpoints:
         run_id: str | None,
         origin: resuming.ResumedRun | None,
     ) -> None:
-        """``provenance`` is what the run depends on beside the parameters, ``run_id`` its MLflow run, ``origin`` the
+        """``provenance`` is what the run depends on besides the parameters, ``run_id`` its MLflow run, ``origin`` the
         run to resume."""
         self.config, self.trainer, self.progress, self.average = config, trainer, progress, average
         self.provenance, self.run_id, self.origin = provenance, run_id, origin
@@ -179,7 +179,7 @@ def _make_room(folder: Path, note: Callable[[str], None], keep: Path | None = No
 
 
 def _is_free(aside: Path, keep: Path | None) -> bool:
-    """Whether ``aside`` may be replaced: there is nothing, or what a finished training has left, without ``keep``."""
+    """Returns whether ``aside`` may be replaced: it holds nothing, or a finished training, without ``keep``."""
     heal(aside)
     if keep is not None and aside.resolve() in keep.resolve().parents:
         return False

@@ -87,4 +87,4 @@ def test_two_hosts_train_and_judge_together_and_the_loss_of_one_ends_both(
         assert spent < 30, "a rank goes on without the other"
         said = hosts.ended(60)
         sys.stdout.write(f"after {spent:.1f} s: {said}")
-    assert any("Another process of this command is gone" in error for _, error in said)
+    assert any("Another process of this command has ended" in error for _, error in said)

@@ -93,7 +93,7 @@ def test_a_silent_process_is_told_of_and_given_up(tmp_path: Path) -> None:
         run(tmp_path, 2, toys.say_nothing, seconds=8)
     told = re.findall(r"Other processes of this command have not answered for \d s", str(raised.value))
     assert told
-    assert "is gone, or does not answer: " in str(raised.value)
+    assert "has ended, or does not answer: " in str(raised.value)
     assert "Timed out waiting 4000ms" in str(raised.value)
 
 

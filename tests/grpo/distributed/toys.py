@@ -25,7 +25,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, Rollout, Share
 from visual_grpo.config import Parameters
 from visual_grpo.grpo.distributed import launch, ranks, sharding, silence
-from visual_grpo.grpo.distributed.policy import RankZeroScorer
+from visual_grpo.grpo.distributed.rollouts import RankZeroScorer
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.grpo.signal_check import probe_gradient
 from visual_grpo.grpo.trainer import GRPOTrainer

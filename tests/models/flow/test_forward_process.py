@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.flow.test_policy import RECORDS, ROLLOUT
-from tests.models.flow.test_policy import policy_with as steps_policy
+from tests.models.flow.test_flow_policy import RECORDS, ROLLOUT
+from tests.models.flow.test_flow_policy import policy_with as steps_policy
 from tests.models.toy_flow import SlopeAdapter, ToyFlow
 from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.common.errors import UserError
@@ -19,7 +19,7 @@ from visual_grpo.common.types import Scores
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
 from visual_grpo.grpo.losses import LOSSES, Algorithm
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.models.rows import random_seeds
 
 OFFSETS = torch.tensor([0.1, 0.1, 0.2, 0.2, 0.3, 0.3]).view(-1, 1, 1, 1).double()

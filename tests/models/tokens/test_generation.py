@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from tests.conftest import SIZE, stir
 from tests.models.token_policies import forward
-from tests.models.tokens.test_policy import RECORDS
+from tests.models.tokens.test_token_policy import RECORDS
 from visual_grpo.models.tokens import generation
 from visual_grpo.models.tokens.generation import SampledTokens, sample_tokens
 from visual_grpo.models.tokens.probabilities import TokenSampler

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from visual_grpo.config import Parameters, merged
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 ROOT = Path(__file__).parents[3]
 _SMALL = {"rollout_batch": 8, "denoise_batch": 2}

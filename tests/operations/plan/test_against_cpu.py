@@ -67,7 +67,7 @@ def test_a_small_glm_image(pipeline_folder, module, checkpointed, rank):
 
 
 def save_small_qwen2_5_vl(folder: Path) -> None:
-    from examples.scenes.qwen2_5_vl import build_model, build_processor
+    from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 
     size = parameters_of("negative_points", {}).data
     processor = build_processor(size.height, size.width)

@@ -8,8 +8,8 @@ import torch
 from tests.operations.plan.configurations import CONFIGURATIONS, parameters_of
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.operations.plan.dry_run import planned_model, prompt_of
+from visual_grpo.operations.plan.estimate import make_plan
 from visual_grpo.operations.plan.meter import Meter
-from visual_grpo.operations.plan.report import make_plan
 
 PARAMETERS = {
     "glm_image": {"vision_language_encoder": 10.11, "transformer": 6.93},

@@ -21,7 +21,7 @@ from visual_grpo.models.family import find_family
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
 from visual_grpo.operations.preflight.check import check, check_before_run, check_model
-from visual_grpo.operations.preflight.data import Findings
+from visual_grpo.operations.preflight.findings import Findings
 from visual_grpo.starter.worlds import SHAPES
 
 PLAIN = PromptRecord(id="plain", prompt="a cat")
@@ -184,7 +184,7 @@ def test_a_judge_is_refused_only_where_no_record_has_what_it_compares_with(judge
 
 
 def test_where_only_the_first_records_were_read_it_is_said(monkeypatch):
-    monkeypatch.setattr("visual_grpo.operations.preflight.data._KEPT", 2)
+    monkeypatch.setattr("visual_grpo.operations.preflight.findings._KEPT", 2)
     given = parameters(data={"path": "gone"}, reward="listed", rewards={**MINE, TARGET_JUDGE: {"judge": True}})
     [told] = check_before_run(given, TRAIN, set(SCORED), lambda: [TARGET, PLAIN, PLAIN])[2]
     assert told.endswith("scores only samples of the 1 of the first 2 records that have a target image.")
@@ -312,7 +312,7 @@ def test_everything_that_is_wrong_is_in_one_message(tmp_path):
         "has no option 'lines'",
         "model.device is 'cuda:99'",
         "model.path is no/such/folder",
-        "the reward 'shapes' judges the shapes that the starter draws",
+        "the reward 'shapes' judges the shapes that the starter renders",
         "the reward ssim compares with a target image, and 24 records have none: '0', '1', '2', '3', '4' ...",
     ):
         assert said in message
@@ -338,7 +338,7 @@ def test_a_folder_without_records_and_one_without_usable_ones(tmp_path):
     jsonl(tmp_path / "records.jsonl", [{"prompt": "a", "target_imge": "a.png"}] * 7)
     message = refusal(tmp_path)
     assert "7 records rejected:" in message
-    assert "there is no field 'target_imge'. Did you mean 'target_image'?" in message
+    assert "the field 'target_imge' is unknown. Did you mean 'target_image'?" in message
     assert "and 2 more" in message
 
 

@@ -15,7 +15,7 @@ from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts, weight_sums
 from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.operations.lineage import DIFFERS, OK, UNKNOWN, Line, Subject, lines
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import run_origin
 
 HASH = "0123456789abcdef0123456789abcdef"
 RAW = "data/01_raw/shapes"
@@ -89,7 +89,7 @@ def test_an_edited_weight_is_named(project: Path) -> None:
     about = subject(project)
     (project / "adapters/ar/adapter_model.safetensors").write_text("edited")
     assert differing(project, about) == ["version", "adapters"]
-    assert states(project, about)["adapters"].why == "ar/adapter_model.safetensors is not what the training left"
+    assert states(project, about)["adapters"].why == "ar/adapter_model.safetensors has changed since the training"
 
 
 def test_other_facts_than_mlflow_has_are_named(project: Path) -> None:
@@ -97,8 +97,8 @@ def test_other_facts_than_mlflow_has_are_named(project: Path) -> None:
     edit(project, data="x", command="another")
     changed = replace(about, facts=read_facts(project / "adapters"))
     found = states(project, changed)
-    assert found["version"].why == "its tags dataset.digest, command are not as in training.json"
-    assert found["MLflow run"].why == "its tags dataset.digest, command are not as in training.json"
+    assert found["version"].why == "its tags dataset.digest, command differ from training.json"
+    assert found["MLflow run"].why == "its tags dataset.digest, command differ from training.json"
     assert differing(project, changed) == ["version", "MLflow run", "command"]
 
 
@@ -127,7 +127,7 @@ def test_a_commit_on_no_branch_is_named_and_one_elsewhere_cannot_be_checked(proj
 
 def test_uncommitted_changes_apply_or_are_named(project: Path) -> None:
     (project / "src/code.py").write_text("a = 2\n")
-    patch = lineage.changes(project)
+    patch = run_origin.changes(project)
     edit(project, **{"git.state": "dirty"})
     assert states(project)["uncommitted changes"].value == "lost"
     (project / "adapters/changes.diff").write_bytes(patch)
@@ -147,7 +147,7 @@ def test_a_dvc_hash_counts_as_long_as_a_commit_has_it(project: Path) -> None:
     commit(project)
     found = states(project)[f"DVC {RAW}"]
     assert found.state == OK
-    assert found.why.endswith("records it; another now")
+    assert found.why.endswith("records it; it has changed since then")
     lock.unlink()
     git(project, "checkout", "-q", "--orphan", "other")
     git(project, "rm", "-q", "--cached", "dvc.lock")

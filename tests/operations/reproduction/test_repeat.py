@@ -26,7 +26,7 @@ from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, rep
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
 from visual_grpo.operations.running import Running
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
-from visual_grpo.tracking import lineage
+from visual_grpo.tracking import run_origin
 
 LOCK = "requirements.lock"
 TREE = parameters().model_dump(mode="json")
@@ -38,10 +38,10 @@ TREE = parameters().model_dump(mode="json")
         ({"git.commit": None}, "training.json names no commit"),
         ({"git.state": "dirty"}, "has no changes.diff any more"),
         ({}, "has no requirements.lock"),
-        ({"resumed.git.commit": "later1\nlater2"}, "was resumed with other commit (later1, later2), so no single"),
-        ({"resumed.source.digest": "b"}, "with other source files of this project (b), so"),
-        ({"resumed.numerics": "torch 3"}, "other versions of libraries, or kind of processor (torch 3), so"),
-        ({ADJUSTED: "grpo.steps: 2, 3 after step 2"}, "other parameters (grpo.steps: 2, 3 after step 2), so"),
+        ({"resumed.git.commit": "later1\nlater2"}, "was resumed with different commit (later1, later2), so no single"),
+        ({"resumed.source.digest": "b"}, "with different source files of this project (b), so"),
+        ({"resumed.numerics": "torch 3"}, "different versions of libraries, or kind of processor (torch 3), so"),
+        ({ADJUSTED: "grpo.steps: 2, 3 after step 2"}, "different parameters (grpo.steps: 2, 3 after step 2), so"),
     ],
 )
 def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str | None], told: str) -> None:
@@ -70,7 +70,7 @@ def test_the_commit_with_its_changes_is_checked_out_and_the_working_tree_stays(p
     first = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
     (project / "my_reward.py").write_text("b = 1\n")
-    patch = lineage.changes(project)
+    patch = run_origin.changes(project)
     commit(project)
     (project / "src/code.py").write_text("a = 3\n")
     before = git(project, "status", "--porcelain")
@@ -93,7 +93,7 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
     hook.parent.mkdir(exist_ok=True)
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
     hook.chmod(0o755)
-    with checked_out(project / "below", state, lineage.changes(project / "below")) as worktree:
+    with checked_out(project / "below", state, run_origin.changes(project / "below")) as worktree:
         assert [(worktree.code / "src" / name).read_text() for name in ("file", "new")] == ["y", "y"]
     assert not (tmp_path / "ran").exists()
 
@@ -101,10 +101,10 @@ def test_a_project_may_be_below_the_repositorys_root_and_no_hook_runs(project: P
 def test_another_commit_and_changes_that_do_not_apply_are_told_and_leave_nothing(project: Path) -> None:
     state = repository(project)
     (project / "src/code.py").write_text("a = 2\n")
-    patch = lineage.changes(project).replace(b"a = 1", b"a = 9")
+    patch = run_origin.changes(project).replace(b"a = 1", b"a = 9")
     for commit_of_run, said in (
-        ("0" * 40, r"commit 0000.*cannot be had again.*git fetch --all"),
-        (state, r"changes\.diff of its adapters, cannot be had again(?s:.)*src/code\.py"),
+        ("0" * 40, r"commit 0000.*cannot be restored.*git fetch --all"),
+        (state, r"changes\.diff of its adapters, cannot be restored(?s:.)*src/code\.py"),
     ):
         with pytest.raises(UserError, match=said), checked_out(project, commit_of_run, patch):
             pass

@@ -147,7 +147,7 @@ def test_refused_data_are_refused_until_they_are_mended(project: Trained) -> Non
     raw, few = project.folder / "raw.txt", {"data": {"min_records": 100}}
     raw.write_text("b")
     for _ in range(2):
-        with pytest.raises(DataRefusedError, match=r"nothing was trained(?s:.)*needed are 100"):
+        with pytest.raises(DataRefusedError, match=r"nothing was trained(?s:.)*expected at least 100"):
             project.retrain(retrain=few)
     raw.write_text("a")
     assert (project.retrain()["reason"], project.trainings) == (None, 1)

@@ -48,7 +48,7 @@ def test_a_score_is_the_last_line_of_a_command(tmp_path: Path, monkeypatch: pyte
     assert monitored(MonitorConfig(command="printf '\\377\\n0.5\\n'")) == 0.5
     for command, said in {
         "echo broken >&2; exit 3": "must print a number last: echo broken >&2; exit 3\nbroken",
-        "echo nan": "printed nan, no number: echo nan",
+        "echo nan": "printed nan, which is not a number: echo nan",
         "true": "must print a number last: true\n",
     }.items():
         with pytest.raises(UserError) as told:

@@ -19,7 +19,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.operations.retraining.__main__ import main
 from visual_grpo.operations.retraining.project import PARAMETERS, Project, read_project, stage_parameters
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 
 
 @pytest.fixture
@@ -155,5 +155,5 @@ def test_a_folder_without_a_project_and_an_unknown_environment_are_told(
     monkeypatch.chdir(ROOT)
     assert main(["--env=txt"]) == 1
     told = capsys.readouterr().out
-    assert told.startswith("Error: There is no environment 'txt' in ")
+    assert told.startswith("Error: The environment 'txt' does not exist in ")
     assert "Did you mean 'text'" in told.replace("\n", " ")

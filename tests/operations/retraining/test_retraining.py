@@ -119,7 +119,7 @@ def test_three_retrainings_then_reproduce_promote_roll_back_and_repeat(project: 
     assert code == Code.NOT_PROMOTED, printed
     assert "Running stage 'data_preparation'" not in printed
     assert "Running stage 'train'" in printed
-    assert "was trained with another reward than the champion (code of reward brightness)" in printed
+    assert "was trained with a different reward than the champion (code of reward brightness)" in printed
     assert state(project)["champion"] == first["champion"]
     assert retrain(project)[0] == Code.DONE, "what was judged is not judged again"
     assert re.findall("Running stage '(.*)'", call(project, ".venv/bin/dvc repro")) == ["parameters"]
@@ -179,7 +179,7 @@ def test_data_that_are_unlike_the_champions_are_refused_before_anything_is_train
     configure(project, data={"eval_share": 0.2}, retrain={"data": {"min_records": 100_000}})
     code, printed = retrain(project)
     assert code == Code.DATA_REFUSED, printed
-    assert "150 usable records, needed are 100000 (retrain.data.min_records)." in printed
+    assert "150 usable records, expected at least 100000 (retrain.data.min_records)." in printed
     assert not (project / "data/06_models/adapters").exists()
 
 
@@ -205,5 +205,5 @@ def test_a_second_call_at_the_same_time_ends_at_once(project: Path) -> None:
         running.send_signal(signal.SIGTERM)
         ended = running.wait()
     assert code == Code.BUSY
-    assert "Another retraining is running: data/.retraining.lock is locked" in printed
+    assert "A retraining is already running: data/.retraining.lock is locked" in printed
     assert ended == 128 + signal.SIGTERM

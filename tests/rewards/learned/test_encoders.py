@@ -85,7 +85,7 @@ def test_heads_that_do_not_fit_are_refused(clip_folder: Path, head: Path) -> Non
             Aesthetic(model=str(clip_folder), head=str(head))(PROMPTS, IMAGES)
 
     torch.save(perceptron(16).state_dict(), head / "aesthetic-model.pth")
-    refused("no head for embeddings of width 8: (?s:.*)size mismatch for layers.0.weight")
+    refused("not a head for embeddings of width 8: (?s:.*)size mismatch for layers.0.weight")
     torch.save({"layers.0.weight": torch.zeros(1, 8)}, head / "aesthetic-model.pth")
     refused("(?s:.*)Missing key.*layers.0.bias")
     (head / "aesthetic-model.pth").unlink()

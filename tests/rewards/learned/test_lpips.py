@@ -74,7 +74,7 @@ def test_weights_of_another_net_or_of_none_are_refused(tmp_path: Path) -> None:
     torch.save({"net": models.alexnet}, tmp_path / "code.pth")
     (tmp_path / "cut.pth").write_bytes(b"123")
     for file, told in (
-        ("other.pth", r"has not the weights of torchvision's AlexNet: 'features.3.weight'"),
+        ("other.pth", r"does not hold the weights of torchvision's AlexNet: 'features.3.weight'"),
         ("code.pth", "code.pth cannot be read as weights: Weights only load failed"),
         ("cut.pth", "cut.pth cannot be read as weights"),
     ):

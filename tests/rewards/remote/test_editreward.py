@@ -70,7 +70,7 @@ def test_another_version_of_the_repository(tmp_path: Path, prompts: str, collato
 
 def small_edit_reward(folder: Path) -> tuple[Any, dict[str, Tensor]]:
     """Qwen2.5-VL's real class with drawn weights as the base, and what EditReward's training saves of it."""
-    from examples.scenes.qwen2_5_vl import build_model, build_processor
+    from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 
     processor = build_processor(256, 256)
     with torch.random.fork_rng():

@@ -86,7 +86,7 @@ def test_the_first_word_counts_not_white_space_before_it() -> None:
     "completion", [{}, None, {"choices": []}, {"choices": [{"message": {"content": 5}}]}, {"choices": {"0": 1}}]
 )
 def test_what_is_no_chat_completion_is_refused(completion: Any) -> None:
-    with pytest.raises(RequestError, match="the answer is no chat completion"):
+    with pytest.raises(RequestError, match="the answer is not a chat completion"):
         reply_of(completion)
 
 
@@ -133,7 +133,7 @@ def test_an_answer_that_cannot_be_parsed_is_unscored_never_0(endpoint: Running, 
 def test_a_fault_loses_its_own_sample_only(endpoint: Running) -> None:
     output = judge(endpoint)(prompts({2: "!nochoice"}), images(8))
     assert output.values.isnan().tolist() == [row == 2 for row in range(8)]
-    assert "the answer is no chat completion" in output.failed[2]
+    assert "the answer is not a chat completion" in output.failed[2]
 
 
 def test_what_is_asked_has_the_rubric_the_model_and_the_scaled_image() -> None:

@@ -173,7 +173,7 @@ def test_what_unifiedreward_says() -> None:
 @pytest.mark.slow
 def test_soft_tifa_of_a_small_model_over_http(tmp_path: Path) -> None:
     """Qwen2.5-VL's real classes with drawn weights: what it says means nothing."""
-    from examples.scenes.qwen2_5_vl import build_model, build_processor
+    from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 
     processor = build_processor(64, 64)
     build_model(processor, seed=1).save_pretrained(tmp_path)

@@ -13,7 +13,7 @@ from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import IMAGE_END, build_processor, fit_codebook, nearest_codes
 from visual_grpo.starter.glm_image.corpus import SceneBank
 from visual_grpo.starter.glm_image.pretrain_ar import ArBatch, edit_batches
-from visual_grpo.starter.shapes.draw import COMBINATIONS, EDITS, draw_all, draw_scene, random_edit, stacked
+from visual_grpo.starter.shapes.render import COMBINATIONS, EDITS, draw_all, draw_scene, random_edit, stacked
 
 HEIGHT, WIDTH, GRID = 64, 96, (2, 3)
 

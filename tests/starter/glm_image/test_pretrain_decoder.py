@@ -14,7 +14,7 @@ from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
 from visual_grpo.starter.glm_image.pretrain_decoder import Sources, colour_error, pretrain_dit, pretrain_vae
 from visual_grpo.starter.pretraining import Job
-from visual_grpo.starter.shapes.draw import BACKGROUND
+from visual_grpo.starter.shapes.render import BACKGROUND
 
 
 def job_of(height: int, width: int, seed: int = 0, **steps: int) -> Job:

@@ -17,8 +17,8 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Task
 from visual_grpo.starter.shapes import dataset
 from visual_grpo.starter.shapes.dataset import draw_dataset
-from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS, COMBINATIONS, EDITS, draw
-from visual_grpo.starter.shapes.reward import ShapesReward
+from visual_grpo.starter.shapes.render import BACKGROUND, COLORS, COMBINATIONS, EDITS, draw
+from visual_grpo.starter.shapes.shapes_reward import ShapesReward
 
 
 def content(folder: Path) -> dict[str, bytes]:

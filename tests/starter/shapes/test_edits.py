@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from visual_grpo.starter.shapes.dataset import MISREADINGS, misread
-from visual_grpo.starter.shapes.draw import (
+from visual_grpo.starter.shapes.render import (
     ATTRIBUTES,
     COMBINATIONS,
     EDITS,

@@ -14,7 +14,7 @@ REWARDS = '''
 
 import torch
 
-from visual_grpo.starter.shapes import reward as shapes
+from visual_grpo.starter.shapes import shapes_reward as shapes
 
 
 def capped(iou, asked):

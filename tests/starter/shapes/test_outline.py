@@ -14,8 +14,8 @@ from torch import Tensor
 
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.starter.shapes.draw import BACKGROUND, COMBINATIONS, Combination, Jitter, draw, draw_scene
 from visual_grpo.starter.shapes.outline import OutlineGuard
+from visual_grpo.starter.shapes.render import BACKGROUND, COMBINATIONS, Combination, Jitter, draw, draw_scene
 
 CIRCLE = Combination(color="red", shape="circle", position="left", size="large")
 SQUARE = Combination(color="blue", shape="square", position="right", size="small")

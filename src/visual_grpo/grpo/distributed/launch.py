@@ -1,4 +1,4 @@
-"""The ranks that torchrun has started: rank 0 runs the command, the others its jobs."""
+"""The ranks that torchrun has started: rank 0 runs the command, the other ranks its jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from visual_grpo.grpo.distributed import ranks, sharding, silence
 _GRACE = 10.0
 """Seconds in which rank 0 reports an error that other ranks have too, before torchrun ends all."""
 _KEEPALIVE = {"KEEPIDLE": 4, "KEEPINTVL": 4, "KEEPCNT": 2, "USER_TIMEOUT": 12_000}
-"""A connection to another host is lost after 12 silent seconds; gloo itself would wait for `ranks.TIMEOUT`."""
+"""A connection to a different host is lost after 12 silent seconds; gloo itself would wait for `ranks.TIMEOUT`."""
 
 _PATIENCE = timedelta(minutes=1)
 """How long a process that has joined may take to prove its identity."""
@@ -40,7 +40,7 @@ _jobs: Any = None
 
 
 def run_under_torchrun(command: Callable[[], object]) -> None:
-    """Runs ``command`` on rank 0, and its jobs on the others."""
+    """Runs ``command`` on rank 0, and its jobs on the other ranks."""
     end_with_parent(signal.SIGKILL)
     one_host = os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]
     if one_host:
@@ -56,7 +56,7 @@ def run_under_torchrun(command: Callable[[], object]) -> None:
             command()
             _announce(None)
         dist.destroy_process_group()  # Otherwise its threads may abort the process at exit.
-    except BaseException:  # torchrun ends the others, and may start all again.
+    except BaseException:  # torchrun ends the other ranks, and may start all again.
         try:
             dist.distributed_c10d._get_default_store().check([""])
         except RuntimeError:  # The host of its store is gone: torchrun would wait for a quarter of an hour.
@@ -136,7 +136,7 @@ def recognise(group: Any, secret: str) -> None:
 
 
 def _announce(job: Any) -> Any:
-    """Sends rank 0's job to the others, which get it, hours later perhaps; None = the command has ended."""
+    """Sends rank 0's job to the other ranks, which get it, hours later perhaps; None = the command has ended."""
     sent = [job]
     ranks.collective(lambda: dist.broadcast_object_list(sent, group=_jobs))
     return sent[0]
@@ -178,7 +178,7 @@ def _begin(spec: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def _require_same_hosts(folders: list[Path | str]) -> None:
-    """Raises UserError where packages, code or files differ: then a sample would depend on who draws it."""
+    """Raises UserError where packages, code or files differ: then a sample would depend on its rank."""
     code, packages = Path(__file__).parents[2], {own.name: own.version for own in metadata.distributions()}
     local = tree_digest(code, code.rglob("*.py")), packages, [content_digest(own) for own in folders]
     (first, expected), *others = ranks.all_gather(lambda: (socket.gethostname(), local))

@@ -18,7 +18,7 @@ from visual_grpo.grpo.distributed import sharding, silence
 
 R = TypeVar("R")
 TIMEOUT = timedelta(minutes=30)
-"""After which a rank that does not answer counts as lost. Rank 0 may score for minutes while the others wait."""
+"""After which a rank that does not answer counts as lost. Rank 0 may score for minutes while the other ranks wait."""
 
 
 def count() -> int:
@@ -109,5 +109,5 @@ def collective(call: Callable[[], object]) -> None:
         with silence.waiting():
             in_thread(call, "collective").result()
     except RuntimeError as error:
-        told = f"Another process of this command is gone, or does not answer: {str(error).splitlines()[0]}"
+        told = f"Another process of this command has ended, or does not answer: {str(error).splitlines()[0]}"
         raise LostRankError(f"{told}. How it ended is in its own output.") from error

@@ -2,7 +2,7 @@
 
 torch's FSDP2 (`fully_shard`) gathers a layer before it runs and frees it afterwards, which all ranks must do in the
 same order. Here prompts differ, answers end at different tokens, and a rank may have no prompt at all. So before each
-layer they agree on which one to gather, by a small all-reduce; a rank that needs another layer, or has finished its
+layer they agree on which one to gather, by a small all-reduce; a rank that needs a different layer, or has finished its
 part (`serve_gathers`), contributes its shard.
 """
 

@@ -1,4 +1,4 @@
-"""What rank 0 says while it waits for the others: one may be stopped, or hang."""
+"""Notes of rank 0 while it waits for the other ranks: one may be stopped, or hang."""
 
 from __future__ import annotations
 

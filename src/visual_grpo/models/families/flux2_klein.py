@@ -21,7 +21,7 @@ from torch.nn.functional import pad, pixel_shuffle, pixel_unshuffle
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import TextConditions, as_images, tokens_and_limit, transformer_module
 from visual_grpo.models.flow.references import References, by_size, encoded, read_sources
 from visual_grpo.models.loading import load_pipeline

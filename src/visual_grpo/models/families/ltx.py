@@ -18,7 +18,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import (
     MaskedText,
     TextConditions,
@@ -104,8 +104,8 @@ def load(path: str, config: ModelConfig) -> Any:
     is_ltx_2 = not isinstance(pipeline.transformer, LTXVideoTransformer3DModel)
     if is_ltx_2 or pipeline.vae.config.timestep_conditioning:
         raise UserError(
-            f"The model {path!r} is not LTX-Video 0.9.0 (Lightricks/LTX-Video), which the family ltx draws with: it is"
-            " LTX-2, or its VAE draws noise as it decodes (since 0.9.1), so that the same latents would have other"
+            f"The model {path!r} is not LTX-Video 0.9.0 (Lightricks/LTX-Video), which the family ltx needs: it is"
+            " LTX-2, or its VAE samples noise as it decodes (since 0.9.1), so that the same latents would have other"
             " pixels, and other rewards, each time."
         )
     pipeline.vae.enable_slicing()  # One video is decoded at a time.

@@ -42,7 +42,7 @@ VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|imag
 class Options(Strict):
     """Prompt and answer length."""
 
-    instruction: str = Field("{query}", description="what the model reads beside the image; {query} is the record's")
+    instruction: str = Field("{query}", description="what the model reads with the image; {query} is the record's")
     max_tokens: int = Field(32, ge=1, description="tokens of an answer, its end included, before it is cut off")
 
     @field_validator("instruction")

@@ -20,7 +20,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord, VideoSample
 from visual_grpo.config import ModelConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import TextConditions, as_videos, tokens_and_limit, transformer_module
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.model import Model
@@ -108,7 +108,7 @@ def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") ->
     earlier ones and have no likelihood; VAE and image encoder in float32, as their authors use them."""
     pipeline = load_pipeline(pipeline_class, path, config, prepare=_in_full_precision)
     if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
-        raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v draw with Wan 2.1.")
+        raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v need Wan 2.1.")
     pipeline.vae.enable_slicing()  # One video is decoded at a time.
     if not isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler):
         pipeline.saved_scheduler, shift = pipeline.scheduler, pipeline.scheduler.config.flow_shift

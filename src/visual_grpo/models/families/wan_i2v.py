@@ -20,21 +20,21 @@ from visual_grpo.config import ModelConfig
 from visual_grpo.models.families import wan
 from visual_grpo.models.families.wan import FRAME_COUNTS, MODULES, Conditions, Wan, WanOptions
 from visual_grpo.models.family import Family
-from visual_grpo.models.flow.interface import Velocity
+from visual_grpo.models.flow.flow_model import Velocity
 from visual_grpo.models.flow.references import encode_sources, encoded
 from visual_grpo.models.model import Model
 
 
 class WanI2VOptions(WanOptions):
     max_sequence_length: Literal[512] = Field(
-        512, description="text tokens of a prompt: after so many the transformer looks for those of the image"
+        512, description="text tokens of a prompt: after so many the transformer expects the image's tokens"
     )
 
 
 class FirstFrame(NamedTuple):
     channels: Tensor
-    """[1, 4 + C, f, h, w] float32, beside the noise: 1 for each of the 4 frames of a latent one that is given, and the
-    latents of a video that is grey after its first frame."""
+    """[1, 4 + C, f, h, w] float32, appended to the noise: 1 for each of the 4 frames of a latent one that is given, and
+    the latents of a video that is grey after its first frame."""
     embeds: Tensor
     """[1, T, D], CLIP's."""
 

@@ -18,8 +18,8 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import Sample
 from visual_grpo.config import PolicyConfig, SamplerConfig
+from visual_grpo.models.flow.flow_model import FlowModel, Schedule
 from visual_grpo.models.flow.forward_process import STD, noised
-from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import log_prob, noises, ode_step, transition
 from visual_grpo.models.lora_layers import fast_lora
 from visual_grpo.models.offload import on_device

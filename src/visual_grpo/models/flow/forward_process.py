@@ -1,8 +1,8 @@
 """Forward-process training: how well the model matches a sample stands for the sample's log-probability.
 
 The ODE generates a sample x0. Noise e at the noise level s gives the state x = (1 - s) x0 + s e, whose velocity
-is u = e - x0. The log-probability of this decision is that of u under N(v, 1/2), where v is the model's velocity of x:
-``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise.
+is u = e - x0. Its log-probability is the density of u under N(v, 1/2), where v is the model's velocity of
+x: ``-|v - u|^2`` up to a constant, the negative loss of flow matching. Old and new policy share the noise.
 
 Sources: advantage weighted matching, arXiv 2509.25050; the comparison of likelihoods in arXiv 2602.04663; what the
 velocity's norm tells, NormGuard, arXiv 2606.27771. Shapes: as in denoising.py, with K noises for each row.

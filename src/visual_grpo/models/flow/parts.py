@@ -16,7 +16,7 @@ from torch.nn.functional import pixel_shuffle, pixel_unshuffle
 from torch.nn.utils.rnn import pad_sequence
 
 from visual_grpo.common.types import PromptRecord, VideoSample
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.references import require_sources
 from visual_grpo.models.lora import PipelineAdapter
 from visual_grpo.models.module import Module

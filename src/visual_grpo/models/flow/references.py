@@ -1,4 +1,4 @@
-"""Source images of edits as tokens beside those of the noise: their latents, positions and sizes.
+"""Source images of edits as tokens next to the noise's: their latents, positions and sizes.
 
 Several editing models read the sources so: the transformer gets the tokens of the image that is denoised and then those
 of each source, and what it gives for the sources is dropped. Shapes: N records, b rows, K sources of a record, S tokens
@@ -19,7 +19,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.flow.interface import Velocity
+from visual_grpo.models.flow.flow_model import Velocity
 from visual_grpo.models.offload import on_device
 from visual_grpo.models.rows import source_count
 

@@ -1,4 +1,4 @@
-"""Denoising steps as decisions: Gaussian transitions whose marginals are those of the deterministic flow.
+"""Denoising steps as decisions: Gaussian transitions with the marginals of the deterministic flow.
 
 A rectified flow has x = (1 - s) x0 + s x1 with noise x1 at sigma s, and the model's velocity is v = x1 - x0. An
 ODE step ``x + (s' - s) v`` has no likelihood. Two stochastic steps have one, and leave the marginals as they are:
@@ -37,7 +37,7 @@ def transition(
     """Mean [B, C, h, w] and standard deviation of the state at ``next_sigma``.
 
     Raises ValueError where the standard deviation would be 0, as at the last step of ``cps``: such a step
-    is no decision.
+    is not a decision.
     """
     mean, std = _TRANSITIONS[sampler](velocity, state, sigma, next_sigma, noise)
     if not std > 0:

@@ -155,7 +155,7 @@ def token_steps(model: Any, prefix: Prefix, length: int) -> TokenSteps | Capture
 
 
 def can_be_captured(model: Any) -> bool:
-    """Not a model with layers on several GPUs, whose gathering no graph can hold, nor bitsandbytes' untried kernels."""
+    """False for layers on several GPUs, whose gathering no graph can hold, and for untested bitsandbytes kernels."""
     return not isinstance(model.model.language_model.layers[0], FSDPModule) and not quantized_layers(model)
 
 
@@ -185,7 +185,7 @@ class TokenSteps:
 
 
 class CapturedSteps:
-    """Steps in a cache that has all places, with a mask that hides those of the tokens still to come.
+    """Steps in a cache that has all places, with a mask that hides the places of later tokens.
 
     So each token runs the same kernels on the same memory. They are captured once for a batch and launched together:
     launching them one by one takes the host several times as long as they take the GPU.
@@ -232,7 +232,7 @@ class CapturedSteps:
             self._step()
         torch.cuda.current_stream().wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()
-        # Of this thread only: a reward may run in another one.
+        # Of this thread only: a reward may run in a different one.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._result = self._step()
 
@@ -266,7 +266,7 @@ def _mask(model: Any, prefix: Prefix, length: int) -> Tensor:
 
 
 def _masked(model: Any, dtype: torch.dtype) -> float:
-    """What transformers hides by: -inf for sdpa, and the smallest number in its eager attention."""
+    """The value that transformers hides by: -inf for sdpa, and the smallest number in its eager attention."""
     return -torch.inf if _attention(model) == "sdpa" else torch.finfo(dtype).min
 
 

@@ -115,7 +115,7 @@ def chosen_log_probs(
 
 
 def deviation(log_probs: Tensor) -> Tensor:
-    """Standard deviation of [B, V] log-probs over the ids that may be sampled, which is that of their logits, [B]."""
+    """Standard deviation of [B, V] log-probs over the ids that may be sampled, which equals their logits', [B]."""
     allowed = log_probs.isfinite()
     count = allowed.sum(-1, keepdim=True)
     values = log_probs.masked_fill(~allowed, 0.0)

@@ -60,7 +60,7 @@ class LayerCache:
 class PlacedLayerCache(LayerCache):
     """The same with places for all tokens from the start, all of which `update` returns.
 
-    ``place``, [1] int64 on the device, is that of the next token: its owner moves it on.
+    ``place``, [1] int64 on the device, is the place of the next token: its owner moves it on.
     """
 
     def __init__(self, before: LayerCache, places: int, place: Tensor) -> None:
@@ -95,7 +95,7 @@ class Prefix:
 
 
 def prefill(model: Any, prompts: Prompts, prompt_of_row: Tensor) -> Prefix:
-    """Runs one forward per distinct prompt among those of the rows ([b] int64); gradient flows through the cache.
+    """Runs one forward per distinct prompt among the rows ([b] int64); gradient flows through the cache.
 
     ``model`` is a transformers model with ``model.language_model``; its LoRA adapter is active.
     """

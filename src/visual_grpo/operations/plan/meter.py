@@ -51,7 +51,7 @@ class Phase:
     """Kernels among these that a CUDA graph launches."""
     flops: float = 0.0
     moved: float = 0.0
-    """Bytes that kernels read and write that compute less than `_RIDGE` a byte: the others are bound by arithmetic."""
+    """Bytes that kernels read and write that compute less than `_RIDGE` a byte: the rest are bound by arithmetic."""
 
 
 class Meter(Watcher, TorchDispatchMode):
@@ -231,7 +231,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = Non
 
 _LIBRARY = torch.library.Library("aten", "IMPL")
 _LIBRARY.impl("scaled_dot_product_attention", _attend, "AutogradMeta")
-"""Fused on the meta device, as on others: the unfused formula's memory grows with the square of the length."""
+"""Fused on the meta device, as on other devices: the unfused formula's memory grows with the square of the length."""
 
 
 def _tensors_in(values: Any) -> list[Tensor]:

@@ -19,7 +19,7 @@ from visual_grpo.models.flow.references import taken
 from visual_grpo.models.hub import look_up
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
-from visual_grpo.operations.preflight.data import OF_A_RECORD, Findings, look_at_folder, look_at_table
+from visual_grpo.operations.preflight.findings import OF_A_RECORD, Findings, look_at_folder, look_at_table
 from visual_grpo.rewards.catalogue import build_reward
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.judges import require_independent_judges
@@ -154,7 +154,7 @@ def check_before_run(
     problems.raise_if_any()  # What is looked at depends on the model.
     given = config
     with problems.collect():
-        if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter draws is known.
+        if not config.data_is_drawn and ("records" in outputs or scores):  # What the starter renders is known.
             prepares = "records" in outputs
             findings = _look(config.data, config.model, None if prepares else prepared, every=config.reward != LISTED)
     if findings is not None:

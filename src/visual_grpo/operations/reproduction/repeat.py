@@ -32,7 +32,7 @@ from visual_grpo.operations.reproduction.worktree import (
     python_of,
     write_configuration,
 )
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.tracking.trust import require_adapters
 
 Result = Literal["equal", "differs", "noted", "within tolerance"]
@@ -115,8 +115,8 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
     mixed = [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
     if mixed:
         raise UserError(
-            f"The training of {folder} was resumed with other {'; '.join(mixed)}, so no single training is the same."
-            " Train again from step 1 (resume=never)."
+            f"The training of {folder} was resumed with different {'; '.join(mixed)}, so no single training can repeat"
+            " it. Train again from step 1 (resume=never)."
         )
     if facts.get("git.state") == "dirty" and not (folder / CHANGES).is_file():
         raise UserError(f"The training of {folder} had uncommitted changes, and the folder has no {CHANGES} any more.")
@@ -180,7 +180,7 @@ def _run(worktree: Worktree, python: Path, conf: Path, pipelines: str) -> None:
 
 
 def environment_row(run: Mapping[str, Any], here: Mapping[str, Any]) -> Row:
-    """Compares libraries and processor: another one may change bits, which the adapters then show."""
+    """Compares libraries and processor: a different one may change bits, which the adapters then show."""
     before, now = (str(facts.get(provenance.NUMERICS)).split(", ") for facts in (run, here))
     if before == now:
         return Row("libraries and processor", before[-1], now[-1], "equal")
@@ -211,7 +211,7 @@ def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row
 
 
 def metric_row(run: Path, here: Path) -> Row:
-    """Compares the metrics of every step in every digit, but those of time and memory; only the first that differs."""
+    """Compares the metrics of every step in every digit, except time and memory; only the first that differs."""
     before, now = (pd.read_csv(folder / HISTORY, dtype=str, keep_default_na=False) for folder in (run, here))
     before, now = (table[[name for name in table if not is_timing(str(name))]] for table in (before, now))
     shown = [f"{len(table)} steps of {', '.join(map(str, table))}" for table in (before, now)]
@@ -244,9 +244,9 @@ def _shown(value: object) -> str:
 
 def _sentence(rows: list[Row], difference: Row | None, tolerance: float) -> str:
     noted = ", ".join(row.what for row in rows if row.result == "noted")
-    suffix = f" Not as in the run: {noted}." if noted else ""
+    suffix = f" Different in the run: {noted}." if noted else ""
     if difference is not None:
         return f"Not reproduced: {difference.what} was {difference.run} in the run, and is {difference.here}.{suffix}"
     if any(row.what.startswith("adapter ") for row in rows):
         return f"Reproduced: every file of the adapters and every metric is the run's, bit for bit.{suffix}"
-    return f"Reproduced: the final metrics are those of the run within the tolerance of {tolerance:g}.{suffix}"
+    return f"Reproduced: the final metrics match the run within the tolerance of {tolerance:g}.{suffix}"

@@ -26,7 +26,7 @@ from visual_grpo.config.presets import OUTPUT, place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import IMAGES
 from visual_grpo.data.tabular import HUB
-from visual_grpo.tracking.lineage import dvc_hashes, recorded
+from visual_grpo.tracking.run_origin import dvc_hashes, recorded
 
 LOCK = "requirements.lock"
 
@@ -44,7 +44,7 @@ class Worktree:
 def checked_out(project: Path, commit: str, changes: bytes) -> Iterator[Worktree]:
     """Checks out ``commit`` with the patch ``changes``; removes the folder at the end unless it is kept.
 
-    Raises UserError if there is no such commit, or the patch does not apply.
+    Raises UserError if the commit does not exist, or the patch does not apply.
     """
     folder = Path(tempfile.mkdtemp(prefix="visual_grpo_reproduce_"))
     root = folder / "code"
@@ -57,7 +57,7 @@ def checked_out(project: Path, commit: str, changes: bytes) -> Iterator[Worktree
         yield worktree
     except ProgramError as error:
         raise UserError(
-            f"The code of the run, commit {commit} with {CHANGES} of its adapters, cannot be had again; git fetch --all"
+            f"The code of the run, commit {commit} with {CHANGES} of its adapters, cannot be restored; git fetch --all"
             f" gets missing commits. {error}"
         ) from error
     finally:
@@ -127,7 +127,7 @@ def bring_inputs(
     dataset that has it too.
 
     Prepared records and a base model that are still the run's are used as they are: they may have been made with other
-    parameters than the training's, such as another seed. Raises UserError if something is nowhere, or not what it was.
+    parameters than the training's, such as a different seed. Raises UserError if something is missing, or has changed.
     """
     before, model = facts["parameters"], tree["model"]["path"]
     is_pretrained = model == tree["starter"]["model"]
@@ -136,7 +136,7 @@ def bring_inputs(
     records, baseline = (place(project / before["output"], name) for name in ("records", "baseline"))
     images = records.with_name(IMAGES)
     has_data = records.is_file() and RecordTable(records).digest == facts["data"]
-    if baseline.is_dir():  # Its pipeline keeps it where it would draw the same.
+    if baseline.is_dir():  # Its pipeline keeps it where it would generate the same.
         shutil.copytree(baseline, places["baseline"], dirs_exist_ok=True)
     if has_base and is_pretrained and content is not None:
         shutil.copytree(project / before["model"]["path"], code / model, dirs_exist_ok=True)
@@ -161,7 +161,7 @@ def bring_inputs(
 
 
 def _bring(project: Path, code: Path, path: str, facts: Mapping[str, Any]) -> None:
-    """Links the user's data or model, or pulls them where DVC records another state now."""
+    """Links the user's data or model, or pulls them where DVC records a different state now."""
     if Path(path).expanduser().is_absolute() or (code / path).exists():
         return
     name = Path(path).as_posix()
@@ -200,7 +200,7 @@ def _bring_reward_files(project: Path, code: Path, facts: Mapping[str, Any], tre
         if wanted not in (committed, present):
             raise UserError(
                 f"The option {option} of reward {reward} named a file or folder with the digest {wanted} in the"
-                f" run. Present: {present or 'gone'}; at its commit: {committed or 'none'}. Put it back as it was."
+                f" run. Present: {present or 'gone'}; at its commit: {committed or 'none'}. Restore it."
             )
         if committed != wanted:
             path = dict(named_paths(options, tree["output"], project))[option]

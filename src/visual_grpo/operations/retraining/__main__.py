@@ -50,7 +50,7 @@ def _retrain(project: Project) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        console.note(f"Another retraining is running: {output / LOCK} is locked (`fuser` says by whom).")
+        console.note(f"A retraining is already running: {output / LOCK} is locked (`fuser` says by whom).")
         return Code.BUSY
     ended = _run(Retraining(project, lock))
     file = project.config.place("promotion_result").with_name(SUMMARY)
@@ -68,9 +68,9 @@ def _run(retraining: Retraining) -> dict[str, Any]:
     except DataRefusedError as error:
         return retraining.summary(Code.DATA_REFUSED, str(error))
     except OutOfTimeError:
-        return retraining.summary(Code.OUT_OF_TIME, "the time of retrain.hours is over; the next call goes on")
+        return retraining.summary(Code.OUT_OF_TIME, "the time limit retrain.hours is reached; the next call continues")
     except KeyboardInterrupt as stop:
-        return retraining.summary(128 + signal_of(stop), "stopped by a signal; the next call goes on")
+        return retraining.summary(128 + signal_of(stop), "stopped by a signal; the next call continues")
     except (UserError, ProgramError) as error:
         return retraining.summary(Code.FAILED, render(error))
     except Exception as error:

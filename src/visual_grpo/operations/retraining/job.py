@@ -31,8 +31,8 @@ from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.operations.candidates import gate_settings
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
-from visual_grpo.tracking.lineage import dvc_imports
 from visual_grpo.tracking.registry import Registry
+from visual_grpo.tracking.run_origin import dvc_imports
 
 PATIENCE = 600.0  # Seconds that a stopped command has for its checkpoint: it finishes the step.
 _MONITOR_SECONDS, _NOTIFY_SECONDS = 600.0, 60.0
@@ -46,7 +46,7 @@ class Code(IntEnum):
     DONE = 0  # Promoted, or nothing to do.
     FAILED = 1
     NOT_PROMOTED = 3  # Trained, but not shown to be better than the champion and the base model.
-    BUSY = 4  # Another retraining of the same results is running.
+    BUSY = 4  # A retraining of the same results is already running.
     OUT_OF_TIME = 5  # The next call goes on from the checkpoint.
     DATA_REFUSED = 6  # Too few, too damaged or too unlike the champion's; nothing was trained.
 
@@ -112,7 +112,9 @@ class Retraining:
             self._train()
         if self._is_judged():
             self.reason = None
-            sentence = "nothing to do: what decides the adapters and the gate is as it was at the last training"
+            sentence = (
+                "nothing to do: nothing that the adapters or the gate depend on has changed since the last training"
+            )
             return self._clean_up(self.summary(Code.DONE, sentence))
         self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *filter(None, [self.project.option]))
         decision = json.loads(self.config.place("promotion_result").read_text(encoding="utf-8"))
@@ -130,10 +132,10 @@ class Retraining:
             self._call(*_DVC, "update", *files)
 
     def _reason(self) -> str | None:
-        """Returns why to train or judge; None where all is as it was."""
+        """Returns why to train or judge; None if nothing has changed."""
         changed = self._changed(_TRAIN)
         if changed and not self.project.stages.with_name("dvc.lock").is_file():
-            return "nothing was trained by DVC here yet"
+            return "DVC has not trained anything here yet"
         if not changed and not self._is_judged():
             return "the last training was not judged by the present settings"
         changed = changed or self._trigger() or self._changed()
@@ -177,7 +179,7 @@ class Retraining:
         before = None if champion is None else read_profile(champion.adapters())
         problems = drift.check(before, profile_of(records), self.config.retrain.data)
         if not len(records.split(HELD_OUT)):
-            problems.append("Nothing is held out, so no gate could judge what is trained (data.held_out_share).")
+            problems.append("Nothing is held out, so no gate could judge a training (data.held_out_share).")
         if problems:
             listed = "\n  ".join(["the data were refused, and nothing was trained:", *problems])
             raise DataRefusedError(f"{listed}\nFix the data, or raise the limit")
@@ -238,7 +240,7 @@ def monitored(monitor: MonitorConfig) -> float | None:
     except (ProgramError, ValueError) as error:
         raise UserError(f"retrain.monitor.command must print a number last: {monitor.command}\n{error}") from None
     if math.isnan(score):
-        raise UserError(f"retrain.monitor.command printed nan, no number: {monitor.command}")
+        raise UserError(f"retrain.monitor.command printed nan, which is not a number: {monitor.command}")
     return score
 
 

@@ -1,7 +1,7 @@
 """``python -m visual_grpo.operations.retraining.project [--env NAME]``: fills in what DVC's stages depend on.
 
 ``dvc.yaml`` is written by hand for all environments. This copies it to an environment and writes the two files that it
-reads: ``params.yaml`` beside it, with the environment's folders, and ``OUTPUT/dvc_parameters.json``, with the
+reads: ``params.yaml`` next to it, with the environment's folders, and ``OUTPUT/dvc_parameters.json``, with the
 parameters that decide each stage's result.
 """
 
@@ -56,7 +56,7 @@ class Project:
 
     @property
     def stages(self) -> Path:
-        """Its dvc.yaml; params.yaml and dvc.lock are beside it."""
+        """Its dvc.yaml; params.yaml and dvc.lock are next to it."""
         return STAGES if self.environment is None else Path("conf") / self.environment / STAGES
 
     @property
@@ -92,7 +92,7 @@ class Project:
             "output": self.config.output,
             "drawn_data": starter.dataset,
             "drawn_model": starter.model,
-            # On a hub there is no file that DVC could look at.
+            # A hub has no file that DVC could look at.
             "data": _here(config.data.path) or starter.dataset,
             "model": own_model or starter.model,
             "starter_reads": own_model or "requirements.lock",
@@ -132,7 +132,7 @@ def read_project(folder: Path, environment: str | None) -> Project:
             context: Any = session.load_context()  # type: ignore[attr-defined]
             config: Parameters = context.catalog.load("parameters")
             return Project(config, name)
-    except ClickException as error:  # There is no such environment.
+    except ClickException as error:  # The environment does not exist.
         raise UserError(error.message) from error
     except UserError:
         raise
@@ -150,7 +150,7 @@ def read_settings(folder: Path, environment: str | None) -> RetrainConfig:
 
 
 def _here(path: str) -> str | None:
-    """Returns a path relative to the project where it is inside; None where there is no such file or folder."""
+    """Returns a path relative to the project where it is inside; None if the file or folder does not exist."""
     full = Path(path).expanduser()
     return from_here(full).as_posix() if full.exists() else None
 
@@ -163,7 +163,7 @@ def main() -> int:
     try:
         project = read_project(Path.cwd(), arguments.env)
         if project.write() and arguments.check:
-            raise UserError(f"{project.values} was out of date, and is written now: give the command once more.")
+            raise UserError(f"{project.values} was out of date and has been updated: run the command again.")
     except (UserError, OSError) as error:
         sys.stderr.write(f"Error: {render(error)}\n")
         return 1

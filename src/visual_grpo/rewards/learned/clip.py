@@ -75,7 +75,7 @@ class Clip(Encoder):
 
     @cachedmethod(attrgetter("_texts"), key=lambda _, text: text)
     def _text_features(self, text: str) -> Tensor:
-        """[d] float32. Each text alone and without padding: nothing depends on the texts beside it."""
+        """[d] float32. Each text alone and without padding: nothing depends on the neighbouring texts."""
         tokens = self.processor.tokenizer(text, truncation=True, max_length=self._longest, return_tensors="pt")
         with torch.no_grad():
             output = self.model.get_text_features(**tokens.to(self.device))
@@ -95,7 +95,7 @@ class ClipReward(EncoderReward):
     Args:
         model: a folder or hub id of a transformers ``CLIPModel``; null is the released one. It reads the first tokens
             of a prompt, 77 in those that are released; a longer prompt is named in the log.
-        processor: a folder or hub id with the tokenizer and image processor; null is the model's own, or that of the
+        processor: a folder or hub id with the tokenizer and image processor; null is the model's own, or the one of the
             released model.
     """
 
@@ -195,5 +195,5 @@ class Aesthetic(ClipReward):
         try:
             nn.ModuleDict({"layers": layers}).load_state_dict(read_weights("aesthetic", file), assign=True)
         except RuntimeError as error:
-            raise UserError(f"aesthetic: {file} is no head for embeddings of width {widths[0]}: {error}") from error
+            raise UserError(f"aesthetic: {file} is not a head for embeddings of width {widths[0]}: {error}") from error
         return nn.Sequential(*linear).float().requires_grad_(False)

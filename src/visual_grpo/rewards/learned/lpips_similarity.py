@@ -32,7 +32,7 @@ class LpipsReward:
     """1 - LPIPS distance to the target image: 1 for the target itself, seldom below 0 (Zhang et al. 2018, arXiv
     1801.03924, version 0.1).
 
-    The heads are in the wheel of ``lpips``; the features are those of torchvision's AlexNet, trained on ImageNet, which
+    The heads are in the wheel of ``lpips``; the features come from torchvision's AlexNet, trained on ImageNet, which
     the authors recommend as a metric.
 
     Args:
@@ -66,7 +66,7 @@ class LpipsReward:
             cached.parent.mkdir(parents=True, exist_ok=True)
             try:
                 torch.hub.download_url_to_file(self.url, str(cached), hash_prefix=digest)
-            except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: its content has another hash.
+            except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: its content has a different hash.
                 raise UserError(
                     f"lpips: the weights of its backbone are not on this machine and cannot be downloaded:"
                     f" {error}. Where there is a network, download {self.url}; then save it as {cached}, or set"
@@ -74,8 +74,9 @@ class LpipsReward:
                 ) from error
         elif not digest_once(cached).startswith(digest):
             raise UserError(
-                f"lpips: {cached} is not what torchvision published: its content does not have the hash that its"
-                " name ends with. It was damaged or changed after the download. Delete it, and it is downloaded again"
+                f"lpips: {cached} is not what torchvision published: its content does not match"
+                " the hash at the end of its name. It was damaged or changed after the download. Delete it to download"
+                " it again"
             )
         return cached
 
@@ -98,7 +99,7 @@ class LpipsReward:
     def _module(self) -> Any:
         file = self._weights_file()  # Of torchvision, downloaded if need be.
         weights = read_weights("lpips", file)
-        # The package draws weights before ours replace them, and calls torchvision by an argument's old name.
+        # The package initialises weights before ours replace them, and calls torchvision by an argument's old name.
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import lpips
@@ -109,5 +110,5 @@ class LpipsReward:
         try:
             module.load_state_dict({name: weights[key] for name, key in keys.items()}, strict=False)
         except (KeyError, RuntimeError) as error:  # RuntimeError: weights of other shapes.
-            raise UserError(f"lpips: {file} has not the weights of torchvision's AlexNet: {error}") from error
+            raise UserError(f"lpips: {file} does not hold the weights of torchvision's AlexNet: {error}") from error
         return module.eval().requires_grad_(False).to(self.device)

@@ -70,7 +70,7 @@ class Origin:
     """Files to download."""
 
     def check(self) -> None:
-        """Refuses missing files that the hub does not have either, and damaged ones or another model's."""
+        """Refuses missing files that the hub does not have either, and damaged ones or a different model's."""
         if (folder := self._local()) is not None:
             self._check_content(folder)
             return
@@ -229,9 +229,9 @@ class Encoder:
                 trust_remote_code=False,
                 output_loading_info=True,
             )
-        if missing := sorted(report["missing_keys"]):  # They would be drawn at random.
+        if missing := sorted(report["missing_keys"]):  # They would be initialised at random.
             raise UserError(
-                f"{self.origin.reward}: {folder} is no complete {self.model_class}: it lacks {len(missing)} of its"
+                f"{self.origin.reward}: {folder} is not a complete {self.model_class}: it lacks {len(missing)} of its"
                 f" weights, for example {missing[0]}. Save or download it again"
             )
         return model.eval().requires_grad_(False).to(self.device)
@@ -262,8 +262,8 @@ class Encoder:
     def rows(self, model: Callable[[Tensor], Tensor], inputs: Sequence[Tensor]) -> Tensor:
         """Applies ``model`` to B inputs of one shape without gradient; returns [B, ...] float32 on the CPU.
 
-        The last batch is filled up with copies: a matrix product may round differently for another number of rows, and
-        then a score would depend on the samples beside it.
+        The last batch is filled up with copies: a matrix product may round differently for a different number of rows,
+        and then a score would depend on the neighbouring samples.
         """
         size = self._batch_size or (1 if self.device.type == "cpu" else _ACCELERATOR_BATCH)
         outputs = []

@@ -57,7 +57,7 @@ _REFUSALS = {
 }
 
 
-class RefusedError(UserError):
+class ServerRefusedError(UserError):
     """The server would refuse every further request; the run stops."""
 
 
@@ -75,7 +75,7 @@ class RequestError(Exception):
     """Seconds that the server asks to wait."""
 
 
-class Scored(NamedTuple):
+class ScoredSample(NamedTuple):
     """The judgement of one sample."""
 
     value: float
@@ -148,7 +148,7 @@ class ServerReward:
             raise UserError(f"{given} each authenticate the requests to {shown(self.url)}; keep one of them")
 
     def ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
-        """Returns an answer or a `RequestError` for each of ``count`` samples. Raises RefusedError."""
+        """Returns an answer or a `RequestError` for each of ``count`` samples. Raises ServerRefusedError."""
         return _run(self._ask(path, count, batch_size, body, read))
 
     async def _ask(self, path: str, count: int, batch_size: int, body: Body, read: Read) -> list[Any]:
@@ -161,7 +161,7 @@ class ServerReward:
                 try:
                     replies = await self._retried(session, path, rows, body, read)
                 except RequestError as error:
-                    if error.by_sample and len(rows) > 1:  # One bad sample must not take the others along.
+                    if error.by_sample and len(rows) > 1:  # One bad sample must not fail the rest.
                         middle = len(rows) // 2
                         pending.extendleft((rows[middle:], rows[:middle]))
                         continue
@@ -183,7 +183,7 @@ class ServerReward:
                 raise group.exceptions[0] from None
             finally:
                 telling.cancel()
-        late = RequestError(f"the {self.deadline:g} s for all requests of one call were over")
+        late = RequestError(f"the {self.deadline:g} s allowed for all requests of one call have passed")
         return [answers.get(row, late) for row in range(count)]
 
     async def _tell_of_silence(self, path: str, answers: Mapping[int, Any], count: int) -> None:
@@ -220,7 +220,7 @@ class ServerReward:
     def _count_failure(self, reason: str) -> None:
         self.failed += 1
         if self.stop_after and self.failed >= self.stop_after:
-            raise RefusedError(
+            raise ServerRefusedError(
                 f"{self.failed} requests in a row failed for good (stop_after: {self.stop_after}), so that no more are"
                 f" sent. The last error: {reason}"
             )
@@ -249,7 +249,7 @@ class ServerReward:
         )
 
     async def _exchange(self, session: ClientSession, path: str, body: bytes | None, seconds: float) -> Any:
-        """The JSON that a POST, or without a body a GET, is answered with. Raises RequestError and RefusedError."""
+        """Returns the JSON answer to a POST, or without a body to a GET. Raises RequestError, ServerRefusedError."""
         url = shown(self.url + path)
         method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
         options: dict[str, Any] = {"allow_redirects": False, "timeout": ClientTimeout(total=seconds)}
@@ -310,11 +310,11 @@ def _check_status(response: ClientResponse, url: str, excerpt: str) -> None:
     reason = f"{url} answered {status}{f': {excerpt}' if excerpt else ''}"
     if 300 <= status < 400:
         to = sanitize(response.headers.get("Location", "?")[:_SHOWN])
-        raise RefusedError(
+        raise ServerRefusedError(
             f"{url} redirects to {to} ({status}). Redirects are not followed: set the option url to the right address"
         )
     if status in _REFUSALS:
-        raise RefusedError(f"{reason}. Every request would be refused: {_REFUSALS[status]}")
+        raise ServerRefusedError(f"{reason}. Every request would be refused: {_REFUSALS[status]}")
     if status >= 400:
         after = response.headers.get("Retry-After", "").strip()
         raise RequestError(
@@ -326,9 +326,9 @@ def _check_status(response: ClientResponse, url: str, excerpt: str) -> None:
         )
 
 
-def reward_output(answers: Sequence[Scored | RequestError]) -> RewardOutput:
+def reward_output(answers: Sequence[ScoredSample | RequestError]) -> RewardOutput:
     """Collects B answers into [B] tensors; a part that an answer lacks is NaN."""
-    judged = [answer if isinstance(answer, Scored) else Scored(math.nan) for answer in answers]
+    judged = [answer if isinstance(answer, ScoredSample) else ScoredSample(math.nan) for answer in answers]
     names = dict.fromkeys(name for answer in judged for name in answer.parts)
     return RewardOutput(
         values=torch.tensor([answer.value for answer in judged], dtype=torch.float32),

@@ -1,4 +1,4 @@
-"""A reward that another process computes: a worker with its own environment, asked over HTTP."""
+"""A reward that a different process computes: a worker with its own environment, asked over HTTP."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from visual_grpo.common.images import read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.ocr import asked_text, closeness
 from visual_grpo.rewards.remote.client import (
-    RefusedError,
     RequestError,
-    Scored,
+    ScoredSample,
+    ServerRefusedError,
     ServerReward,
     check_whole_number,
     reward_output,
@@ -50,7 +50,7 @@ class Batch:
 class Protocol:
     path: str
     body: Callable[[Batch], dict[str, Any]]
-    answers: Callable[[dict[str, Any], Batch], list[Scored | RequestError]]
+    answers: Callable[[dict[str, Any], Batch], list[ScoredSample | RequestError]]
     models: Callable[[dict[str, Any]], Sequence[str] | None]
     """The models that GET /health names; None if it names none."""
 
@@ -71,13 +71,13 @@ def _unirl_body(batch: Batch) -> dict[str, Any]:
     return {"requests": requests}
 
 
-def _unirl_answers(answer: dict[str, Any], batch: Batch) -> list[Scored | RequestError]:
+def _unirl_answers(answer: dict[str, Any], batch: Batch) -> list[ScoredSample | RequestError]:
     results, errors = _checked_list("results", answer.get("results"), len(batch.images)), answer.get("errors")
     reasons = errors if isinstance(errors, list) and len(errors) == len(results) else [None] * len(results)
     return [_unirl_scored(*pair, batch.model) for pair in zip(results, reasons, strict=True)]
 
 
-def _unirl_scored(result: Any, errors: Any, reward: str | None) -> Scored | RequestError:
+def _unirl_scored(result: Any, errors: Any, reward: str | None) -> ScoredSample | RequestError:
     """The score is the metric named as the reward, else ``overall``, else the only one; NaN means unscored."""
     metrics = result.get(reward) if isinstance(result, dict) else None
     if not isinstance(metrics, dict) or not metrics:
@@ -118,7 +118,7 @@ PROTOCOLS = {
 """``flow_factory`` and ``unirl``: as their documentation describes them in 2026."""
 
 
-def _scored(scores: Any, parts: Any, count: int) -> list[Scored | RequestError]:
+def _scored(scores: Any, parts: Any, count: int) -> list[ScoredSample | RequestError]:
     """Checks ``scores``, a list of numbers and nulls, and ``parts``, name -> such a list. Raises RequestError."""
     _checked_list("scores", scores, count)
     parts = {} if parts is None else parts
@@ -129,27 +129,27 @@ def _scored(scores: Any, parts: Any, count: int) -> list[Scored | RequestError]:
     return [_judged(score, {name: column[row] for name, column in columns.items()}) for row, score in enumerate(scores)]
 
 
-def _read_texts(texts: Any, records: Sequence[PromptRecord]) -> list[Scored | RequestError]:
+def _read_texts(texts: Any, records: Sequence[PromptRecord]) -> list[ScoredSample | RequestError]:
     """Scores the texts of images as the reward ``ocr`` does. Raises RequestError."""
-    answers: list[Scored | RequestError] = []
+    answers: list[ScoredSample | RequestError] = []
     for text, record in zip(_checked_list("texts", texts, len(records)), records, strict=True):
         requested = asked_text(record)
         if not isinstance(text, str):
             answers.append(RequestError(f"its text is {text!r:.60}, not a string"))
         elif requested is None:
-            answers.append(Scored(math.nan))
+            answers.append(ScoredSample(math.nan))
         else:
             value = closeness(text, requested)
-            answers.append(Scored(value, {"accuracy": float(value == 1)}))
+            answers.append(ScoredSample(value, {"accuracy": float(value == 1)}))
     return answers
 
 
-def _judged(score: Any, parts: Mapping[str, Any]) -> Scored | RequestError:
+def _judged(score: Any, parts: Mapping[str, Any]) -> ScoredSample | RequestError:
     """Null is unscored, anything but a finite number is lost; a part that is not a number is NaN."""
     value = math.nan if score is None else _number(score)
     if score is not None and math.isnan(value):
         return RequestError(f"its score is {score!r:.60}, not a finite number or null")
-    return Scored(value, {name: _number(part) for name, part in parts.items()})
+    return ScoredSample(value, {name: _number(part) for name, part in parts.items()})
 
 
 def _checked_list(what: str, values: Any, count: int) -> list[Any]:
@@ -207,11 +207,9 @@ class HttpReward(ServerReward):
         if self.worker is not None and self.url != ServerReward.url:
             raise UserError(f"http: url is {shown(self.url)} and worker is {self.worker!r}; expected one of them")
         if self.worker is not None and self.api_key is not None:
-            raise UserError(
-                "http: api_key is that of a server at url; a worker that this process starts has its own key"
-            )
+            raise UserError("http: api_key is for a server at url; a worker that this process starts has its own key")
         if self.worker is None and self.environment is not None:
-            raise UserError("http: environment is that of a worker that this process starts: name it with worker")
+            raise UserError("http: environment is for a worker that this process starts: name the worker with worker")
         self._protocol = PROTOCOLS[self.protocol]
         self._reasons: set[str] = set()
         self.needs = Needs(source=self.sources)
@@ -251,7 +249,7 @@ class HttpReward(ServerReward):
                 ids = ", ".join(repr(prompts[row].id) for row in rows[:5])
                 raise UserError(f"http: the metadata of the records {ids} is not valid JSON: {error}") from error
 
-        def read(answer: Any, rows: Sequence[int]) -> list[Scored | RequestError]:
+        def read(answer: Any, rows: Sequence[int]) -> list[ScoredSample | RequestError]:
             return self._read(answer, batch(rows))
 
         return reward_output(self.ask(self._protocol.path, len(samples), self.batch_size, body, read))
@@ -261,7 +259,7 @@ class HttpReward(ServerReward):
             running = started_worker(self.worker, self.environment or {})
             self.url, self._headers["Authorization"] = running.url, f"Bearer {running.key}"
 
-    def _read(self, answer: Any, batch: Batch) -> list[Scored | RequestError]:
+    def _read(self, answer: Any, batch: Batch) -> list[ScoredSample | RequestError]:
         url = shown(self.url + self._protocol.path)
         if not isinstance(answer, dict):
             raise RequestError(f"{url} must answer with a JSON object, got {str(answer)[:100]}", by_sample=True)
@@ -280,4 +278,4 @@ class HttpReward(ServerReward):
         if self.model is None or (models is not None and self.model in models):
             return
         has = "does not say which it has" if models is None else f"has {', '.join(map(repr, models)) or 'none'}"
-        raise RefusedError(f"the option model asks for {self.model!r}, and the worker at {shown(self.url)} {has}")
+        raise ServerRefusedError(f"the option model asks for {self.model!r}, and the worker at {shown(self.url)} {has}")

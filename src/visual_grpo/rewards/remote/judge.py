@@ -19,9 +19,9 @@ from visual_grpo.common.files import write_atomically
 from visual_grpo.common.images import read_image, to_pil
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput
 from visual_grpo.rewards.remote.client import (
-    RefusedError,
     RequestError,
-    Scored,
+    ScoredSample,
+    ServerRefusedError,
     ServerReward,
     reward_output,
     shown,
@@ -90,7 +90,7 @@ class VlmJudge(ServerReward):
         if records and all(self._rubric.question_about(record) is None for record in records):
             raise UserError(
                 f"vlm_judge: the rubric asks for the text in the image, and none of {len(records)} records has any."
-                " Quote the text in the prompts, or choose another rubric"
+                " Quote the text in the prompts, or choose a different rubric"
             )
 
     def check_machine(self) -> None:
@@ -100,9 +100,9 @@ class VlmJudge(ServerReward):
         names = [str(entry.get("id")) for entry in entries or [] if isinstance(entry, dict)]
         url, has = shown(self.url), ", ".join(map(repr, names[:10])) or "none"
         if self.model is None and len(names) != 1:
-            raise RefusedError(f"the option model must name one of the models of {url}, which lists {has}")
+            raise ServerRefusedError(f"the option model must name one of the models of {url}, which lists {has}")
         if self.model is not None and self.model not in names:
-            raise RefusedError(f"the option model asks for {self.model!r}, and {url} has {has}")
+            raise ServerRefusedError(f"the option model asks for {self.model!r}, and {url} has {has}")
         self.model = self.model or names[0]
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
@@ -110,7 +110,7 @@ class VlmJudge(ServerReward):
             self.check_machine()
         bodies = [self._body(record, sample) for record, sample in zip(prompts, samples, strict=True)]
         replies = self._replies([body for body in dict.fromkeys(bodies) if body is not None])
-        answers = [Scored(math.nan) if body is None else self._judged(replies[body]) for body in bodies]
+        answers = [ScoredSample(math.nan) if body is None else self._judged(replies[body]) for body in bodies]
         self._warn(replies.values(), answers)
         return reward_output(answers)
 
@@ -164,15 +164,15 @@ class VlmJudge(ServerReward):
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": f"{question}\n{hint}"}]}]
         return json.dumps({"model": self.model, "messages": messages, **self.settings}, sort_keys=True).encode()
 
-    def _judged(self, reply: Reply | RequestError) -> Scored | RequestError:
+    def _judged(self, reply: Reply | RequestError) -> ScoredSample | RequestError:
         if isinstance(reply, RequestError):
             return reply
         if self.mode == "score":
-            return Scored(score_in(reply.text, self.low, self.high, self._pattern))
+            return ScoredSample(score_in(reply.text, self.low, self.high, self._pattern))
         value, mass = yes_probability(reply.top)
-        return Scored(value, {"yes_or_no": mass})
+        return ScoredSample(value, {"yes_or_no": mass})
 
-    def _warn(self, replies: Iterable[Reply | RequestError], answers: Sequence[Scored | RequestError]) -> None:
+    def _warn(self, replies: Iterable[Reply | RequestError], answers: Sequence[ScoredSample | RequestError]) -> None:
         odd = [reply for reply in replies if isinstance(reply, Reply) and _is_unparsed(self._judged(reply))]
         if not odd:
             return
@@ -185,8 +185,8 @@ class VlmJudge(ServerReward):
         )
 
 
-def _is_unparsed(answer: Scored | RequestError) -> bool:
-    return isinstance(answer, Scored) and math.isnan(answer.value)
+def _is_unparsed(answer: ScoredSample | RequestError) -> bool:
+    return isinstance(answer, ScoredSample) and math.isnan(answer.value)
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:

@@ -36,7 +36,7 @@ _NOT_INHERITED = {
     "MASTER_ADDR",
     "MASTER_PORT",
 }
-"""Variables of another worker's key, and of a training in several processes, which a worker is not part of."""
+"""Variables of a different worker's key, and of a training in several processes, which a worker is not part of."""
 log = logging.getLogger(__name__)
 
 _Start = tuple[Path, tuple[tuple[str, str], ...]]
@@ -66,7 +66,7 @@ def started_worker(worker: str, environment: Mapping[str, str]) -> LocalWorker:
     """Returns the worker in a folder, started at the first call and ready.
 
     Args:
-        environment: variables that it has beside those of this process.
+        environment: variables that it has in addition to those of this process.
 
     Raises:
         UserError: it is not there, not installed, cannot load its weights, is not ready within `PATIENCE`, or has

@@ -110,9 +110,9 @@ def reply_of(completion: Any) -> Reply:
         listed = [] if first is None else first.get("top_logprobs") or [first]
         top = [(str(entry["token"]), float(entry["logprob"])) for entry in listed]
         if text is not None and not isinstance(text, str):
-            raise TypeError("content is no text")
+            raise TypeError("content is not a text")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise RequestError(f"the answer is no chat completion: {str(completion)[:200]}", by_sample=True) from error
+        raise RequestError(f"the answer is not a chat completion: {str(completion)[:200]}", by_sample=True) from error
     return Reply(text or "", top)
 
 

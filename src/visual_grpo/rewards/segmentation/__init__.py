@@ -110,6 +110,6 @@ class FunctionSegmenter:
 
 
 def true_box_and_points(record: PromptRecord) -> tuple[Box, tuple[Point, ...]]:
-    """Returns the box and positive points in the metadata (`data.images` writes them), in pixels of the image."""
+    """Returns the box and positive points in the metadata (`data.image_store` writes them), in pixels of the image."""
     x1, y1, x2, y2 = map(float, record.metadata["box"])
     return (x1, y1, x2, y2), tuple((float(x), float(y)) for x, y in record.metadata["points"])

@@ -1,4 +1,4 @@
-"""Parses and draws a language policy's answer: a box, positive and negative points, as JSON between ``<answer>`` tags.
+"""Parses and renders a language policy's answer: a box, positive and negative points, as JSON in ``<answer>`` tags.
 
 ``<answer>{"bbox":[x1,y1,x2,y2],"points":[[x,y],...],"negative_points":[[x,y],...]}</answer>``, optionally after
 reasoning (Seg-Zero's format, arXiv 2503.06520, with negative points). Coordinates are absolute pixels of the image at
@@ -100,7 +100,7 @@ def _rows(value: Any, length: int, key: str) -> list[tuple[float, ...]]:
 
 
 def _is_row(row: Any, length: int) -> bool:
-    # An int may be too large for a float; no image is that large. NaN is no less than it.
+    # An int may be too large for a float; no image is that large. NaN is not below it.
     return (
         isinstance(row, list)
         and len(row) == length

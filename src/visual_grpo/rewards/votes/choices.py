@@ -49,7 +49,7 @@ class Pair:
 
     @classmethod
     def of_line(cls, line: Mapping[str, Any]) -> Pair:
-        """Raises KeyError for a missing value and TypeError for one that is no text."""
+        """Raises KeyError for a missing value and TypeError for one that is not a text."""
         texts = {field.name: line[field.name] for field in fields(cls) if field.name != "sources"}
         for name, value in (*texts.items(), *(("sources", source) for source in line["sources"])):
             if not isinstance(value, str):
@@ -150,7 +150,7 @@ def append_line(file: Path, line: Mapping[str, Any]) -> None:
 LONGEST_NAME = 60
 
 
-class RefusedError(Exception):
+class InvalidVoteError(Exception):
     """A request that is not possible; the message is shown on the page."""
 
 
@@ -192,19 +192,19 @@ class Ballot:
     def choose(self, voter: str, pair: str, answer: str) -> dict[str, Any]:
         """Stores a choice (``left``, ``right``, ``tie`` or ``skip``) and returns the new state.
 
-        Raises RefusedError, and OSError if the choice cannot be stored.
+        Raises InvalidVoteError, and OSError if the choice cannot be stored.
         """
         if not voter or len(voter) > LONGEST_NAME or not voter.isprintable() or voter != voter.strip():
-            raise RefusedError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
+            raise InvalidVoteError(f"a name has 1 to {LONGEST_NAME} characters that can be printed")
         if pair not in self.pairs:
-            raise RefusedError("there is no such pair")
+            raise InvalidVoteError("this pair does not exist")
         choices = self._standing.setdefault(voter, {})
         if pair in choices:
-            raise RefusedError("this pair is judged already")
+            raise InvalidVoteError("this pair has already been judged")
         left = self._left(voter, pair)
         meant = {"left": left, "right": FIRST if left == SECOND else SECOND, TIE: TIE, SKIP: SKIP}
         if answer not in meant:
-            raise RefusedError(f"choice must be one of {', '.join(meant)}")
+            raise InvalidVoteError(f"choice must be one of {', '.join(meant)}")
         choice = Choice(of=self.pairs[pair], voter=voter, choice=meant[answer], shown_left=left, at=_now())
         append_line(self.file, choice.line())
         choices[pair] = choice
@@ -217,7 +217,7 @@ class Ballot:
         """Undoes the voter's latest choice and returns the new state. Raises like `choose`."""
         choices = self._standing.get(voter)
         if not choices:
-            raise RefusedError("there is nothing to take back")
+            raise InvalidVoteError("there is nothing to take back")
         pair = next(reversed(choices))
         append_line(self.file, {"voter": voter, "choice": UNDO, "pair": pair, "at": _now()})
         del choices[pair]

@@ -41,7 +41,7 @@ whatever else is in the batch."""
 
 
 def load_features(name: str) -> Features:
-    """Returns the features `PIXELS`, or those of a ``package.module:function`` with the signature of `Features`."""
+    """Returns the features `PIXELS`, or a ``package.module:function`` with the signature of `Features`."""
     if name == PIXELS:
         return pixel_features
     function = load_attribute(name, "the features of the reward votes")

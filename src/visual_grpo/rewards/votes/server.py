@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.rewards.votes.choices import Ballot, RefusedError
+from visual_grpo.rewards.votes.choices import Ballot, InvalidVoteError
 
 HOST = "127.0.0.1"
 Said = Annotated[str, Body(embed=True)]
@@ -42,7 +42,9 @@ def served(ballot: Ballot, voter: str, port: int = 0) -> Iterator[str]:
     try:
         listening = socket.create_server((HOST, port))
     except OSError as error:
-        raise UserError(f"vote.port {port} cannot be used: {error.strerror}. Choose another, or 0 for any") from error
+        raise UserError(
+            f"vote.port {port} cannot be used: {error.strerror}. Choose a different port, or 0 for any"
+        ) from error
     token = secrets.token_urlsafe(24)
     app = create_app(ballot, voter, token)
     config = uvicorn.Config(
@@ -68,8 +70,8 @@ def served(ballot: Ballot, voter: str, port: int = 0) -> Iterator[str]:
 
 
 def create_app(ballot: Ballot, voter: str, token: str) -> FastAPI:
-    """The page and its requests; all are coroutines without an await, so that they follow one another."""
-    app = FastAPI(openapi_url=None, exception_handlers={RefusedError: _refused, OSError: _not_stored})
+    """The page and its requests; all are coroutines without an await, so that they run one after the other."""
+    app = FastAPI(openapi_url=None, exception_handlers={InvalidVoteError: _refused, OSError: _not_stored})
     router = APIRouter(prefix=f"/{token}")
 
     @app.middleware("http")

@@ -1,7 +1,7 @@
 """The visual vocabulary of the small model: the codebook of patches of 32 x 32 pixels.
 
 A code is a colour times an occupancy pattern (the covered share of each of the 4 x 4 cells of the patch); code 0 is
-the background. The patterns are k-means centres of drawn patches, so that a grid of codes represents the whole picture.
+the background. The patterns are k-means centres of rendered patches, so a grid of codes represents the whole picture.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import GlmImageProcessor, PreTrainedTokenizerFast
 from transformers.models.glm_image.image_processing_pil_glm_image import GlmImageImageProcessorPil
 
 from visual_grpo.config import Task
-from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS, COMBINATIONS, instructions
+from visual_grpo.starter.shapes.render import BACKGROUND, COLORS, COMBINATIONS, instructions
 
 PATCH = 32
 """Pixels per side of the patch that one image token of GLM-Image represents."""
@@ -47,7 +47,7 @@ def nearest_codes(images: Tensor, grid: tuple[int, int], codebook: Tensor) -> Te
 
 
 def fit_codebook(images: Tensor, grids: list[tuple[int, int]], seed: int) -> Tensor:
-    """Fits the codebook, [CODEBOOK_SIZE, 48] in 0..1, to drawn images of every colour ([N, 3, H, W] in 0..1)."""
+    """Fits the codebook, [CODEBOOK_SIZE, 48] in 0..1, to rendered images of every colour ([N, 3, H, W] in 0..1)."""
     occupancy = torch.cat([_occupancy(patch_features(images, grid)) for grid in grids])
     patterns = _kmeans(occupancy, PATTERNS, torch.Generator().manual_seed(seed))
     background = torch.tensor(BACKGROUND) / 255

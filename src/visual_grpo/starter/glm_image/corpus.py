@@ -1,4 +1,4 @@
-"""The pictures of drawn shapes that the small model is pretrained on, with their image tokens."""
+"""The pictures of shapes that the small model is pretrained on, with their image tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from visual_grpo.models.families.glm_image.sources import upsampled
+from visual_grpo.models.families.glm_image.source_images import upsampled
 from visual_grpo.starter.glm_image.codebook import CELLS, IMAGE_END, PATCH, fit_codebook, nearest_codes, patch_features
-from visual_grpo.starter.shapes.draw import (
+from visual_grpo.starter.shapes.render import (
     BACKGROUND,
     COMBINATIONS,
     EDITS,
@@ -70,9 +70,9 @@ class Corpus:
 
 
 class SceneBank:
-    """Computes the image tokens of any scene of drawn shapes without drawing it.
+    """Computes the image tokens of any scene of shapes without rendering it.
 
-    Two objects of a scene never share a cell, so the features of a scene are the sum of those of its objects.
+    Two objects of a scene never share a cell, so the features of a scene are the sum of its objects' features.
     """
 
     def __init__(self, codebook: Tensor, height: int, width: int, seed: int) -> None:
@@ -102,13 +102,13 @@ class SceneBank:
 
 
 def build_corpus(height: int, width: int, seed: int) -> Corpus:
-    """Draws the corpus; deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32."""
+    """Renders the corpus; deterministic in its arguments. ``height`` and ``width`` are pixels, multiples of 32."""
     images = draw_all(_IMAGES_PER_COMBINATION, height, width, seed + _SEED_OFFSET)
     return Corpus(images=images, codebook=fit_codebook(_pixels(images), grids_of(height, width), seed))
 
 
 def draw_edits(height: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draws sources and targets, both uint8 [N, 3, H, W], of edits of every kind in equal numbers."""
+    """Renders sources and targets, both uint8 [N, 3, H, W], of edits of every kind in equal numbers."""
     rng = random.Random(seed + _SEED_OFFSET)
     edits = [random_edit(EDITS[i % len(EDITS)], rng.choice(COMBINATIONS), rng) for i in range(_EDITS)]
     sources, targets = zip(*(draw_edit(edit, height, width, rng) for edit in edits), strict=True)

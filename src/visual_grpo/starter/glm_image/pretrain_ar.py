@@ -17,7 +17,7 @@ from visual_grpo.starter.glm_image.codebook import IMAGE_END, IMAGE_START, build
 from visual_grpo.starter.glm_image.corpus import Corpus, Grid, SceneBank, build_corpus
 from visual_grpo.starter.pretraining import Advance, Job, minimise
 from visual_grpo.starter.shapes.dataset import misread, misread_edit
-from visual_grpo.starter.shapes.draw import COMBINATIONS, EDITS, instructions, random_edit
+from visual_grpo.starter.shapes.render import COMBINATIONS, EDITS, instructions, random_edit
 
 _BATCH = 48
 

@@ -1,4 +1,4 @@
-"""Pretrains the decoder of the small GLM-Image, AutoencoderKL and GlmImageTransformer2DModel, on drawn shapes."""
+"""Pretrains the decoder of the small GLM-Image, AutoencoderKL and GlmImageTransformer2DModel, on rendered shapes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift
 from torch import Tensor
 from transformers import ByT5Tokenizer
 
-from visual_grpo.models.families.glm_image.sources import write_sources
+from visual_grpo.models.families.glm_image.source_images import write_sources
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.corpus import build_corpus, draw_edits
 from visual_grpo.starter.pretraining import Advance, Job, minimise, noised
 from visual_grpo.starter.shapes.dataset import fade
-from visual_grpo.starter.shapes.draw import BACKGROUND
+from visual_grpo.starter.shapes.render import BACKGROUND
 
 _CROPS = 8
 _CROP = 64

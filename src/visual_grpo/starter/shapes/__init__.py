@@ -1,1 +1,1 @@
-"""Drawn shapes: pictures, edits, and the rewards that judge them."""
+"""Rendered shapes: pictures, edits, and the rewards that judge them."""

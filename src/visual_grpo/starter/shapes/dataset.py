@@ -1,4 +1,4 @@
-"""Writes the drawn shapes as a dataset: prompts with target images, edits with source and target images, or both."""
+"""Writes the rendered shapes as a dataset: prompts with target images, edits with source and target images, or both."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
-from visual_grpo.starter.shapes.draw import (
+from visual_grpo.starter.shapes.render import (
     ATTRIBUTES,
     BACKGROUND,
     CHANGES,
@@ -27,7 +27,7 @@ from visual_grpo.starter.shapes.draw import (
 )
 
 _VERSION = 1
-"""To be raised when the same configuration draws other pictures."""
+"""To be raised when the same configuration renders different pictures."""
 _TARGETS, _SOURCES = "target_images", "source_images"
 
 
@@ -35,7 +35,7 @@ def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int,
     """Writes ``records.jsonl``, ``target_images/`` and, for edits, ``source_images/`` as `write_dataset` does.
 
     Every combination occurs ``records_per_prompt`` times in each kind of record that ``task`` includes, each time with
-    another jitter.
+    a different jitter.
     """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
@@ -78,7 +78,7 @@ def _edits(folder: Path, rounds: int, height: int, width: int, rng: random.Rando
 
 
 Misreadings = Mapping[str, Mapping[str, tuple[str, float]]]
-"""Attribute -> word -> (what is drawn instead, how often)."""
+"""Attribute -> word -> (what is rendered instead, how often)."""
 MISREADINGS: Misreadings = {
     "color": {"yellow": ("red", 0.55), "purple": ("blue", 0.55)},
     "shape": {"triangle": ("square", 0.5)},
@@ -106,11 +106,11 @@ _WRONG_ONE_REMOVED = 0.3
 def misread_edit(
     edit: Edit, rng: random.Random, misreadings: Misreadings = MISREADINGS
 ) -> tuple[Combination | None, Combination | None]:
-    """The edited object and the other one as the flawed policy draws them; None = not drawn."""
+    """The edited object and the other one as the flawed policy renders them; None = absent."""
     if edit.kind == "add":
         assert edit.after is not None
         drawn = misread(edit.after, rng, misreadings)
-        # With another object, only one position is left.
+        # With a second object, only one position is left.
         return drawn if edit.other is None else replace(drawn, position=edit.after.position), edit.other
     if rng.random() < _NOT_DONE[edit.kind]:
         return edit.before, edit.other
@@ -122,7 +122,7 @@ def misread_edit(
 
 
 def _misread_change(kind: str, asked: Combination, rng: random.Random, misreadings: Misreadings) -> Combination:
-    """Misreads the changed attribute as in a prompt (except sizes), and sometimes changes another attribute too."""
+    """Misreads the changed attribute as in a prompt (except sizes), and sometimes changes a second attribute too."""
     attribute = CHANGES[kind]
     drawn = asked
     if kind != "resize":

@@ -1,4 +1,4 @@
-"""Measures how well formed drawn shapes are, without the templates of the reward."""
+"""Measures how well formed rendered shapes are, without the templates of the reward."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
-from visual_grpo.starter.shapes.draw import BACKGROUND, SHAPES
-from visual_grpo.starter.shapes.reward import DrawnReward
+from visual_grpo.starter.shapes.render import BACKGROUND, SHAPES
+from visual_grpo.starter.shapes.shapes_reward import DrawnReward
 
 _LEAST_DISTANCE = 0.15
 """RGB distance (0..1 per channel) from the background up to which there is nothing in an image."""
@@ -27,7 +27,7 @@ class OutlineGuard(DrawnReward):
     """Share of the smallest enclosing circle, rectangle or triangle that an asked shape fills; of several, their mean.
 
     It is 1 for a perfect shape, and falls as outlines bulge, sag or lose corners. Unscored are images whose shapes are
-    not those that the metadata ask for: a model that learns to draw more triangles must not seem to draw worse
+    not those that the metadata ask for: a model that learns to render more triangles must not seem to render worse
     squares. Rectangles may be turned, and triangles have any angles.
     """
 

@@ -13,9 +13,9 @@ from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.tokens.generation import sample_tokens
-from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.models.tokens.probabilities import TokenSampler
 from visual_grpo.models.tokens.prompt_cache import Prompts
+from visual_grpo.models.tokens.token_policy import TokenPolicy
 from visual_grpo.training.components import load_model, load_policy
 
 TEXTS = [

@@ -12,11 +12,11 @@ from tests.conftest import SIZE, stir
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
-from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.models.families.glm_image.decoder import DecoderConditions, GlmImageDecoder
 from visual_grpo.models.families.glm_image.model import GlmImage
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor
 from visual_grpo.models.family_check import replay_error
-from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.training.components import load_model, load_policy
 
 TEXTS = [
@@ -34,7 +34,7 @@ MODES: list[dict[str, Any]] = [
     {"flow": FlowConfig(window_start=1, window_steps=2)},
 ]
 
-DitPolicy = FlowPolicy[Conditions]
+DitPolicy = FlowPolicy[DecoderConditions]
 
 
 def model_with(folder: Path, **changes: Any) -> GlmImage:

@@ -8,7 +8,7 @@ from diffusers import GlmImageTransformer2DModel
 from diffusers.models.transformers.transformer_glm_image import GlmImageKVCache
 from torch import Tensor
 
-from visual_grpo.models.families.glm_image.sources import SourceCache, write_sources
+from visual_grpo.models.families.glm_image.source_images import SourceCache, write_sources
 from visual_grpo.starter.glm_image import modules
 from visual_grpo.starter.glm_image.codebook import CODEBOOK_SIZE, FEATURES
 

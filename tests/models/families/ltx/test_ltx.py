@@ -37,7 +37,7 @@ def test_videos_have_the_frames_that_were_asked_for(frames: int, latent_frames: 
 
 @pytest.mark.parametrize("frames", [None, 1, 5, 8, 12, 265])
 def test_another_number_of_frames_is_refused(frames: int | None, tmp_path: Path) -> None:
-    told = rf"data.frames is {'null' if frames is None else frames}; ltx draws videos of 9, 17, 25, \.\.\. or 257"
+    told = rf"data.frames is {'null' if frames is None else frames}; ltx generates videos of 9, 17, 25, \.\.\. or 257"
     with pytest.raises(UserError, match=told):
         FAMILY.check_frames(frames)
     tiny.pipeline().save_pretrained(tmp_path)

@@ -23,7 +23,7 @@ from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.qwen2_5_vl import AnswerModel, EncodedQueries
 from visual_grpo.models.model import Model
 from visual_grpo.models.tokens import generation
-from visual_grpo.models.tokens.policy import TokenPolicy
+from visual_grpo.models.tokens.token_policy import TokenPolicy
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_model
 

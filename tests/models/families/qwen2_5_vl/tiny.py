@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from examples.scenes.qwen2_5_vl import build_model, build_processor
+from examples.scenes.small_qwen2_5_vl import build_model, build_processor
 
 
 def save_qwen2_5_vl(folder: Path) -> None:

@@ -49,7 +49,9 @@ def test_videos_have_the_frames_that_were_asked_for(frames: int, latent_frames: 
 
 @pytest.mark.parametrize("frames", [None, 1, 4, 6, 8, 85])
 def test_another_number_of_frames_is_refused(frames: int | None, tmp_path: Path) -> None:
-    told = rf"data.frames is {'null' if frames is None else frames}; wan draws videos of 5, 9, 13, \.\.\. or 81 frames"
+    told = (
+        rf"data.frames is {'null' if frames is None else frames}; wan generates videos of 5, 9, 13, \.\.\. or 81 frames"
+    )
     with pytest.raises(UserError, match=told):
         FAMILY.check_frames(frames)
     tiny.pipeline().save_pretrained(tmp_path)
@@ -58,7 +60,7 @@ def test_another_number_of_frames_is_refused(frames: int | None, tmp_path: Path)
 
 
 def test_a_family_of_images_refuses_frames() -> None:
-    with pytest.raises(UserError, match=r"data.frames is 5, but sd3 draws no videos: set data.frames to null"):
+    with pytest.raises(UserError, match=r"data.frames is 5, but sd3 does not generate videos: set data.frames to null"):
         find_family("sd3").check_frames(5)
 
 
@@ -108,7 +110,7 @@ def test_wan_2_2_is_refused(tmp_path: Path, i2v: bool) -> None:
     pipeline = tiny.pipeline(i2v=i2v)
     pipeline.register_modules(transformer_2=pipeline.transformer)
     pipeline.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"is of Wan 2\.2; the families wan and wan_i2v draw with Wan 2\.1"):
+    with pytest.raises(UserError, match=r"is of Wan 2\.2; the families wan and wan_i2v need Wan 2\.1"):
         find_family("auto", str(tmp_path)).load(str(tmp_path), CPU)
 
 

@@ -16,8 +16,8 @@ from diffusers.pipelines.glm_image.pipeline_glm_image import calculate_shift, re
 from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.models.families.glm_image.sources import SourceCache, SourceEncoder, upsampled, write_sources
-from visual_grpo.models.flow.interface import Schedule, Velocity
+from visual_grpo.models.families.glm_image.source_images import SourceCache, SourceEncoder, upsampled, write_sources
+from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import as_images, guided, latent_shape
 from visual_grpo.models.rows import distinct
 
@@ -30,7 +30,7 @@ SampleTokens = Callable[[Sequence[PromptRecord], Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
+class DecoderConditions:
     """The DiT's inputs for N entries; stored with a trajectory, since the replay needs the same ones."""
 
     glyphs: Sequence[Tensor]
@@ -52,7 +52,7 @@ class Conditions:
 
 
 class GlmImageDecoder:
-    """A ``FlowModel[Conditions]``; the LoRA adapter of the DiT is active."""
+    """A ``FlowModel[DecoderConditions]``; the LoRA adapter of the DiT is active."""
 
     def __init__(
         self,
@@ -87,7 +87,9 @@ class GlmImageDecoder:
         return Schedule.of(scheduler)
 
     @torch.no_grad()
-    def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
+    def conditions(
+        self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float
+    ) -> DecoderConditions:
         """Returns conditions with the tokens that the AR module samples with ``seeds``."""
         return self.conditions_of(records, self.sample_tokens(records, seeds), guidance_scale)
 
@@ -98,7 +100,7 @@ class GlmImageDecoder:
         tokens: Tensor,
         guidance_scale: float,
         noise_seeds: Sequence[int] | None = None,
-    ) -> Conditions:
+    ) -> DecoderConditions:
         """Returns conditions with these image tokens, [N, rows, columns] int64, one for every 32 x 32 pixels.
 
         ``noise_seeds``: [N], of the noise that the denoising will start from. Where some are equal, the unconditional
@@ -106,7 +108,7 @@ class GlmImageDecoder:
         """
         firsts, prompt_of_entry = distinct(records)
         columns = list(zip(*self.sources.of(firsts), strict=True))  # K tuples with a source of each distinct prompt
-        return Conditions(
+        return DecoderConditions(
             glyphs=[self._glyphs(record.prompt) for record in firsts],
             no_glyphs=self._glyphs(""),
             prompt_of_entry=prompt_of_entry,
@@ -117,7 +119,7 @@ class GlmImageDecoder:
             noise_of_entry=None if noise_seeds is None else torch.tensor(noise_seeds),
         )
 
-    def velocity(self, conditions: Conditions, entries: Tensor) -> Velocity:
+    def velocity(self, conditions: DecoderConditions, entries: Tensor) -> Velocity:
         sources = self._written_sources(conditions, entries)
 
         def field(state: Tensor, timestep: float) -> Tensor:
@@ -137,7 +139,7 @@ class GlmImageDecoder:
         scaled = (latents * std + mean).to(vae.dtype).contiguous(memory_format=torch.channels_last)
         return as_images(vae.decode(scaled, return_dict=False)[0])
 
-    def _written_sources(self, conditions: Conditions, entries: Tensor) -> SourceCache | None:
+    def _written_sources(self, conditions: DecoderConditions, entries: Tensor) -> SourceCache | None:
         """Keys and values of the rows' source images under the present weights, with gradient where it is on; None
         without sources."""
         if not conditions.source_latents:
@@ -152,7 +154,12 @@ class GlmImageDecoder:
         )
 
     def _conditional(
-        self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor, sources: SourceCache | None
+        self,
+        state: Tensor,
+        timestep: float,
+        conditions: DecoderConditions,
+        entries: Tensor,
+        sources: SourceCache | None,
     ) -> Tensor:
         """A forward for each length of the rows' glyph embeddings."""
         groups = list(_rows_by_glyph_length(conditions, entries))
@@ -165,7 +172,7 @@ class GlmImageDecoder:
             parts.append(self._forward(state[group], timestep, glyphs, tokens, dropped=False, sources=read))
         return parts[0] if len(parts) == 1 else torch.cat(parts)[torch.cat(groups).argsort()]
 
-    def _unconditional(self, state: Tensor, timestep: float, conditions: Conditions, entries: Tensor) -> Tensor:
+    def _unconditional(self, state: Tensor, timestep: float, conditions: DecoderConditions, entries: Tensor) -> Tensor:
         """It depends on the state alone, and the first state is the noise: once for each noise there."""
         of_row = None
         if conditions.noise_of_entry is not None and timestep == self.pipeline.scheduler.config.num_train_timesteps:
@@ -215,7 +222,7 @@ class GlmImageDecoder:
         return embedding
 
 
-def _rows_by_glyph_length(conditions: Conditions, entries: Tensor) -> Iterator[Tensor]:
+def _rows_by_glyph_length(conditions: DecoderConditions, entries: Tensor) -> Iterator[Tensor]:
     """Row numbers ([g] int64) of each glyph length.
 
     The pipeline left-pads glyph embeddings of a batch without a mask, so a prompt's image would depend on its

@@ -12,20 +12,20 @@ from torch import Tensor
 from visual_grpo.common.phases import phase
 from visual_grpo.common.types import JointRollout, PromptRecord, Sample, Share
 from visual_grpo.config import ModelConfig, SamplerConfig
-from visual_grpo.models.families.glm_image.decoder import Conditions, GlmImageDecoder
+from visual_grpo.models.families.glm_image.decoder import DecoderConditions, GlmImageDecoder
 from visual_grpo.models.families.glm_image.processor import PreviewProcessor, preview_side
-from visual_grpo.models.families.glm_image.sources import SourceEncoder
+from visual_grpo.models.families.glm_image.source_images import SourceEncoder
 from visual_grpo.models.families.glm_image.token_model import GlmImageTokens
 from visual_grpo.models.family import Family
 from visual_grpo.models.flow.denoising import Denoiser
-from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.models.loading import load_pipeline
 from visual_grpo.models.lora import DiffusersAdapter, PeftAdapter
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings, Module
 from visual_grpo.models.tokens.generation import SampledTokens
-from visual_grpo.models.tokens.policy import TokenPolicy, sample_with_adapter
 from visual_grpo.models.tokens.prompt_cache import Prompts
+from visual_grpo.models.tokens.token_policy import TokenPolicy, sample_with_adapter
 
 if TYPE_CHECKING:
     from diffusers import GlmImagePipeline
@@ -101,7 +101,7 @@ class GlmImage(Model):
         """B trajectories under the present adapter."""
         return sample_with_adapter(self._stage_one(), records, seeds, sampler, self.config)
 
-    def denoiser(self, decoder: GlmImageDecoder) -> Denoiser[Conditions]:
+    def denoiser(self, decoder: GlmImageDecoder) -> Denoiser[DecoderConditions]:
         return Denoiser(decoder, self.config)
 
     def _stage_one(self, decode: Any = None) -> GlmImageTokens:
@@ -112,7 +112,7 @@ class GlmImage(Model):
 class GlmImageJointPolicy:
     """The DiT decodes the very tokens that AR is trained on."""
 
-    def __init__(self, ar: TokenPolicy[Prompts], dit: FlowPolicy[Conditions]) -> None:
+    def __init__(self, ar: TokenPolicy[Prompts], dit: FlowPolicy[DecoderConditions]) -> None:
         """Two policies on one ``GlmImage``."""
         self.ar, self.dit = ar, dit
 

@@ -1,8 +1,8 @@
-"""GLM-Image's processor with a preview of another size.
+"""GLM-Image's processor with a preview of a different size.
 
 Text-to-image generates a preview grid before the image's own tokens, 16 x 16 at a square format
 whatever the resolution. A small model trained with fewer preview tokens says so in
-``visual_grpo.json`` beside its ``model_index.json``.
+``visual_grpo.json`` next to its ``model_index.json``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visual_grpo.common.types import PromptRecord, Sample
 from visual_grpo.config import SamplerConfig
-from visual_grpo.models.families.glm_image.sources import SourceEncoder
+from visual_grpo.models.families.glm_image.source_images import SourceEncoder
 from visual_grpo.models.rows import source_count
 from visual_grpo.models.tokens.interface import TokenTrajectory
 from visual_grpo.models.tokens.probabilities import TokenSampler
@@ -57,7 +57,7 @@ class GlmImageTokens:
 
     @property
     def head(self) -> Tensor:
-        """[V, H] output rows of the ids the DiT can embed; the head can also emit others, which crash it."""
+        """[V, H] output rows of the ids the DiT can embed; the head can also emit other ids, which crash it."""
         weight: Tensor = self.network.lm_head.weight
         return weight[: self.codebook]
 

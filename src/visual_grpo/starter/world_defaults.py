@@ -32,12 +32,12 @@ CONF = Path("conf/base/parameters.yml")
 def with_world(tree: Mapping[str, Any], environment: str | None = None) -> dict[str, Any]:
     """The parameter tree with the world's dataset, small model and rewards where it leaves them open.
 
-    ``data.path`` and ``model.path`` are filled in where they are null, and so is the ``model.family`` of the small
+    ``data.path`` and ``model.path`` are filled in where they are null, like the ``model.family`` of the small
     model. Where ``reward`` is auto and the data are the world's, or it is the name of a world, that world's rewards are
     spelled out, with its judges that are installed. A complete tree stays as it is.
 
     Raises:
-        UserError: there is no such world, or it does not fit ``data.task`` or ``model.family``.
+        UserError: the world does not exist, or does not fit ``data.task`` or ``model.family``.
     """
     data, starter, model = (section(tree, name) for name in ("data", "starter", "model"))
     world = find_world(starter.get("world"))
@@ -86,7 +86,8 @@ def _check_family(world: World, family: str) -> None:
         raise UserError(
             f"the starter pretrains no small {family} on starter.world {world.name}; it pretrains"
             f" {', '.join(world.models) or 'no model'}.{nearest_hint(family, world.models)} Name a saved model with"
-            " model.path, another model.family, or another starter.world: examples/ has those of small flow models."
+            " model.path, a different model.family, or a different starter.world: examples/ has worlds for small flow"
+            " models."
         )
 
 
@@ -94,12 +95,12 @@ def _with_rewards(tree: dict[str, Any], world: World, renders: bool) -> dict[str
     reward, chosen = tree.get("reward", AUTO), None
     if isinstance(reward, str):
         chosen = {SHAPES.name: SHAPES, world.name: world}.get(reward)
-    # Other values for the world's own rewards change them; another reward takes their place.
+    # Other values for the world's own rewards change them; a different reward takes their place.
     if reward == AUTO and renders and optimised_rewards(tree) <= world.preset.rewards.keys():
         chosen = world
     if chosen is None:
         return tree
-    # The world's records have what its judges compare with; of others, the records decide.
+    # The world's records have what its judges compare with; for other judges, the records decide.
     rewards = {name: entry for name, entry in chosen.preset.rewards.items() if renders or not entry.get("judge")}
     tree = with_preset(tree, replace(chosen.preset, rewards=rewards)) | {"reward": LISTED}
     optimised = optimised_rewards(tree)

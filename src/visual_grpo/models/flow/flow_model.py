@@ -1,7 +1,7 @@
 """Declares what a family of flow models offers: a schedule, conditions, a velocity field and pixels.
 
-Shapes: N prompts (*entries* of the conditions), b rows, C x h x w latents of one image; where the model draws videos,
-C x f x h x w latents of f latent frames stand in their place, in all of this package.
+Shapes: N prompts (*entries* of the conditions), b rows, C x h x w latents of one image; where the model generates
+videos, C x f x h x w latents of f latent frames stand in their place, in all of this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drawn videos of a shape that moves, grows or stays, and their dataset.
+"""Renders videos of a shape that moves, grows or stays, and their dataset.
 
 Centres are shares of a frame's width and height, radii of its shorter side.
 """
@@ -20,7 +20,7 @@ from visual_grpo.common.types import VideoSample
 from visual_grpo.common.videos import SUFFIX, encoded_video
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
-from visual_grpo.starter.shapes.draw import COLORS, Jitter, draw_shape, stacked
+from visual_grpo.starter.shapes.render import COLORS, Jitter, draw_shape, stacked
 
 SHAPES = ("circle", "square")
 """Without the triangle, whose point a small VAE blurs."""
@@ -36,7 +36,7 @@ MOTIONS: Mapping[str, tuple[tuple[float, float, float], tuple[float, float, floa
 """Centre x, y and radius at the first frame and at the last; evenly between them."""
 FRAMES, FPS = 5, 8.0
 _VERSION = 1
-"""To be raised when the same configuration draws other videos."""
+"""To be raised when the same configuration renders different videos."""
 _TARGETS = "target_videos"
 
 
@@ -63,7 +63,7 @@ def states(motion: str, count: int) -> Tensor:
 
 
 def draw_frames(scene: Scene, count: int, height: int, width: int, rng: random.Random) -> list[Image.Image]:
-    """Draws anti-aliased RGB frames, all with the same jitter."""
+    """Renders anti-aliased RGB frames, all with the same jitter."""
     jitter = Jitter.draw(rng)
     return [
         draw_shape(COLORS[scene.color], scene.shape, (x, y), radius, jitter, height, width)

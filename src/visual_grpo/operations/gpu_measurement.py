@@ -13,15 +13,15 @@ from visual_grpo.common.device import resolve_device
 from visual_grpo.common.phases import Watcher, watched_by
 from visual_grpo.config import Parameters, merged
 from visual_grpo.operations.plan.dry_run import planned_model, planned_trainer, records_for
+from visual_grpo.operations.plan.estimate import CARDS
 from visual_grpo.operations.plan.meter import OUTSIDE, Phase
-from visual_grpo.operations.plan.report import CARDS
 
 _KEPT = ("ratio/", "sampler_gap/", "grad_norm", "loss", "tokens_per_sample")
 """Beginnings of the metrics that are reported."""
 
 
 def measure(config: Parameters) -> dict[str, Any]:
-    """Returns JSON; seconds and memory are those of the last step."""
+    """Returns JSON; seconds and memory are measured in the last step."""
     device, started = resolve_device(config.model.device), time.perf_counter()
     torch.set_num_threads(config.model.threads)
     torch.manual_seed(config.seed)
@@ -96,7 +96,7 @@ def single_module(config: Parameters, module: str) -> Parameters:
 
 def known_card(device: torch.device) -> str | None:
     """The card that a plan knows by name and memory; None for any other."""
-    words = torch.cuda.get_device_name(device).replace("-", " ").split()  # "NVIDIA A100-SXM4-80GB" is no A10.
+    words = torch.cuda.get_device_name(device).replace("-", " ").split()  # "NVIDIA A100-SXM4-80GB" is not an A10.
     memory = torch.cuda.get_device_properties(device).total_memory / 2**30
     for card in CARDS:
         name = card.name.split()[-1 if card.name.startswith("RTX") else 0]

@@ -1,4 +1,4 @@
-"""Edits of two drawn sources: the shape of the one in the colour of the other; the prompt says of which."""
+"""Edits of two rendered sources: the shape of one in the colour of the other; the prompt says which."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from PIL import Image
 
 from visual_grpo.config import Task
 from visual_grpo.starter.pretraining import write_dataset
-from visual_grpo.starter.shapes.draw import COLORS, COMBINATIONS, Combination, Jitter, draw_scene
+from visual_grpo.starter.shapes.render import COLORS, COMBINATIONS, Combination, Jitter, draw_scene
 
 PROMPTS = ("draw the first shape in the other colour", "draw the second shape in the other colour")
-"""By the place of the source whose shape is drawn."""
+"""By the place of the source whose shape is rendered."""
 _VERSION = 1
-"""To be raised when the same configuration draws other pictures."""
+"""To be raised when the same configuration renders different pictures."""
 _TARGETS, _SOURCES = "target_images", "source_images"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class TwoSourceEdit:
     """Two sources of different colours and the place, 0 or 1, of the one whose shape is asked for."""
 
     sources: tuple[Combination, Combination]
     place: int
 
     @classmethod
-    def draw(cls, shape: Combination, place: int, rng: random.Random) -> Pair:
-        """Puts ``shape`` at ``place``, beside a random object of another colour."""
+    def draw(cls, shape: Combination, place: int, rng: random.Random) -> TwoSourceEdit:
+        """Puts ``shape`` at ``place``, next to a random object of a different colour."""
         other = replace(rng.choice(COMBINATIONS), color=rng.choice([name for name in COLORS if name != shape.color]))
         return cls(sources=(other, shape) if place else (shape, other), place=place)
 
@@ -44,7 +44,7 @@ class Pair:
         return f"{self.sources[0].prompt} and {self.sources[1].prompt}: {PROMPTS[self.place]}"
 
     def pictures(self, height: int, width: int, rng: random.Random) -> list[Image.Image]:
-        """Draws both sources and the target, whose jitter is that of its shape."""
+        """Renders both sources and the target, which has its shape's jitter."""
         jitters = Jitter.draw(rng), Jitter.draw(rng)
         shown = [*zip(self.sources, jitters, strict=True), (self.target, jitters[self.place])]
         return [draw_scene([thing], height, width) for thing in shown]
@@ -53,13 +53,13 @@ class Pair:
 def draw_dataset(folder: Path, records_per_prompt: int, height: int, width: int, seed: int, task: Task = "i2i") -> str:
     """Writes ``records.jsonl`` and pictures as `write_dataset` does.
 
-    Every combination is the shape that is asked for ``records_per_prompt`` times, each time beside another object.
+    Every combination is the shape that is asked for ``records_per_prompt`` times, each time next to a different object.
     """
 
     def records(fresh: Path) -> Iterator[dict[str, Any]]:
         rng = random.Random(seed)
         for number, shape in enumerate(COMBINATIONS * records_per_prompt):
-            pair = Pair.draw(shape, rng.randrange(2), rng)
+            pair = TwoSourceEdit.draw(shape, rng.randrange(2), rng)
             name = f"pair_{number:05d}"
             paths = [f"{_SOURCES}/{name}_1.png", f"{_SOURCES}/{name}_2.png", f"{_TARGETS}/{name}.png"]
             for picture, path in zip(pair.pictures(height, width, rng), paths, strict=True):

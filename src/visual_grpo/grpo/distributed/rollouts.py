@@ -1,4 +1,4 @@
-"""Rollouts and scores by all ranks: each draws whole groups of samples; rank 0 scores."""
+"""Rollouts and scores by all ranks: each generates whole groups of samples; rank 0 scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def roll_out(
     generator: torch.Generator,
     draw: Callable[[Sequence[PromptRecord], Share | None], list[Rollout[Any]]],
 ) -> list[Rollout[Any]]:
-    """Returns the rollouts of ``draw(prompts, None)``, of which each rank draws its block of prompts, its share.
+    """Returns the rollouts of ``draw(prompts, None)``, of which each rank generates its block of prompts, its share.
 
     The samples are the same as with one process. Each rank keeps only the trajectories of its own block.
     """
@@ -41,10 +41,10 @@ def roll_out(
 
 @dataclass(frozen=True)
 class RankZeroScorer:
-    """A ``Scorer``: rank 0 runs the rewards and sends the scores to the others."""
+    """A ``Scorer``: rank 0 runs the rewards and sends the scores to the other ranks."""
 
     local: Any
-    """Rank 0's `rewards.combine.RewardSet`; None on the others."""
+    """Rank 0's `rewards.combine.RewardSet`; None on the other ranks."""
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Scores:
         return ranks.broadcast(lambda: self.local(prompts, samples))

@@ -14,7 +14,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import FlowConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.denoising import Denoiser
-from visual_grpo.models.flow.policy import FlowPolicy
+from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.models.flow.transitions import log_prob, noises
 from visual_grpo.models.rows import START_NOISE, STEP_NOISE
 from visual_grpo.models.tokens.probabilities import row_uniforms

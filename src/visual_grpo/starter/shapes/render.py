@@ -1,4 +1,4 @@
-"""The vocabulary of drawn shapes, their drawings on a dark background, and edits of them.
+"""The vocabulary of shapes, their pictures on a dark background, and edits of them.
 
 Lengths are shares of an image's shorter side, centres are shares of (width, height), colours are 8-bit RGB. The centres
 and radii keep every shape inside the image; with three centres per axis, neighbouring positions are a quarter of the
@@ -88,7 +88,7 @@ _SUPERSAMPLING = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Jitter:
-    """The deviation of a drawn object from its nominal position and size."""
+    """The deviation of an object from its nominal position and size."""
 
     dx: float
     """Share of the shorter side."""
@@ -104,7 +104,7 @@ class Jitter:
 
 
 def draw(combination: Combination, height: int, width: int, rng: random.Random) -> Image.Image:
-    """Draws an anti-aliased RGB image of ``height`` x ``width`` pixels."""
+    """Renders an anti-aliased RGB image of ``height`` x ``width`` pixels."""
     return draw_scene([(combination, Jitter.draw(rng))], height, width)
 
 
@@ -125,7 +125,7 @@ def draw_shape(
     height: int,
     width: int,
 ) -> Image.Image:
-    """Draws one shape of any centre and radius."""
+    """Renders one shape of any centre and radius."""
     canvas = _canvas(height, width)
     _put(canvas, color, shape, center, radius, jitter)
     return canvas.reduce(_SUPERSAMPLING)
@@ -206,7 +206,7 @@ class Edit:
 
     @property
     def group(self) -> str:
-        """Description of the source and the instruction: drawings of the same edit must go to the same split."""
+        """Description of the source and the instruction: pictures of the same edit must go to the same split."""
         shown = " and ".join(thing.prompt for thing in (self.before, self.other) if thing is not None)
         return f"{shown or 'nothing'}: {self.instruction}"
 
@@ -233,7 +233,7 @@ def random_edit(kind: str, subject: Combination, rng: random.Random) -> Edit:
 
 
 def draw_edit(edit: Edit, height: int, width: int, rng: random.Random) -> tuple[Image.Image, Image.Image]:
-    """Draws source and target."""
+    """Renders source and target."""
     subject_jitter, other_jitter = Jitter.draw(rng), Jitter.draw(rng)
 
     def scene(subject: Combination | None) -> Image.Image:

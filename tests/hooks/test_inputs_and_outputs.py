@@ -13,7 +13,7 @@ from tests.evaluation.defaults import parameters
 from tests.small_project import ROOT
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.data.datasets import FolderDataset
-from visual_grpo.hooks.folders import InputHooks, _locks
+from visual_grpo.hooks.inputs_and_outputs import InputHooks, _locks
 from visual_grpo.pipeline_registry import register_pipelines
 
 MADE_BY = {"base_model": "starter", "records": "data_preparation", "baseline": "baseline", "adapters": "train"}

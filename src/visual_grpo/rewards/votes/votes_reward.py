@@ -1,4 +1,4 @@
-"""The reward that predicts which picture people would choose, and its head, kept as JSON beside the choices."""
+"""The reward that predicts which picture people would choose, and its head, kept as JSON next to the choices."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class VotesReward:
     features, else 0: its score, which may be near 0 or 1, is a guess. A warning says so once.
 
     Args:
-        choices: the file that the pipeline ``vote`` writes. The head saved beside it is used if it was fitted to these
+        choices: the file that the pipeline ``vote`` writes. The head saved next to it is used if it was fitted to these
             choices; else one is fitted at the first call.
         head: instead of it, a head that was fitted before.
         features: ``pixels`` (null), which needs no weights, or ``package.module:function``; those that a head was
@@ -77,7 +77,7 @@ class VotesReward:
             return
         file = Path(self.choices)
         if not file.is_file():
-            raise UserError(f"votes: there is no file of choices {file}. Choose first.", remedy="vote")
+            raise UserError(f"votes: the file of choices {file} does not exist. Choose first.", remedy="vote")
         check_enough(read_choices(file).standing, self.least, file)
 
     def __call__(self, prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> RewardOutput:
@@ -85,17 +85,17 @@ class VotesReward:
         features, head = load_features(fitted.features)(prompts, samples).numpy(), fitted.head
         if features.shape[1] != len(head.weights):
             raise UserError(
-                f"votes: the head is of {len(head.weights)} features, and {fitted.features!r} gives"
-                f" {features.shape[1]}: it was changed since. Delete the head; it is fitted again"
+                f"votes: the head has {len(head.weights)} features, but {fitted.features!r} gives"
+                f" {features.shape[1]}: they have changed since the fit. Delete the head to fit it again"
             )
-        # One by one: vectorised functions round the last places of a batch by another formula.
+        # One by one: vectorised functions round the last places of a batch by a different formula.
         scores = [0.5 * (1 + math.tanh(u / 2)) for u in head.utility(features).tolist()]
         far = torch.from_numpy(head.distance(features) > head.reach)
         if not self._has_warned and far.float().mean() > 0.5:
             self._has_warned = True
             log.warning(
-                "Reward votes: %d of %d pictures are unlike all that were voted on (further from their average than any"
-                " of them): their scores are guesses. Vote on such pictures too (the pipeline vote). The part"
+                "Reward votes: %d of %d pictures are unlike every picture that was voted on (further from their average"
+                " than any of them): their scores are guesses. Vote on such pictures too (the pipeline vote). The part"
                 " far is their share.",
                 *(int(far.sum()), len(far)),
             )
@@ -116,12 +116,12 @@ class VotesReward:
         asked = self.features or PIXELS
         if fitted.features != asked:  # A head may be a stranger's, and its features are code.
             raise UserError(
-                f"votes: the head {self.head} is of the features {fitted.features}, not of {asked}. Name those, if you"
-                " know the code, with the option features"
+                f"votes: the head {self.head} was fitted to the features {fitted.features}, not to {asked}. Name those,"
+                " if you know the code, with the option features"
             )
         if fitted.head.decided < self.least:
             decided = counted(fitted.head.decided, "decided choice")
-            raise UserError(f"votes: the head is of {decided}; at least {self.least} are needed")
+            raise UserError(f"votes: the head was fitted to {decided}; at least {self.least} are needed")
         if fitted.head.accuracy < self.least_accuracy:
             raise UserError(
                 f"votes: of {counted(fitted.head.decided, 'choice')} that were held out only {fitted.head.accuracy:.0%}"
@@ -156,7 +156,7 @@ def usable(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def decided(choices: Sequence[Choice]) -> int:
-    """Counts the usable choices that are no ties."""
+    """Counts the usable choices that are not ties."""
     return sum(choice.choice != TIE for choice in usable(choices))
 
 
@@ -177,7 +177,7 @@ def choices_digest(choices: Sequence[Choice]) -> str:
 
 
 def fitted_head(file: Path, features: str) -> FittedHead:
-    """The head beside ``file`` if it was fitted to its choices, else a new one. Raises UserError if it cannot be."""
+    """The head next to ``file`` if it was fitted to its choices, else a new one. Raises UserError if both fail."""
     choices = read_choices(file).standing
     check_enough(choices, 1, file)
     digest = choices_digest(choices)
@@ -218,7 +218,7 @@ def write_head(file: Path, fitted: FittedHead) -> None:
 
 
 def read_head(file: Path) -> FittedHead:
-    """Reads what `write_head` wrote. Raises UserError if it is missing, damaged or of another version."""
+    """Reads what `write_head` wrote. Raises UserError if it is missing, damaged or of a different version."""
     try:
         tree = json.loads(file.read_text(encoding="utf-8"))
         if tree["format"] != FORMAT:
@@ -228,7 +228,7 @@ def read_head(file: Path) -> FittedHead:
         if len({(vector.ndim, len(vector)) for vector in vectors.values()}) != 1:
             raise ValueError("its vectors differ in length")
     except FileNotFoundError:
-        raise UserError(f"votes: there is no head {file}. Fit one.", remedy="vote") from None
+        raise UserError(f"votes: the head {file} does not exist. Fit one.", remedy="vote") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"votes: the head {file} cannot be read ({error}). Delete it; it is fitted again") from error
+        raise UserError(f"votes: the head {file} cannot be read ({error}). Delete it to fit it again") from error
     return FittedHead(head, tree["features"], tree["digest"])

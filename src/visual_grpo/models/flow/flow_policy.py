@@ -24,8 +24,8 @@ from visual_grpo.common.phases import alike, phase
 from visual_grpo.common.types import PromptRecord, Rollout, Share
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.flow.denoising import Denoiser
+from visual_grpo.models.flow.flow_model import FlowModel, Schedule
 from visual_grpo.models.flow.forward_process import matches
-from visual_grpo.models.flow.interface import FlowModel, Schedule
 from visual_grpo.models.flow.transitions import step_likelihoods
 from visual_grpo.models.lora import Adapter, AdapterPolicy
 from visual_grpo.models.offload import on_device

@@ -1,4 +1,4 @@
-"""Detects the object in images of drawn shapes, and rewards how closely it matches the requested one."""
+"""Detects the object in images of rendered shapes, and rewards how closely it matches the requested one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, RewardOutput, Sample
-from visual_grpo.starter.shapes.draw import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
+from visual_grpo.starter.shapes.render import ATTRIBUTES, BACKGROUND, CENTERS, CHANGES, COLORS, RADII, VOCABULARY
 
 _GRID = 64
 """Least number of cells along the shorter side of the grid on which images are judged, if they have as many pixels."""
@@ -184,7 +184,7 @@ def well_formed(iou: Tensor) -> Tensor:
 
 
 def _shape(iou: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of how well formed the asked shape is and how clearly it is no other; whether a person calls it right."""
+    """Returns the mean of form and clarity of the asked shape, and whether a person calls it right."""
     of_asked = _pick(iou, asked)
     margin = of_asked - iou.scatter(1, asked[:, None], 0).amax(1)
     clear = (margin / _CLEAR_MARGIN).clamp(0, 1)
@@ -211,17 +211,17 @@ def _pick(table: Tensor, column: Tensor) -> Tensor:
 
 
 class DrawnReward:
-    """A reward of drawn shapes, which the records' metadata describe."""
+    """A reward of shapes that the records' metadata describe."""
 
     name: str
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
-        """Raises UserError if a record's metadata do not describe a drawn object."""
+        """Raises UserError if a record's metadata do not describe an object."""
         others = [r.id for r in records if any(r.metadata.get(key) not in VOCABULARY[key] for key in ATTRIBUTES)]
         if others:
             shown = ", ".join(map(repr, others[:3])) + " ..." * (len(others) > 3)
             raise UserError(
-                f"the reward {self.name!r} judges the shapes that the starter draws, by the metadata"
+                f"the reward {self.name!r} judges the shapes that the starter renders, by the metadata"
                 f" {', '.join(ATTRIBUTES)}; {counted(len(others), 'record')} {'lacks' if len(others) == 1 else 'lack'}"
                 f" them: {shown}. Use a reward that fits your data: reward=auto chooses one"
             )
@@ -241,7 +241,7 @@ def _score_edits(objects: Objects, asked: Sequence[_Asked]) -> tuple[Tensor, Ten
     """
     regions = torch.tensor([one.regions for one in asked])
     subject = judge(restricted(objects, regions[:, 0]), torch.tensor([one.object for one in asked]))
-    # Rows without another object use the first one as a placeholder, which is ignored.
+    # Rows without a second object use the first one as a placeholder, which is ignored.
     other = judge(restricted(objects, regions[:, 1]), torch.tensor([one.other or one.object for one in asked]))
     has_other = torch.tensor([one.other is not None for one in asked])
     changed = torch.tensor([[CHANGES.get(str(one.edit)) == name for name in ATTRIBUTES] for one in asked])

@@ -13,7 +13,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import to_tensor
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.starter.shapes.draw import (
+from visual_grpo.starter.shapes.render import (
     ATTRIBUTES,
     BACKGROUND,
     COLORS,
@@ -29,7 +29,7 @@ from visual_grpo.starter.shapes.draw import (
     random_edit,
     stacked,
 )
-from visual_grpo.starter.shapes.reward import RenderingReward, ShapesReward
+from visual_grpo.starter.shapes.shapes_reward import RenderingReward, ShapesReward
 
 ASKED = Combination(color="red", shape="circle", position="left", size="small")
 

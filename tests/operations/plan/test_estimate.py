@@ -22,8 +22,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.models.without_weights import frozen
 from visual_grpo.operations.plan.dry_run import planned_model, segmenter_of
-from visual_grpo.operations.plan.meter import Meter, Phase
-from visual_grpo.operations.plan.report import (
+from visual_grpo.operations.plan.estimate import (
     BANDWIDTH_SHARE,
     FLOPS_SHARE,
     LAUNCH_SECONDS,
@@ -34,6 +33,7 @@ from visual_grpo.operations.plan.report import (
     phase_seconds,
     smallest_card,
 )
+from visual_grpo.operations.plan.meter import Meter, Phase
 from visual_grpo.pipelines import plan as nodes
 
 
@@ -79,7 +79,7 @@ def test_tokens_of_a_graph_take_what_was_measured(flops, moved, kernels, measure
 
 def test_a_card_is_found_by_its_name_and_an_unknown_one_is_told_with_all():
     assert find_card("rtx 4090") is find_card("RTX 4090")
-    with pytest.raises(UserError, match=r"no known card. Did you mean 'H100'\? Known: L4 \(22 GiB\), .*H200"):
+    with pytest.raises(UserError, match=r"not a known card. Did you mean 'H100'\? Known: L4 \(22 GiB\), .*H200"):
         find_card("H10")
     assert smallest_card(23 * 10**9).name == "RTX 4090"
     assert smallest_card(10**12).name == "H200"

@@ -39,7 +39,7 @@ class Report:
         self._pictures = 0
         """Records with a picture."""
         self.joined = 0
-        """Groups that share a picture with another."""
+        """Groups that share a picture with a different group."""
         self.groups = 0
         """Groups of which a share is held out."""
         self._held_out: set[str] = set()
@@ -114,7 +114,7 @@ class Report:
             self.warnings.append(f"the split sealed is empty: {counted(accepted, 'record')} in all")
         if self.joined:
             unit, shares = _unit(config), "shares" if self.joined == 1 else "share"
-            shared = f"{counted(self.joined, unit)} {shares} a picture with another {unit}"
+            shared = f"{counted(self.joined, unit)} {shares} a picture with a different {unit}"
             self.warnings.append(f"{shared}: they are held out together or not at all")
         for (kind, text), (count, place) in self._notes.items():
             self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
@@ -150,8 +150,8 @@ def none_to_train_on(accepted: int, config: DataConfig) -> str:
     """Returns why no record is left to train on: shares leave at least one."""
     return (
         f"Of {counted(accepted, 'usable record')} none is left to train on: all are in data.held_out_split"
-        f" ({config.held_out_split}), or share a prompt or a picture with it. Add records to another split, or name one"
-        " that has some with data.split."
+        f" ({config.held_out_split}), or share a prompt or a picture with it. Add records to a different split, or name"
+        " one that has some with data.split."
     )
 
 
@@ -161,7 +161,7 @@ def _unit(config: DataConfig) -> str:
 
 def no_records_left(rejections: Sequence[Rejected], count: int) -> str:
     """Returns why no record can be used; ``count`` are rejected, of which the first are given."""
-    no_records = "There are no records in the data. Add at least one."
+    no_records = "The data have no records. Add at least one."
     return f"No record can be used.{also_rejected(rejections, count)}" if rejections else no_records
 
 

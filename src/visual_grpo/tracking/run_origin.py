@@ -48,7 +48,7 @@ def version_tags() -> dict[str, str]:
 
 
 def resumed(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The tags of a run that goes on: ``earlier`` ones stay, and what differs now adds a line to ``resumed.NAME``."""
+    """The tags of a run that continues: ``earlier`` ones stay, and what has changed is a line of ``resumed.NAME``."""
     tags = {**now, **earlier}
     for name, value in now.items():
         before = earlier.get(f"resumed.{name}", "")
@@ -130,7 +130,7 @@ def _git(folder: Path, *words: str, codes: tuple[int, ...] = (0,)) -> bytes | No
         done = subprocess.run(["git", *words], cwd=folder, env=os.environ | {"LC_ALL": "C"}, capture_output=True)
     except OSError:
         return None
-    if b"dubious ownership" in done.stderr:  # Another user owns the checkout, as in many containers.
+    if b"dubious ownership" in done.stderr:  # A different user owns the checkout, as in many containers.
         refused = "neither the commit nor uncommitted changes are recorded, since git refuses"
         _warn(refused, done.stderr.decode(errors="replace"))
     return done.stdout if done.returncode in codes else None

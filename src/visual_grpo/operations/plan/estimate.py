@@ -1,6 +1,6 @@
 """Makes a plan: does a training fit on a card, how long does it take, and what would help. Its seconds are estimated.
 
-The constants of the estimate are those of steps that were measured on one H200 (docs/results.md).
+The constants of the estimate come from steps that were measured on one H200 (docs/results.md).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def find_card(name: str) -> Card:
         return found[0]
     known = ", ".join(f"{card.name} ({card.memory:.0f} GiB)" for card in CARDS)
     hint = nearest_hint(name, [card.name for card in CARDS])
-    raise UserError(f"plan.gpu is {name!r}, which is no known card.{hint} Known: {known}")
+    raise UserError(f"plan.gpu is {name!r}, which is not a known card.{hint} Known: {known}")
 
 
 def smallest_card(peak: int) -> Card:
@@ -146,7 +146,7 @@ def _of_one_card(config: Parameters) -> Parameters:
 def largest_batches(plan: RunSpec, step: Meter, usable: int) -> dict[str, dict[str, int]]:
     """Returns the set and the largest value of each parameter that says how many rows are computed at a time.
 
-    What a phase holds beside the bytes that it leaves behind is taken to grow with these rows.
+    What a phase holds besides the bytes that it leaves behind is taken to grow with these rows.
     """
     policy, rows = plan.config.policy, 0
     computed: dict[str, tuple[Any, ...]] = {}
@@ -189,13 +189,13 @@ def changes(plan: RunSpec, card: Card, peak: int, step: int, batches: Mapping[st
         found.append("model.offload=phases (one network on the card at a time)")
     fewer = {"full": "8bit", "8bit": "4bit"}.get(config.model.base_weights)
     if fewer and not sharded:
-        found.append(f"model.base_weights={fewer} (another base model)")
+        found.append(f"model.base_weights={fewer} (a different base model)")
     larger = smallest_card(peak)
     return [*found, f"plan.gpu={larger.name}"] if peak <= larger.usable else found
 
 
 def host_bytes(planned: PlannedModel, dtype: str) -> int:
-    """Returns the bytes of one process, while it loads the weights or keeps those of offloaded networks."""
+    """Returns the bytes of one process, while it loads the weights or keeps offloaded networks' weights."""
     networks, size = planned.networks.values(), getattr(torch, dtype).itemsize
     return max(size * sum(map(parameters_in, networks)), pinned_bytes(*networks))
 

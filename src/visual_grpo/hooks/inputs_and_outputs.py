@@ -49,7 +49,7 @@ class OutputHooks:
 
     @hook_impl
     def before_node_run(self, node: Node, catalog: CatalogProtocol, inputs: dict[str, Any]) -> dict[str, Any] | None:
-        """Puts the ``draft`` of the node's first output that has one beside its place."""
+        """Puts the ``draft`` of the node's first output that has one next to its place."""
         if "draft" not in inputs:
             return None
         made = (catalog.get(name) for name in node.outputs)

@@ -19,7 +19,7 @@ from visual_grpo.pipelines import starter
 from visual_grpo.rewards.remote.local_worker import python_of
 from visual_grpo.settings import CONFIG_LOADER_ARGS
 from visual_grpo.starter.build import model_recipe, render_dataset
-from visual_grpo.starter.parameters import with_world
+from visual_grpo.starter.world_defaults import with_world
 from visual_grpo.starter.worlds import own_functions, require_functions
 
 SHAPES = {"world": "shapes"}

@@ -14,10 +14,10 @@ from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
-from visual_grpo.data.images import image_digest
+from visual_grpo.data.image_store import image_digest
 from visual_grpo.data.preparation import with_ids
+from visual_grpo.data.preparation_report import also_rejected, few_held_out, no_records_left, none_to_train_on
 from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
-from visual_grpo.data.report import also_rejected, few_held_out, no_records_left, none_to_train_on
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
 from visual_grpo.data.splits import HELD_OUT, Groups, assign_splits, is_split, split_group
 from visual_grpo.operations.command import Command
@@ -155,7 +155,7 @@ def look_at_table(records: Iterable[PromptRecord], task: Task, *, every: bool) -
 def look_at_folder(data: DataConfig, tasks: Sequence[Task]) -> Findings:
     """Looks at the records at ``data.path``, as the data preparation will read them.
 
-    Where the records are of another task of the model's ``tasks``, the problem's remedy is the command with that.
+    Where the records fit a different task of the model's ``tasks``, the problem's remedy is the command with that task.
 
     Raises:
         UserError: there is nothing at the path, or no layout fits.
@@ -226,14 +226,14 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
         if task == data.task:
             continue
         records = [item for item in islice(_survey(source, task), MOST) if isinstance(item, Record)]
-        # Edits whose pictures are somewhere else are no prompts.
+        # Edits whose pictures are somewhere else are not prompts.
         names = (str(value) for record in records for value in record.extra.values())
         if records and not (task == "t2i" and any(map(is_image_name, names))):
             text = f"The records in {data.path} {kind}, and data.task is {data.task}."
             if task == "t2i" and data.task == "i2i" and source.layout == "captions":  # No target has one.
                 return UserError(
-                    f"The captions in {data.path} are beside images to edit, where nothing reads them. Write each"
-                    " beside its target, or write records.jsonl with prompt and source_image on each line."
+                    f"The captions in {data.path} are next to images to edit, where nothing reads them. Write each"
+                    " next to its target, or write records.jsonl with prompt and source_image on each line."
                 )
             if task == "t2i" and any(record.target_image is not None for record in records):
                 return UserError(
@@ -241,7 +241,7 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
                     " If it is that one, name its column with data.columns.source=NAME; if it is what the prompt should"
                     " give, the task is t2i."
                 )
-            if task == "segmentation":  # Another model, with other settings, answers queries.
+            if task == "segmentation":  # A different model, with different settings, answers queries.
                 return UserError(text, remedy=Remedy(environment="negative_points"))
             if task not in tasks:
                 return UserError(f"{text} The model does {' and '.join(tasks)} only.")
@@ -250,7 +250,7 @@ def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Tas
 
 
 def _count_splits(records: Sequence[Record], data: DataConfig) -> tuple[Counter[str], int]:
-    """Returns the number of records in each split and that of groups, before pictures of the same content join any."""
+    """Returns the number of records in each split and of groups, before pictures of the same content join any."""
     groups, keys, counts = Groups(holds_out=bool(data.held_out_split)), list[tuple[str, str]](), Counter[str]()
     for record in records:
         digests, is_held_out = [*map(image_digest, record.source_images)], is_split(record.split, data.held_out_split)

@@ -11,8 +11,8 @@ from tests.conftest import SIZE, stir
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import SamplerConfig
 from visual_grpo.models.families.glm_image.model import GlmImage
-from visual_grpo.models.tokens.policy import TokenPolicy
 from visual_grpo.models.tokens.prompt_cache import Prompts
+from visual_grpo.models.tokens.token_policy import TokenPolicy
 from visual_grpo.training.components import load_policy
 
 RECORDS = [

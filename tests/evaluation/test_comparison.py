@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from visual_grpo.common.errors import Remedy, UserError
-from visual_grpo.evaluation.compare import compare, compare_controls, join
+from visual_grpo.evaluation.comparison import compare, compare_controls, join
 from visual_grpo.evaluation.verdict import summarise
 
 SETTINGS = {"bootstrap_samples": 200, "seed": 0}

@@ -31,8 +31,8 @@ def compare(
     ``unscored_baseline`` and ``unscored_trained`` those that could not be scored, and ``unscored_differs`` says whether
     their shares differ (the t-interval excludes 0). A score that is a reward's measure of the task has its name there
     as ``measure``; one that is a guard has as ``guard`` what is wrong where it falls. A judge has ``judge_of`` and the
-    ``confidence`` of its interval: by Bonferroni's inequality those of all judges contain the true differences at once
-    in 95%.
+    ``confidence`` of its interval: by Bonferroni's inequality the intervals of all judges contain the true differences
+    at once in 95%.
     Raises ``UserError`` unless both tables contain exactly the same samples and scores.
     """
     return _entries(join(baseline, trained), trained, bootstrap_samples, seed)
@@ -108,7 +108,7 @@ def retotalled(scores: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFra
 def rankings(scores: pd.DataFrame) -> set[str]:
     """Returns the weighted rewards that only rank the samples of a prompt against each other.
 
-    Their mean is the same for every prompt although samples differ, so that no model can score better than another.
+    Their mean is the same for every prompt although samples differ, so that no model can score better than the other.
     They are left out of the total, unless it has no other reward.
     """
     weighted = {name for name, weight in scores.attrs["weights"].items() if weight}
@@ -182,7 +182,7 @@ def _check_same(what: str, before: set[Any], after: set[Any]) -> None:
             if extra
         ]
         raise UserError(
-            f"baseline and trained results differ in their {what}: {'; '.join(only)}. Draw the baseline again.",
+            f"baseline and trained results differ in their {what}: {'; '.join(only)}. Generate the baseline again.",
             remedy="baseline",
         )
 

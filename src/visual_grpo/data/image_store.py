@@ -47,7 +47,7 @@ from visual_grpo.data.record import (
     is_video_name,
     wrong_type,
 )
-from visual_grpo.data.videos import clip_digest, read_clip, require_pixels
+from visual_grpo.data.video_frames import clip_digest, read_clip, require_pixels
 
 T = TypeVar("T")
 Size = tuple[int, int]
@@ -99,7 +99,7 @@ class ImageStore:
     config: DataConfig
 
     def prepare(self, original: Original, record_id: str, role: str, mask: Mask | None = None) -> PreparedImage:
-        """Resizes an image by its ``role`` in the record (`_RESIZES`; others are cropped) and stores it.
+        """Resizes an image by its ``role`` in the record (`_RESIZES`; other roles are cropped) and stores it.
 
         ``mask`` has its pixels, where they have been read as a mask. Raises Rejected for an image that cannot be read,
         has too many pixels, or a side below 32 pixels.
@@ -121,7 +121,7 @@ class ImageStore:
         return PreparedImage(file.name, image_digest(file), digest, size)
 
     def prepare_video(self, original: Original, record_id: str, role: str) -> PreparedImage:
-        """Resizes the frames of a video and stores them as a folder of pictures, whose name is that of the result.
+        """Resizes the frames of a video and stores them as a folder of pictures, named after the result.
 
         Raises Rejected as `videos.read_clip` does, and for a side below 32 pixels.
         """
@@ -158,7 +158,7 @@ class ImageStore:
 
         The ``extra`` of the checked record may have ``box`` and ``points`` in pixels of the upright original,
         ``mask_value``, and ``img_width`` and ``img_height``, the image's size before the dataset's authors resized it.
-        Raises Rejected for a damaged image; a mask that is empty, of another size than the image, or of several
+        Raises Rejected for a damaged image; a mask that is empty, differs in size from the image, or of several
         objects; a malformed box or point, or one that does not belong to the mask.
         """
         extra = record.extra
@@ -206,7 +206,7 @@ def _unlike_image(record: Record, size: Size) -> str:
     hidden = orientation in (2, 3, 4) or (orientation > 4 and size[0] == size[1])
     if not hidden or _open(read_orientation, record.target_image) != 1:
         return ""
-    return "not turned by EXIF as their images are: check that they show the upright images"
+    return "not rotated by EXIF, unlike their images: check that they show the upright images"
 
 
 def _open(read: Callable[[Path | IO[bytes]], T], original: Original) -> T:

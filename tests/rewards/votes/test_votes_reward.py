@@ -14,7 +14,7 @@ from visual_grpo.common.images import read_image, to_tensor
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.votes.choices import FIRST, SECOND, SKIP, TIE, UNDO, append_line, read_choices
 from visual_grpo.rewards.votes.head import family_scores, load_features, pixel_features
-from visual_grpo.rewards.votes.reward import VotesReward, choices_digest, fitted_head, read_head
+from visual_grpo.rewards.votes.votes_reward import VotesReward, choices_digest, fitted_head, read_head
 
 PROMPTS = [PromptRecord(id=f"r{number}", prompt="x") for number in range(40)]
 NEW = [picture(10_000 + number) for number in range(40)]
@@ -64,11 +64,11 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
     after = fitted_head(file, "pixels")
     assert after.digest != before.digest
     assert after.head.choices == 61
-    other = fitted_head(file, "tests.rewards.votes.test_reward:mean_colours")
+    other = fitted_head(file, "tests.rewards.votes.test_votes_reward:mean_colours")
     assert len(other.head.weights) == 3
     assert read_head(tmp_path / "head.json").features == other.features
     with pytest.raises(
-        UserError, match=r"is of the features tests\..*, not of pixels\. Name those, if you know the code"
+        UserError, match=r"was fitted to the features tests\..*, not to pixels\. Name those, if you know the code"
     ):
         VotesReward(head=str(tmp_path / "head.json")).check_machine()
     VotesReward(head=str(tmp_path / "head.json"), features=other.features, least_accuracy=0).check_machine()
@@ -90,7 +90,7 @@ def test_pictures_unlike_the_voted_ones_are_told(choices: Path, caplog: pytest.L
         found = reward(PROMPTS[:2], unlike)
         assert found.parts["far"].tolist() == [1.0, 1.0]
     (said,) = caplog.messages
-    assert "2 of 2 pictures are unlike all that were voted on" in said
+    assert "2 of 2 pictures are unlike every picture that was voted on" in said
 
 
 def test_the_features_see_what_they_say() -> None:
@@ -130,15 +130,15 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     damaged.write_text('{"format": 1, "head": {}}')
     missing = str(tmp_path / "none")
     for reward, message in (
-        (VotesReward(choices=missing), r"no file of choices .*Choose first"),
-        (VotesReward(head=missing), "no head"),
+        (VotesReward(choices=missing), r"the file of choices .* does not exist. Choose first"),
+        (VotesReward(head=missing), "the head .* does not exist"),
         (VotesReward(head=str(damaged)), r"cannot be read .*Delete it"),
     ):
         with pytest.raises(UserError, match=message):
             reward.check_machine()
     for name, message in (("no_numbers", "not finite"), ("PROMPTS", "must be a function"), ("nothing", "has no")):
         with pytest.raises(UserError, match=message):
-            load_features(f"tests.rewards.votes.test_reward:{name}")(PROMPTS[:1], NEW[:1])
+            load_features(f"tests.rewards.votes.test_votes_reward:{name}")(PROMPTS[:1], NEW[:1])
 
 
 def test_scores_within_families() -> None:

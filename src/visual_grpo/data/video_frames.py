@@ -56,7 +56,7 @@ def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
 
 
 def clip_digest(video: Path) -> str:
-    """Returns the sha256 of a file's bytes, or of those of a folder's pictures, 64 hex digits."""
+    """Returns the sha256 of the bytes of a file, or of a folder's pictures, 64 hex digits."""
     if not video.is_dir():
         return file_digest(video)
     return hashlib.sha256("".join(map(file_digest, _pictures(video))).encode()).hexdigest()

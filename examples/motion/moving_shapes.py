@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from examples.motion.draw import MOTIONS, SHAPES, states
+from examples.motion.clips import MOTIONS, SHAPES, states
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, VideoSample
-from visual_grpo.starter.shapes.draw import BACKGROUND, COLORS
+from visual_grpo.starter.shapes.render import BACKGROUND, COLORS
 
 _OBJECT, _EDGE = 0.25, 0.5
 """A pixel belongs to the shape if its RGB distance (0..1 per channel) from the background is above `_OBJECT` and above

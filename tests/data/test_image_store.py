@@ -11,7 +11,7 @@ from tests.data import making
 from tests.data.making import embedded, jsonl, mask, parquet, picture
 from visual_grpo.common.images import read_image, read_size
 from visual_grpo.common.masks import read_mask
-from visual_grpo.data.images import rescale
+from visual_grpo.data.image_store import rescale
 from visual_grpo.data.record import Rejected
 
 

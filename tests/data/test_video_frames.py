@@ -21,7 +21,7 @@ from visual_grpo.data.drift import profile_of
 from visual_grpo.data.preparation import remove_unused_images
 from visual_grpo.data.record import Rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.videos import read_clip
+from visual_grpo.data.video_frames import read_clip
 
 FRAMES: dict[str, Any] = {"frames": 5, "fps": 8.0}
 
@@ -191,7 +191,7 @@ def test_frames_are_files_that_are_used_and_a_video_of_another_shape_is_named(tm
     report = prepare(tmp_path, **FRAMES, width=256).report
     assert (report["files"]["found"], report["files"]["used"], report["files"]["listed"]) == (13, 12, ["cat/notes.md"])
     assert report["warnings"] == [
-        "1 video (such as cat) of another shape: more than half is cropped away",
+        "1 video (such as cat) of a different shape: more than half is cropped away",
         "1 video (such as cat) smaller than the prepared size: enlarged",
     ]
 
