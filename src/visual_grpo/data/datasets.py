@@ -41,8 +41,8 @@ class _PathDataset(AbstractDataset[Any, Any]):
 
 
 class Draft(AbstractDataset[None, None]):
-    """Stands for what a node fills and returns, beside the place of its output (`hooks.inputs_and_outputs`): an empty folder, or
-    for the records the path of a file."""
+    """Stands for what a node fills and returns: an empty folder next to its output's place, or for the records the path
+    of a file (`hooks.inputs_and_outputs`)."""
 
     def __init__(self, *, metadata: dict[str, Any] | None = None) -> None:
         self.metadata = metadata
