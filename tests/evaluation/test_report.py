@@ -282,9 +282,9 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
     assert ("rewards.rendering", page.REMOVED, "") in removed
     assert not [name for name, *_ in removed if name.startswith("rewards.rendering.")]
     added = {**base, "rewards": {**base["rewards"], "own": base["rewards"]["rendering"] | {"weight": 2.0}}}
-    found = {name: value for name, value, _ in page.configuration(added, before)["changed"]}
-    assert found["rewards.own.weight"] == 2.0
-    assert None not in found.values()
+    values = {name: value for name, value, _ in page.configuration(added, before)["changed"]}
+    assert values["rewards.own.weight"] == 2.0
+    assert None not in values.values()
     assert page.configuration({name: s for name, s in base.items() if name != "retrain"}, before)["changed"] == []
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"sead": 1}
     (tmp_path / "broken.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")

@@ -123,19 +123,22 @@ def render(
 def configuration(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, list[tuple[str, Any, Any]]]:
     """Lists ``changed`` and ``all`` parameters as (dotted name, value, value in conf/base).
 
-    ``before`` has those of conf/base, flat. If it is empty, nothing counts as changed. Of an entry that conf/base lacks,
-    such as a reward, what is null, false or empty is left out; an entry that only conf/base has is one row, whose value
-    is `REMOVED`.
+    ``before`` has those of conf/base, flat. If it is empty, nothing counts as changed. Of an entry that only
+    ``parameters`` have, such as a reward, what is null, false or empty is left out; one that only conf/base has is one
+    row, whose value is `REMOVED`.
     """
     now = flatten(parameters)
-    differing = [
-        name
-        for name, value in sorted(now.items())
-        if (value != before[name] if name in before else any(value) if isinstance(value, list) else value)
-    ]
-    changed = [(name, now[name], before.get(name, "")) for name in differing if name not in _RUNS_OWN]
+    rows = [(name, value, before.get(name, "")) for name, value in sorted(now.items())]
+    changed = [row for row in rows if row[0] not in _RUNS_OWN and _differs(row, row[0] in before)]
     changed += [(name, REMOVED, "") for name in _removed(parameters, before)]
-    return {"changed": changed if before else [], "all": [(name, now[name], before.get(name)) for name in sorted(now)]}
+    return {"changed": changed if before else [], "all": rows}
+
+
+def _differs(row: tuple[str, Any, Any], is_in_base: bool) -> bool:
+    _, value, base = row
+    if is_in_base:
+        return bool(value != base)
+    return any(value) if isinstance(value, list) else bool(value)
 
 
 def _removed(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
