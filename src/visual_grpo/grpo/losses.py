@@ -242,6 +242,12 @@ LOSSES: dict[str, type[Algorithm[Any]]] = {"grpo": GRPO, "dr_grpo": DrGRPO, "dap
 """By the names that ``grpo.loss`` chooses from."""
 
 
+def unread_clips(config: GRPOConfig) -> list[str]:
+    """Returns the names of the clips that are set, which the loss does not have."""
+    own = {field.name for field in fields(LOSSES[config.loss])}
+    return [name for name in ("clip_low", "clip_high") if getattr(config, name) is not None and name not in own]
+
+
 def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:
     """Weights w, [B, S], such that the loss of the whole batch is ``sum(w * loss)``.
 
