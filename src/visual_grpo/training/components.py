@@ -171,7 +171,13 @@ def load_model(
         size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, options or {})
     )
     model_config = ModelConfig(
-        path=model, dtype=dtype, base_weights=base_weights, device=device, attention=attention, compile=compile
+        path=model,
+        dtype=dtype,
+        base_weights=base_weights,
+        device=device,
+        attention=attention,
+        compile=compile,
+        options=options or {},
     )
     attention_of(model_config, model_family.modules)
     built = model_family.build(model_family.load(model, model_config), settings)
