@@ -151,7 +151,8 @@ def _datasets(path: Path, limits: Limits, data: DataConfig) -> dict[str | None, 
             return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
         name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
         asked = {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}
-        builder = datasets.load_dataset_builder(name, revision=data.revision)
+        # By its address: a name may be a local folder's, too.
+        builder = datasets.load_dataset_builder(data.path, data.config, revision=data.revision)
         # What the dataset's own description names may be files of this machine.
         listed = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
         if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
