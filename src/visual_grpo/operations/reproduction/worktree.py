@@ -25,7 +25,7 @@ from visual_grpo.config.adapter_folder import CHANGES, FILE
 from visual_grpo.config.presets import OUTPUT, place
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.preparation import IMAGES
-from visual_grpo.data.tabular import HUB
+from visual_grpo.data.hub_dataset import HUB
 from visual_grpo.tracking.run_origin import dvc_hashes, recorded
 
 LOCK = "requirements.lock"
