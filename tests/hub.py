@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         api, asked = f"/api/{repository.kind}/{repository.name}", parse_qs(url.query)
         if f"{path}/".startswith(f"{api}/tree/"):
             below = path.removeprefix(f"{api}/tree/").partition("/")[2]
-            self.listed(repository.entries(below, recursive=asked.get("recursive") == ["True"]))
+            self.listed(repository.entries(below, recursive=asked.get("recursive", [""])[0].lower() == "true"))
         elif f"{path}/".startswith(f"{api}/paths-info/"):
             wanted = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()).get("paths", [])
             self.listed([entry for entry in repository.entries("", recursive=True) if entry["path"] in wanted])

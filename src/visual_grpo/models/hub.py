@@ -116,6 +116,8 @@ def read_described(file: Path) -> Mapping[str, Any]:
 def _weights(path: str, commit: str, sizes: Mapping[str, int], described: Mapping[str, Any]) -> Iterator[str]:
     """Yields the files of weights that will be read; raises UserError where a network has none."""
     components = {name for name, entry in described.items() if isinstance(entry, list) and any(entry)}
+    if lacking := sorted(components - {name.partition("/")[0] for name in sizes}):
+        raise UserError(f"model.path: {path} lacks the folders {', '.join(lacking)}, which its {PIPELINE_FILE} names.")
     by_folder = defaultdict[str, list[PurePosixPath]](list)
     for name in map(PurePosixPath, sizes):
         if name.suffix in _WEIGHTS and (str(name.parent) in components if components else str(name.parent) == "."):

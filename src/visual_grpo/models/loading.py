@@ -54,7 +54,7 @@ def load_pipeline(
     loader = getattr(diffusers, pipeline_class)
     with loading(path):
         # diffusers loads a pipeline that was saved without a component only where it is told so.
-        described = loader.load_config(path, revision=config.revision)
+        described = _described(path, config.revision)
         absent = {name for name in optional if described.get(name) == [None, None]}.union(without)
         left_out = dict.fromkeys(sorted(absent))
         folder = Path(path)
@@ -138,6 +138,11 @@ def saved_class(path: str, revision: str | None = None) -> str | None:
 
     Raises UserError where nothing can be read at ``path``.
     """
+    described = _described(path, revision)
+    return described.get("_class_name") or next(iter(described.get("architectures") or []), None)
+
+
+def _described(path: str, revision: str | None) -> Mapping[str, Any]:
     here = (Path(path) / name for name in (PIPELINE_FILE, MODEL_FILE))
     file = model_file(path, revision) if may_be_hub_id(path) else next(filter(Path.is_file, here), None)
     if file is None:
@@ -145,5 +150,4 @@ def saved_class(path: str, revision: str | None = None) -> str | None:
             f"model.path is {path}, which holds neither {PIPELINE_FILE} nor {MODEL_FILE}; expected a folder saved by"
             " save_pretrained, a hub id that is reachable or downloaded, or null for the starter's model."
         )
-    described = read_described(file)
-    return described.get("_class_name") or next(iter(described.get("architectures") or []), None)
+    return read_described(file)
