@@ -151,3 +151,29 @@ def hub(
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """A hub that refuses; yields the requests that it gets."""
+    requests: list[str] = []
+
+    class Counting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(f"{self.command} {self.path}")
+            self.send_error(503)
+
+        do_HEAD = do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Counting)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        with hub_at(f"http://127.0.0.1:{server.server_port}"):
+            yield requests
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -95,7 +95,8 @@ def _download(path: str, name: str, revision: str | None) -> Path | None:
     try:
         return Path(huggingface_hub.hf_hub_download(path, name, revision=revision))
     except EntryNotFoundError as error:
-        if isinstance(error, LocalEntryNotFoundError):  # Nobody answers, or a busy hub.
+        known = huggingface_hub.try_to_load_from_cache(path, name, revision=revision)  # Not a path: it has none.
+        if isinstance(error, LocalEntryNotFoundError) and known is None:  # Nobody answers, or a busy hub.
             raise UserError(refusal("model", path, revision, error)) from error
         return None
     except REFUSALS as error:
@@ -115,7 +116,8 @@ def read_described(file: Path) -> Mapping[str, Any]:
 
 def _weights(path: str, commit: str, sizes: Mapping[str, int], described: Mapping[str, Any]) -> Iterator[str]:
     """Yields the files of weights that will be read; raises UserError where a network has none."""
-    components = {name for name, entry in described.items() if isinstance(entry, list) and any(entry)}
+    parts = described.items() if "_class_name" in described else ()  # A model of transformers lists other things.
+    components = {name for name, entry in parts if isinstance(entry, list) and any(entry)}
     if lacking := sorted(components - {name.partition("/")[0] for name in sizes}):
         raise UserError(f"model.path: {path} lacks the folders {', '.join(lacking)}, which its {PIPELINE_FILE} names.")
     by_folder = defaultdict[str, list[PurePosixPath]](list)
