@@ -58,8 +58,10 @@ class Repository:
     def entries(self, below: str, *, recursive: bool) -> Any:
         """The files and folders below a folder."""
         inside = [PurePosixPath(path) for path in self.files if path.startswith(f"{below}/" if below else "")]
-        folders = {folder for path in inside for folder in path.parents if str(folder) not in (".", below)}
-        listed = [{"type": "directory", "path": str(folder), "size": 0, "oid": "0"} for folder in sorted(folders)]
+        folders = {str(folder) for path in inside for folder in path.parents} - {".", below}
+        listed: list[dict[str, Any]] = [
+            {"type": "directory", "path": folder, "size": 0, "oid": "0"} for folder in sorted(folders)
+        ]
         listed += [
             {"type": "file", "path": str(path), "size": len(self.files[str(path)]), "oid": self.sums[str(path)]}
             for path in inside
@@ -107,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             repository.asked.extend([file] if self.command == "GET" else [])
             self.send(repository.files[file], repository.sums[file])
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_GET  # noqa: N815 (names of the server's)
 
     def listed(self, facts: Any) -> None:
         self.send(json.dumps(facts).encode(), "")
@@ -163,7 +165,7 @@ def counted() -> Iterator[list[str]]:
             requests.append(f"{self.command} {self.path}")
             self.send_error(503)
 
-        do_HEAD = do_POST = do_GET
+        do_HEAD = do_POST = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None: ...
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.data.test_layouts import data_config, refusal
+from tests.data.making import data_config
+from tests.data.test_layouts import refusal
 from tests.hub import hub, hub_at
 from visual_grpo.data.record import Record
 from visual_grpo.data.sources import find_records

@@ -227,7 +227,9 @@ class TestTables:
         assert "it names '/home/me/diary.txt', which is not a file of the hub" in refusal("hf://datasets/owner/name")
         assert "--params=data.path=hf://datasets/owner/name" in refusal(Path("owner/name"))
 
-    def test_a_dataset_of_the_hub_names_no_file_that_was_not_downloaded_for_it(self, tmp_path, monkeypatch, at_a_commit):
+    def test_a_dataset_of_the_hub_names_no_file_that_was_not_downloaded_for_it(
+        self, tmp_path, monkeypatch, at_a_commit
+    ):
         cache, downloads = tmp_path / "hub", tmp_path / "datasets/downloads"
         own = [picture(cache / "datasets--owner--name/snapshots/abc/a.png"), picture(downloads / "extracted/b.png")]
         link = cache / "datasets--owner--name/snapshots/abc/link.png"

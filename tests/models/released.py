@@ -97,7 +97,9 @@ RELEASED = {
     "Tongyi-MAI/Z-Image": Released(
         "z_image", lambda folder: _saved(z_image.pipeline(), folder), {"tokenizer": _QWEN_SHORT}
     ),
-    "Qwen/Qwen-Image": Released("qwen_image", lambda folder: _saved(qwen_image.pipeline(), folder), {"tokenizer": _QWEN}),
+    "Qwen/Qwen-Image": Released(
+        "qwen_image", lambda folder: _saved(qwen_image.pipeline(), folder), {"tokenizer": _QWEN}
+    ),
     "Qwen/Qwen-Image-Edit-2511": Released(
         "qwen_image_edit_plus",
         lambda folder: _saved(qwen_image.pipeline(plus=True, zero_cond_t=True), folder),
@@ -205,7 +207,9 @@ def _save_t5(folder: Path) -> None:
     folder.mkdir(parents=True)
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a red circle", "a blue square on a table", "the quick brown fox jumps over lazy dogs"]),
+        sentence_iterator=iter(
+            ["a red circle", "a blue square on a table", "the quick brown fox jumps over lazy dogs"]
+        ),
         model_writer=written,
         vocab_size=60,
         hard_vocab_limit=False,

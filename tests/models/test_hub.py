@@ -97,9 +97,30 @@ REFUSED: list[tuple[str, dict[str, int], Any, tuple[int, str] | None, str | None
     ("revision", WHOLE, INDEX, None, "v9", "model.revision is 'v9', which is not a branch, tag or commit of someone"),
     ("busy", WHOLE, INDEX, (429, ""), None, r"the hub answers 429 for someone/sd3 \(too many requests\)"),
     ("no model", WHOLE, None, None, None, "holds neither model_index.json nor config.json.* Single files of weights"),
-    ("no vae", {"transformer/a.safetensors": 1}, INDEX, None, None, "lacks the folders vae, which its model_index.json"),
-    ("only bin", {"transformer/a.bin": 1, "vae/config.json": 1}, INDEX, None, None, "of transformer in someone/sd3 are there as .bin only"),
-    ("only fp16", {"vae/m.fp16.safetensors": 1, "transformer/config.json": 1}, INDEX, None, None, "there as .fp16.safetensors only: expected .saf"),
+    (
+        "no vae",
+        {"transformer/a.safetensors": 1},
+        INDEX,
+        None,
+        None,
+        "lacks the folders vae, which its model_index.json",
+    ),
+    (
+        "only bin",
+        {"transformer/a.bin": 1, "vae/config.json": 1},
+        INDEX,
+        None,
+        None,
+        "of transformer in someone/sd3 are there as .bin only",
+    ),
+    (
+        "only fp16",
+        {"vae/m.fp16.safetensors": 1, "transformer/config.json": 1},
+        INDEX,
+        None,
+        None,
+        "there as .fp16.safetensors only: expected .saf",
+    ),
 ]
 
 

@@ -84,7 +84,9 @@ def test_a_head_of_a_different_class_beside_an_encoder_does_no_harm(saved: Path,
     load(changed(saved, tmp_path / "model", "text_encoder_3", add("lm_head.weight")))
 
 
-@pytest.mark.parametrize(("lacks", "said"), [("tokenizer.json", "vocab.json and merges.txt"), (".", "lacks tokenizer.")])
+@pytest.mark.parametrize(
+    ("lacks", "said"), [("tokenizer.json", "vocab.json and merges.txt"), (".", "lacks tokenizer.")]
+)
 def test_no_vocabulary_is_made_up(saved: Path, lacks: str, said: str, tmp_path: Path) -> None:
     shutil.copytree(saved, tmp_path / "model")
     place = tmp_path / "model/tokenizer" / lacks
@@ -96,7 +98,10 @@ def test_no_vocabulary_is_made_up(saved: Path, lacks: str, said: str, tmp_path: 
 
 
 def test_a_download_that_breaks_off_is_told(saved: Path) -> None:
-    with hub(NAME, saved, refused=RESET), pytest.raises(UserError, match="The download of the model 'acme/sd3' broke off"):
+    with (
+        hub(NAME, saved, refused=RESET),
+        pytest.raises(UserError, match="The download of the model 'acme/sd3' broke off"),
+    ):
         load(NAME)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from tests.evaluation.defaults import parameters
-from tests.hub import COMMIT, counted, hub, hub_at
+from tests.hub import COMMIT, counted, hub
 from tests.models import released
 from tests.rewards.segmentation.small_sam2 import save_sam2
 from visual_grpo.common.types import PromptRecord, TextSample, VideoSample
 from visual_grpo.config import PolicyConfig, SamplerConfig
 from visual_grpo.models.family import find_family
+from visual_grpo.models.loading import downloaded
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.operations.preflight.check import pinned
 from visual_grpo.rewards.segmentation import PointPrompt
@@ -51,6 +53,18 @@ def test_a_released_layout_loads_and_loads_again_without_a_network(
     with counted() as requests:
         assert _digests(name, tmp_path) == first
     assert requests == []
+
+
+def test_bytes_are_counted_while_a_model_downloads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TQDM_POSITION", "-1")  # As at a terminal.
+    name = "Qwen/Qwen2.5-VL-7B-Instruct"
+    with hub(name, released.save(name, tmp_path / "repository")):
+        capfd.readouterr()
+        downloaded(name, None)
+    shown = capfd.readouterr().err
+    assert re.search(r"\d\.\d+MB? */ *\d\.\d+M?B|Download complete", shown), shown
 
 
 @pytest.mark.slow
@@ -97,9 +111,7 @@ def _digests(name: str, tmp_path: Path) -> dict[str, str]:
         if isinstance(network, torch.nn.Module)
         for key, value in network.state_dict().items()
     }
-    settings = ModelSettings(
-        size=SIZE, frames=FRAMES.get(family.name), policy=PolicyConfig(), options=family.options()
-    )
+    settings = ModelSettings(size=SIZE, frames=FRAMES.get(family.name), policy=PolicyConfig(), options=family.options())
     images: tuple[Path, ...] = ()
     if "t2i" not in family.tasks:
         Image.new("RGB", (64, 64), (200, 30, 30)).save(tmp_path / "source.png")

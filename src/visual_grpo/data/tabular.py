@@ -43,7 +43,7 @@ from visual_grpo.data.record import (
     open_text,
     shorten,
 )
-from visual_grpo.data.splits import ALL, COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
+from visual_grpo.data.splits import COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".tar")
 _ROWS_IN_MEMORY = 16

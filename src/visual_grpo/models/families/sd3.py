@@ -51,7 +51,9 @@ class Sd3:
         """Returns the pipeline's schedule; its shift depends on the size only where the scheduler says so."""
         scheduler, (_, h, w) = self.pipeline.scheduler, self.latent_shape
         tokens = h * w // self.transformer.config.patch_size**2
-        scheduler.set_timesteps(steps, mu=shift_of(scheduler, tokens) if scheduler.config.use_dynamic_shifting else None)
+        scheduler.set_timesteps(
+            steps, mu=shift_of(scheduler, tokens) if scheduler.config.use_dynamic_shifting else None
+        )
         return Schedule.of(scheduler)
 
     @torch.no_grad()
