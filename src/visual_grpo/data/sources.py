@@ -14,6 +14,7 @@ from visual_grpo.common.files import settled
 from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.archives import unzipped
+from visual_grpo.data.hub_dataset import HUB
 from visual_grpo.data.record import VIDEO_SUFFIXES, Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
 from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
@@ -112,8 +113,8 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     Raises UserError if the path does not exist, no layout fits, several folders below are datasets of their own, or the
     file with the records leads outside the data's folder.
     """
-    if data.path.startswith(tabular.HUB):
-        path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
+    if data.path.startswith(HUB):
+        path = Path(data.path.removeprefix(HUB), "none")  # No local file belongs to the dataset.
         return RecordSource("table", path, Limits.from_config(data, path), data)
     path = settled(Path(data.path))
     if not path.exists():
@@ -173,7 +174,7 @@ def _suggestions(path: Path, parameter: str) -> str:
         return f" DVC has it in {path.name}.dvc: fetch it with dvc pull."
     text = f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
-        text += f" For a dataset of the Hugging Face hub: --params={parameter}={tabular.HUB}{path}."
+        text += f" For a dataset of the Hugging Face hub: --params={parameter}={HUB}{path}."
     if parameter == "data.path":
         text += " Or generate the default dataset."
     return text

@@ -36,7 +36,10 @@ from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
 _RELEASED = Path(__file__).with_name("released")
-"""Configuration files of released models by hub id. Their tokenizers only count words."""
+"""Configuration files of released models by hub id, as the installed libraries write them, with the published sizes.
+
+The tokenizers are made up and only count words; those that are released have other classes and files
+(tests/models/released.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
