@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,10 +16,15 @@ from unittest.mock import patch
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def hub_at(address: str) -> AbstractContextManager[object]:
+@contextmanager
+def hub_at(address: str) -> Iterator[None]:
     """Makes the client ask ``address``; without it, tests would ask the real hub."""
     template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    return patch.multiple("huggingface_hub.constants", ENDPOINT=address, HUGGINGFACE_CO_URL_TEMPLATE=template)
+    with (
+        patch.multiple("huggingface_hub.constants", ENDPOINT=address, HUGGINGFACE_CO_URL_TEMPLATE=template),
+        patch("huggingface_hub.hf_api.api.endpoint", address),  # That of diffusers, made at its import.
+    ):
+        yield
 
 
 @dataclass

@@ -143,6 +143,7 @@ def load_model(
     train: Sequence[str] = (),
     adapters: Path | str | None = None,
     family: str = "auto",
+    revision: str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     base_weights: Literal["full", "8bit", "4bit"] = "full",
@@ -157,6 +158,7 @@ def load_model(
         model: folder or hub id, whose family ``auto`` recognises.
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
+        revision: branch, tag or commit of a hub id; None = main.
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules (by default of all that it has) to sample with,
             instead of fresh ones to train; also one that a policy's ``save_adapter`` wrote.
@@ -165,13 +167,19 @@ def load_model(
         near = tuple(max(32, round(side / 32) * 32) for side in size)
         raise UserError(f"size is {size}; expected (height, width) in multiples of 32 pixels, such as {near}.")
     config = policy or PolicyConfig()
-    model_family = find_family(family, model)
+    model_family = find_family(family, model, revision)
     model_family.check_frames(frames)
     settings = ModelSettings(
         size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, options or {})
     )
     model_config = ModelConfig(
-        path=model, dtype=dtype, base_weights=base_weights, device=device, attention=attention, compile=compile
+        path=model,
+        revision=revision,
+        dtype=dtype,
+        base_weights=base_weights,
+        device=device,
+        attention=attention,
+        compile=compile,
     )
     attention_of(model_config, model_family.modules)
     built = model_family.build(model_family.load(model, model_config), settings)
@@ -195,6 +203,7 @@ def load_policy(
     rollout: SamplerConfig | None = None,
     kl_reference: bool = False,
     family: str = "auto",
+    revision: str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
@@ -206,10 +215,11 @@ def load_policy(
         module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other flow models, ``vl`` of Qwen2.5-VL; None = first.
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
+        revision: branch, tag or commit of a hub id; None = main.
         rollout: how training samples are generated; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
-    model_family = find_family(family, model)
+    model_family = find_family(family, model, revision)
     name = module or next(iter(model_family.modules))
     if name not in model_family.modules:
         raise UserError(f"{model_family.name} has no module {name!r}; it has {', '.join(model_family.modules)}")
@@ -221,6 +231,7 @@ def load_policy(
         policy=policy,
         train=[name],
         family=family,
+        revision=revision,
         options=options,
         dtype=dtype,
         device=device,
