@@ -99,12 +99,12 @@ def loading_code(config: Parameters, base: str, modules: Sequence[str]) -> str:
     """Python that generates the picture which ``generate.prompt`` gives with the adapters of ``modules``."""
     data, task = config.data, config.data.task
     size = f"{data.height}, {data.width}"
-    arguments = {"size": (data.height, data.width)}
+    arguments: dict[str, Any] = {"size": (data.height, data.width)}
     if data.frames is not None:
         arguments |= {"frames": data.frames, "fps": data.fps}
     arguments |= config.model.model_dump(mode="json", exclude_defaults=True, exclude=_NOT_GIVEN)
     arguments |= {"train": list(modules)}
-    record, resizes = "record = PromptRecord(id='prompt', prompt='...')", []
+    record, resizes = "record = PromptRecord(id='prompt', prompt='...')", list[str]()
     if task == "segmentation":
         record, resizes = _OF_SOURCES.format(prepared=f"stretch(read_image(source), {size})"), ["read_image", "stretch"]
     elif task != "t2i":  # The first source is cropped as a result is, the others keep their shape.
