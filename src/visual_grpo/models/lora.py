@@ -140,7 +140,7 @@ class PeftAdapter(Adapter):
             stated = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
             if stated.get("peft_type") != "LORA":  # Other kinds name further adapters, which may be on the hub.
                 raise ValueError(f"its peft_type is {stated.get('peft_type')!r}; expected LORA")
-            _require_plain(stated)
+            require_plain(stated)
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
     def save(self, folder: Path | str) -> None:
@@ -167,7 +167,7 @@ class DiffusersAdapter(Adapter):
     def load(cls, base: Any, folder: Path) -> Self:
         with _loading(folder, cls.file):
             config = {name.removeprefix(cls.prefix): value for name, value in _config(folder / cls.file).items()}
-            _require_plain(config)
+            require_plain(config)
             base.load_lora_adapter(cls.saved(folder), prefix=None, adapter_name="default", metadata=config)
             if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
                 raise ValueError("it has no tensors for this module")
@@ -291,7 +291,7 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
         raise UserError(f"The adapter in {folder} cannot be loaded: {error}\nTrain again.", remedy="train") from error
 
 
-def _require_plain(stated: Mapping[str, Any]) -> None:
+def require_plain(stated: Mapping[str, Any]) -> None:
     """Raises ValueError unless peft's configuration is a plain LoRA: other kinds import modules or read files."""
     usual = LoraConfig().to_dict()
     other = [name for name, value in stated.items() if name not in _PLAIN and value and value != usual.get(name)]

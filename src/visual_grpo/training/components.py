@@ -15,6 +15,7 @@ from visual_grpo.config import Dtype, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
+from visual_grpo.models import lora_files
 from visual_grpo.models.execution import attention_of, set_execution
 from visual_grpo.models.family import find_family, is_own
 from visual_grpo.models.family_check import check_before_training
@@ -96,12 +97,14 @@ def build_trainer(
 ) -> Trainer:
     """Builds the trainer of ``policy.train``'s modules, which all ranks of the command share.
 
-    Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``. Judges score no
-    rollout.
+    Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``, or the effect of
+    the LoRA in that file. Judges score no rollout.
     """
     config, scorer = spec.config, scorer.without_judges()
     model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
-    if start is not None:
+    if start is not None and start.is_file():
+        lora_files.start_from(model.adapters[spec.modules[0]], lora_files.read_lora(spec.family, start))
+    elif start is not None:
         model.adapters.start_from(start)
     trainers: dict[str, GRPOTrainer[Any]] = {}
     for module in spec.modules:
