@@ -148,8 +148,8 @@ class TrainConfig(Strict, decides=Decides.TRAINING):
     )
     start: Annotated[AdapterName, Decides.CONTENT] = Field(
         "base",
-        description="base: fresh adapters; champion: the promoted one; one as the parameter adapter names it; or a LoRA: "
-        "FILE.safetensors, OWNER/NAME or OWNER/NAME/FILE.safetensors of the hub",
+        description="base: fresh adapters; champion: the promoted one; one as the parameter adapter names it; or a "
+        "LoRA: FILE.safetensors, OWNER/NAME or OWNER/NAME/FILE.safetensors of the hub",
     )
     ema_decay: float | None = Field(
         None,
