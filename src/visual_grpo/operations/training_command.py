@@ -204,7 +204,8 @@ def complete_adapters(
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
     earlier = frozenset() if start is None or start.is_file() else read_seen(start)
     write_seen((record.prompt for record in records.split("train", "eval")), folder, earlier)
-    (folder / CARD).write_text(model_card(facts, list(loading)), encoding="utf-8")
+    judged_by = str(Command.current().for_pipeline("evaluate"))
+    (folder / CARD).write_text(model_card(facts, list(loading), judged_by=judged_by), encoding="utf-8")
 
 
 def show_training(progress: Progress, steps: int) -> None:
