@@ -107,7 +107,9 @@ FAULTS: dict[str, tuple[str, Edit | None]] = {
 PAGE = {
     what: (int(code), says)
     for what, code, says in re.findall(
-        r"^\| (.+) \| (\d) \| `(.+)` \|$", (ROOT / "docs/experiments/faults.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| (.+) \| (\d) \| `(.+)` \|$",
+        (ROOT / "docs/experiments/faults.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
 }
 """Row -> exit code and what the message has."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -23,6 +23,7 @@ from visual_grpo.models.family import Family
 from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import TextConditions, as_videos, tokens_and_limit, transformer_module
 from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.lora import OriginalAdapter
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings
 
@@ -132,8 +133,30 @@ def _in_full_precision(pipeline: Any) -> None:
             network.float()
 
 
+class WanAdapter(OriginalAdapter):
+    parts: ClassVar = {
+        **{
+            f"{attention}.{name}": f"{original}.{part}"
+            for attention, original in (("attn1", "self_attn"), ("attn2", "cross_attn"))
+            for name, part in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
+        },
+        **{f"attn2.add_{part}_proj": f"cross_attn.{part}_img" for part in "kv"},
+        "ffn.net.0.proj": "ffn.0",
+        "ffn.net.2": "ffn.2",
+        **{
+            f"condition_embedder.{name}_embedder.linear_{number}": f"{name}_embedding.{layer}"
+            for name in ("text", "time")
+            for number, layer in ((1, 0), (2, 2))
+        },
+        "condition_embedder.time_proj": "time_projection.1",
+        "condition_embedder.image_embedder.ff.net.0.proj": "img_emb.proj.1",
+        "condition_embedder.image_embedder.ff.net.2": "img_emb.proj.3",
+        "proj_out": "head.head",
+    }
+
+
 MODULES = transformer_module(
-    ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj", "add_v_proj", "ffn.net.0.proj", "ffn.net.2"]
+    ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj", "add_v_proj", "ffn.net.0.proj", "ffn.net.2"], WanAdapter
 )
 """``add_*``: of image to video."""
 FRAME_COUNTS = range(5, 82, 4)
