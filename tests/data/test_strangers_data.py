@@ -350,7 +350,7 @@ class TestFiles:
                 "a.png is a Git LFS pointer, not the image. Fetch the",
             ),
             (lambda data: (data / "a.png").symlink_to("gone/b.png"), "is a link to gone/b.png, which does not exist"),
-            (lambda data: (data / "a.png").symlink_to(data), "does not exist or is not an ordinary file"),
+            (lambda data: (data / "a.png").symlink_to(data), "is not an ordinary file (looked for"),
         ],
     )
     def test_why_a_file_cannot_be_used(self, tmp_path, make, message):

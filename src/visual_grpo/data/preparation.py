@@ -33,13 +33,15 @@ from visual_grpo.data.manifest import RecordTable, write_manifest
 from visual_grpo.data.preparation_report import Report, also_rejected
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_splits, is_split, split_group, usual_name
+from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_splits, is_split, prompt_key, split_group, usual_name
 
 IMAGES = "images"
 """Folder of the prepared images, next to the manifest."""
 _MAX_THREADS = 8
 _SAME_SHAPE = 1.02
 """Ratio of two aspect ratios that is still taken for rounding."""
+_CROPPED = 1.51
+"""Ratio of aspect ratios, with rounding, above which more than a third is cropped away: 16:9 to 1:1 loses 44%."""
 _BATCH = 8
 """Records of each thread that are prepared together."""
 
@@ -52,6 +54,8 @@ class Prepared(NamedTuple):
     """What no other split may show: the group that the record has if none is given, and digests of its pictures."""
     notes: Sequence[Note]
     label: int | None
+    query: tuple[str, str] | None = None
+    """Of a query: its text and the digest of its image."""
 
 
 class Preparation:
@@ -88,8 +92,7 @@ class Preparation:
         """Yields the manifest's rows in the records' order, without their splits; rejections go to the report."""
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
         items = with_ids(self.source.read(self._found.add))
-        ids: set[str] = set()
-        labels: dict[str, int] = {}
+        earlier = _Earlier()
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(items, _BATCH * threads)):
                 outcomes = pool.map(lambda item: self._prepare(item, store), batch)
@@ -97,12 +100,11 @@ class Preparation:
                     if isinstance(outcome, Note):
                         self._report.note(outcome)
                         continue
-                    if isinstance(outcome, Prepared) and (conflict := _conflict(outcome, ids, labels)) is not None:
+                    if isinstance(outcome, Prepared) and (conflict := earlier.conflict(outcome, item.place)) is not None:
                         outcome = conflict.at(item.place, outcome.row["id"])
                     if isinstance(outcome, Rejected):
                         self._report.reject(outcome)
                     else:
-                        ids.add(outcome.row["id"])
                         for note in outcome.notes:
                             self._report.note(note.at(item.place))
                         is_held_out = outcome.row["split"] == HELD_OUT
@@ -182,7 +184,8 @@ class Preparation:
         notes += self._notes(record.prompt, sources, target)
         shown = [*sources, *([] if target is None or is_query else [target])]  # Many queries may have the same mask.
         ungrouped = split_group(replace(record, group=None), originals, self._config.task)
-        return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label)
+        query = (prompt_key(record.prompt), sources[0].sha256) if is_query else None
+        return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label, query)
 
     def _notes(self, prompt: str, sources: Sequence[PreparedImage], target: PreparedImage | None) -> Iterator[Note]:
         for image in sources[:1]:  # Those after the first keep their shape.
@@ -200,22 +203,36 @@ class Preparation:
     def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Note]:
         """Says what becomes of an original of a different size, (width, height); queries are stretched, not cropped."""
         (width, height), (to_width, to_height) = size, (self._config.width, self._config.height)
-        if self._config.task != "segmentation" and not 1 / 2 <= width / height * to_height / to_width <= 2:
-            yield Note(kind, "of a different shape: more than half is cropped away")
+        if self._config.task != "segmentation" and not 1 / _CROPPED <= width / height * to_height / to_width <= _CROPPED:
+            yield Note(kind, "of a different shape: more than a third is cropped away")
         if width < to_width or height < to_height:
             yield Note(kind, "smaller than the prepared size: enlarged")
 
 
-def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:
-    """Returns why a record cannot be used with the earlier ones, given their ``ids`` and each query's label."""
-    row, label = prepared.row, prepared.label
-    if row["id"] in ids:
-        remedy = "Give every record its own id, or leave ids out to get them made"
-        return Rejected("duplicate_id", "an earlier record has the same id", remedy)
-    if label is not None and (first := labels.setdefault(row["prompt"], label)) != label:
-        message = f"the object is stored as {label}, and as {first} in an earlier mask of {row['prompt']!r}"
-        return Rejected("ambiguous_mask", message, CHOOSE_VALUE)
-    return None
+class _Earlier:
+    """What the accepted records have, with which later ones must not conflict."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._labels: dict[str, int] = {}
+        """Query -> the number that its object is stored as."""
+        self._queries: dict[tuple[str, str], Place] = {}
+        """Query and digest of its image -> the first record."""
+
+    def conflict(self, prepared: Prepared, place: Place) -> Rejected | None:
+        """Returns why a record cannot be used with the earlier ones; None adds it to them."""
+        row, label = prepared.row, prepared.label
+        if row["id"] in self._ids:
+            remedy = "Give every record its own id, or leave ids out to get them made"
+            return Rejected("duplicate_id", "an earlier record has the same id", remedy)
+        if prepared.query is not None and (first := self._queries.setdefault(prepared.query, place)) != place:
+            message = f"an earlier record, {first}, asks the same about the same image"
+            return Rejected("duplicate_query", message, "Merge their masks into one, or remove one of the records")
+        if label is not None and (number := self._labels.setdefault(row["prompt"], label)) != label:
+            message = f"the object is stored as {label}, and as {number} in an earlier mask of {row['prompt']!r}"
+            return Rejected("ambiguous_mask", message, CHOOSE_VALUE)
+        self._ids.add(row["id"])
+        return None
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from visual_grpo.common.errors import UserError, counted, sanitize
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.data.found import UNNAMED
+from visual_grpo.data.found import CLOSED
 from visual_grpo.data.manifest import FEW_PROMPTS, prompt_hash
 from visual_grpo.data.record import Note, Place, Rejected
 from visual_grpo.data.splits import HELD_OUT, SEALED, SPLITS, fewest
@@ -80,20 +80,19 @@ class Report:
         if not self._records["train"]:
             raise UserError(none_to_train_on(accepted, self._config) + also_rejected(self.rejections, rejected))
         self._warn(accepted)
-        if not self._pictures and (unused := found["files"]["ignored"].get(UNNAMED)):
-            remedy = (
-                "if a column names them, their paths must be relative to the table (data.columns.target=NAME names the"
-                " column)"
-                if found["columns"]
-                else "if each has a text of its name, data.layout=captions reads those"
-            )
-            self.warnings.append(f"no record has a picture, and there are {counted(unused, 'picture')}: {remedy}")
+        if not self._pictures:
+            self.warnings += _unread(found["unread"], bool(found["columns"]), self._config)
+        if closed := found["files"]["ignored"].get(CLOSED):
+            first = next(name for name in found["files"]["listed"] if name.endswith("/"))
+            self.warnings.append(f"{counted(closed, 'folder')} (such as {first}) cannot be opened: check permissions")
         listed = [
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
             for one in self.rejections
         ]
+        unread = {kind: names[:_MAX_LISTED] for kind, names in found["unread"].items()}
         return {
             **found,
+            "unread": unread,
             "records": accepted + rejected,
             "accepted": accepted,
             "example": sanitize(self._example),
@@ -118,6 +117,25 @@ class Report:
             self.warnings.append(f"{shared}: they are held out together or not at all")
         for (kind, text), (count, place) in self._notes.items():
             self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
+
+
+def _unread(unread: Mapping[str, Sequence[str]], is_table: bool, config: DataConfig) -> Iterator[str]:
+    """Says what pictures and videos there are where no record has any."""
+    for kind in ("pictures", "videos"):
+        if not (names := unread[kind]):
+            continue
+        if kind == "videos" and config.frames is None:
+            remedy = "videos are read where data.frames says how many frames they have"
+        elif is_table:
+            remedy = "if a column names them, their paths must be relative to the table (data.columns.target=NAME names"
+            remedy += " the column)"
+        else:
+            remedy = "if each has a text of its name, data.layout=captions reads those"
+        found = f"{counted(len(names), kind[:-1])} (such as {names[0]})"
+        yield f"no record has a {kind[:-1]}, and there {'is' if len(names) == 1 else 'are'} {found}: {remedy}"
+    if columns := unread["columns"]:
+        names = f"{' and '.join(columns)} {'names' if len(columns) == 1 else 'name'}"
+        yield f"no record has a picture, and {names} pictures that cannot be read: URLs, or files that do not exist"
 
 
 def few_held_out(records: Mapping[str, int], held_out: int, groups: int, config: DataConfig) -> str | None:

@@ -14,7 +14,17 @@ from visual_grpo.common.files import settled
 from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.archives import unzipped
-from visual_grpo.data.record import VIDEO_SUFFIXES, Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
+from visual_grpo.data.record import (
+    VIDEO_SUFFIXES,
+    Item,
+    Limits,
+    Note,
+    Record,
+    Rejected,
+    is_image_name,
+    is_system_file,
+    listed,
+)
 from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
 
@@ -97,6 +107,8 @@ class RecordSource:
             if isinstance(item, Note):
                 yield item
                 continue
+            if isinstance(item, Record) and (forgotten := {*item.found} - {*item.columns}):
+                raise AssertionError(f"{self.layout}, {item.place}: nothing says what became of {sorted(forgotten)}")
             item = replace(item, split=split_found(item, self.layout))
             see(item)
             if item.split in self.chosen:
@@ -184,7 +196,8 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next((PurePath(name).name for name in names if is_image_name(name)), None)
-    hint = ""
+    closed = [name for name in listed(path) if name.endswith("/")] if path.is_dir() else []
+    hint = f" The folder {', '.join(closed)} cannot be opened: check its permissions." if closed else ""
     if image and "captions" in layouts:
         hint = f" No image has a caption: for {image} there is no {PurePath(image).stem}.txt."
     texts = [name for name in names if PurePath(name).suffix.lower() in (".json", ".txt", ".csv")]
