@@ -95,7 +95,7 @@ def test_rejected_records_are_reported_and_the_others_kept(tmp_path):
     assert "corrupt.png: cannot be read as an image" in listed[6]["message"]
     assert report["rejected"]["total"] == 8
     assert report["rejected"]["by_reason"]["corrupt_image"] == 3
-    assert report["warnings"] == ["2 images (such as records.jsonl, line 1) smaller than the prepared size: enlarged"]
+    assert "2 images (such as records.jsonl, line 1) smaller than the prepared size: enlarged" in report["warnings"]
 
 
 def test_nothing_left_to_train_on_is_an_error(tmp_path):
@@ -304,7 +304,7 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
 
 def test_odd_exif_data_neither_reject_a_photo_nor_warn(tmp_path):
     jsonl(tmp_path / "data/records.jsonl", [{"prompt": "a", "target_image": "a.jpg"}])
-    Image.new("RGB", (64, 64)).save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
+    Image.new("RGB", (64, 32)).save(tmp_path / "data/a.jpg", exif=b"Exif\0\0MM\0\x2a\xff\xff\xff\xff")
     report = prepare(tmp_path).report
     assert (report["accepted"], report["warnings"]) == (1, [])
 

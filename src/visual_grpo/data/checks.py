@@ -130,23 +130,28 @@ def _check_image(folder: Path, key: str, kind: str, value: Any, limits: Limits) 
     if not isinstance(value, str) or not value:
         remedy = "Correct the value, or leave the column out with data.columns.ignored"
         raise replace(wrong_type(key, "the path of an image", value), remedy=remedy)
-    path, name = folder / value, f"{key} {shorten(value)!r}"
+    name = f"{key} {shorten(value)!r}"
     if is_url(value):
         remedy = "Download the file and give its path, or leave the column out with data.columns.ignored"
         raise Rejected(f"missing_{kind}", f"{name} is a URL, and URLs are not fetched", remedy)
     if kind == "source" and is_video(value):
         message, remedy = f"{name} is a video, and a source is a picture", "Give the picture that the video begins with"
         raise Rejected("unexpected_video", message, remedy)
-    remedy = "Correct the path or add the file"
+    return _existing(folder, name, kind, value, limits)
+
+
+def _existing(folder: Path, name: str, kind: str, value: str, limits: Limits) -> Path:
+    """Returns the file of a picture or video, or the folder of a video's frames. Raises Rejected for any other path,
+    with the reason in ``name``'s terms."""
+    path, remedy = folder / value, "Correct the path or add the file"
     try:
         found = path if kind == "target" and limits.videos and path.is_dir() else find_file(folder, value)
-        if found is not None or os.path.exists(path):  # noqa: PTH110 (false for a name that no file can have)
-            limits.check(path if found is None else found, name)
         if found is not None:
-            for file in found.iterdir() if found.is_dir() else []:
+            for file in [found, *(found.iterdir() if found.is_dir() else ())]:
                 limits.check(file, name)
             return found
         path.stat()
+        limits.check(path, name)
         problem = f"is not an ordinary file (looked for {path})"
     except FileNotFoundError:
         problem = f"does not exist (looked for {path})"

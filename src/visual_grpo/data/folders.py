@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
+from typing import NamedTuple
 
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
@@ -56,71 +57,85 @@ def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]
     """
     if Path(data.path).is_dir():  # Who names the file means the file.
         _refuse_sources(path)
-    listed = _list_of_targets(path.parent) if path.name in _LISTS["prompt"] else None
-    folder, targets = path.parent / TARGETS, dict[int, str]()
-    if folder.is_dir():
-        listed, targets = None, _numbered_images(folder, limits)
-    elif listed is not None:
-        limits.require_inside(listed)
-        folder, targets = path.parent, _listed_targets(listed, path)
-    has_targets, index = folder.is_dir(), 0
+    targets, index = _targets_of_lines(path, limits), 0
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             place = Place(path.name, number)
-            name, *others = re.split(r"[,;\t|]", line, maxsplit=1)
-            if number <= 2 and others and is_image_name(name):  # The header and a row of a table.
-                raise UserError(
-                    f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
-                    " each line. Name it metadata.csv, with file_name and text in its first line, next to the images."
-                )
+            _refuse_table(path, number, line)
             if line.lstrip().startswith("#"):
-                if targets:
+                if targets.by_line:
                     raise UserError(
-                        f"{path}, line {number}: lines that begin with # cannot stand among prompts with targets"
-                        f" ({folder.name}). Remove them; line n, counted from 0, has the target n."
+                        f"{path}, line {number}: lines that begin with # cannot stand among prompts with targets."
+                        " Remove them, and number the targets from 0 in the order of the lines."
                     )
                 yield Note("line", "taken as a comment: a prompt that begins with # needs records.jsonl", place)
                 continue
-            target = targets.get(index)
-            if target is not None or (not has_targets and line.strip()):
-                name = None if listed is None else listed.name
+            target = targets.by_line.get(index)
+            if target is not None or (targets.folder is None and line.strip()):
                 yield Record(
-                    place=place, folder=folder, id=str(index), prompt=line, target_image=target, caption=name
+                    place=place,
+                    folder=targets.folder or path.parent,
+                    id=str(index),
+                    prompt=line,
+                    target_image=target,
+                    caption=targets.listed,
                 )
             elif line.strip():
-                yield _without_target(path, targets, index, listed).at(place, index)
+                yield _without_target(path, targets, index).at(place, index)
             index += 1
-    for number, name in targets.items():
+    for number, name in targets.by_line.items():
         if number >= index:
-            place = Place((folder / name).relative_to(path.parent).as_posix())
-            yield Note("image", "not used: no line has its number, counted from 0", place)
+            yield Note("image", "not used: no line has its number, counted from 0", Place(f"{TARGETS}/{name}"))
+
+
+class _Targets(NamedTuple):
+    folder: Path | None
+    """What the paths of the targets are relative to; None without targets."""
+    by_line: Mapping[int, str]
+    """The path of the target of each line, counted from 0."""
+    listed: str | None = None
+    """The list that has them."""
+
+
+def _targets_of_lines(path: Path, limits: Limits) -> _Targets:
+    """Finds the targets of the prompts in a file; `_LISTS` count for its own names only."""
+    if (folder := path.parent / TARGETS).is_dir():
+        return _Targets(folder, _numbered_images(folder, limits))
+    listed = _list_of_targets(path.parent) if path.name in _LISTS["prompt"] else None
+    if listed is None:
+        return _Targets(None, {})
+    limits.require_inside(listed)
+    with open_text(listed) as names, open_text(path) as lines:
+        targets = {number: name.strip() for number, name in enumerate(names) if name.strip()}
+        last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
+    if (count := max(targets, default=-1) + 1) != last + 1:
+        message = f"{listed} has {counted(count, 'line')}, and {path.name} has {last + 1}"
+        raise UserError(f"{message}. Put each file on the line of its prompt.")
+    return _Targets(path.parent, targets, listed.name)
 
 
 def _list_of_targets(folder: Path) -> Path | None:
     return next((folder / name for name in _LISTS["target"] if (folder / name).is_file()), None)
 
 
-def _listed_targets(listed: Path, prompts: Path) -> dict[int, str]:
-    """Returns the path on each line of a list, by its number from 0. Raises UserError if its length differs from that
-    of the prompts."""
-    with open_text(listed) as names, open_text(prompts) as lines:
-        targets = {number: name.strip() for number, name in enumerate(names) if name.strip()}
-        last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
-    if (count := max(targets, default=-1) + 1) != last + 1:
-        message = f"{listed} has {counted(count, 'line')}, and {prompts.name} has {last + 1}"
-        raise UserError(f"{message}. Put each file on the line of its prompt.")
-    return targets
-
-
-def _without_target(path: Path, targets: Mapping[int, str], index: int, listed: Path | None) -> Rejected:
-    if listed is not None:
-        message = f"{listed.name} has no file on this line"
-        return Rejected("missing_target", message, "Add it, or remove the line in both files")
-    if index == 0 and 1 in targets:
+def _refuse_table(path: Path, number: int, line: str) -> None:
+    name, *others = re.split(r"[,;\t|]", line, maxsplit=1)
+    if number <= 2 and others and is_image_name(name):  # The header and a row of a table.
         raise UserError(
-            f"{path}: images are counted from 0, and there is {TARGETS}/{targets[1]} but no image 0. If they are"
-            f" numbered from 1, rename them or begin {path.name} with an empty line; if image 0 is missing, empty the"
-            " first line."
+            f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
+            " each line. Name it metadata.csv, with file_name and text in its first line, next to the images."
+        )
+
+
+def _without_target(path: Path, targets: _Targets, index: int) -> Rejected:
+    if targets.listed is not None:
+        message = f"{targets.listed} has no file on this line"
+        return Rejected("missing_target", message, "Add it, or remove the line in both files")
+    if index == 0 and 1 in targets.by_line:
+        raise UserError(
+            f"{path}: images are counted from 0, and there is {TARGETS}/{targets.by_line[1]} but no image 0. If they"
+            f" are numbered from 1, rename them or begin {path.name} with an empty line; if image 0 is missing, empty"
+            " the first line."
         )
     message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
     return Rejected("missing_target", message, "Add it, or remove the prompt and renumber the images")

@@ -30,6 +30,7 @@ _BEGINNINGS = (
 """First bytes of PNG, JPEG, GIF, BMP, TIFF, WebP and AVI, Matroska, and ISO media (AVIF, HEIC, MP4)."""
 _LEAST_BASE64 = 64
 """Characters; no picture is shorter, and shorter texts may be words."""
+_URL_SAFE = str.maketrans("-_", "+/")
 _CHANNELS = (1, 3, 4)
 _KEYS = ("bytes", "path", "url")
 """Of a mapping that stands for one file, as the hub's tables and chat formats have them; the first with a value."""
@@ -113,7 +114,7 @@ def _in_text(text: str, name: str) -> Any:
 
 def _decoded(text: str) -> bytes | None:
     try:
-        return base64.b64decode("".join(text.split()), altchars=b"-_" if "-" in text or "_" in text else None, validate=True)
+        return base64.b64decode("".join(text.split()).translate(_URL_SAFE), validate=True)
     except (binascii.Error, ValueError):
         return None
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -100,8 +100,8 @@ class Preparation:
                     if isinstance(outcome, Note):
                         self._report.note(outcome)
                         continue
-                    if isinstance(outcome, Prepared) and (conflict := earlier.conflict(outcome, item.place)) is not None:
-                        outcome = conflict.at(item.place, outcome.row["id"])
+                    if isinstance(outcome, Prepared):
+                        outcome = earlier.conflict(outcome, item.place) or outcome
                     if isinstance(outcome, Rejected):
                         self._report.reject(outcome)
                     else:
@@ -203,7 +203,8 @@ class Preparation:
     def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Note]:
         """Says what becomes of an original of a different size, (width, height); queries are stretched, not cropped."""
         (width, height), (to_width, to_height) = size, (self._config.width, self._config.height)
-        if self._config.task != "segmentation" and not 1 / _CROPPED <= width / height * to_height / to_width <= _CROPPED:
+        ratio = width / height * to_height / to_width
+        if self._config.task != "segmentation" and max(ratio, 1 / ratio) > _CROPPED:
             yield Note(kind, "of a different shape: more than a third is cropped away")
         if width < to_width or height < to_height:
             yield Note(kind, "smaller than the prepared size: enlarged")
@@ -220,7 +221,11 @@ class _Earlier:
         """Query and digest of its image -> the first record."""
 
     def conflict(self, prepared: Prepared, place: Place) -> Rejected | None:
-        """Returns why a record cannot be used with the earlier ones; None adds it to them."""
+        """Returns why the record at a place cannot be used with the earlier ones; None adds it to them."""
+        rejected = self._conflict(prepared, place)
+        return None if rejected is None else rejected.at(place, prepared.row["id"])
+
+    def _conflict(self, prepared: Prepared, place: Place) -> Rejected | None:
         row, label = prepared.row, prepared.label
         if row["id"] in self._ids:
             remedy = "Give every record its own id, or leave ids out to get them made"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -80,8 +80,8 @@ class Report:
         if not self._records["train"]:
             raise UserError(none_to_train_on(accepted, self._config) + also_rejected(self.rejections, rejected))
         self._warn(accepted)
-        if not self._pictures:
-            self.warnings += _unread(found["unread"], bool(found["columns"]), self._config)
+        if not self._pictures and (unread := _unread(found["unread"], bool(found["columns"]), self._config)):
+            self.warnings.append(unread)
         if closed := found["files"]["ignored"].get(CLOSED):
             first = next(name for name in found["files"]["listed"] if name.endswith("/"))
             self.warnings.append(f"{counted(closed, 'folder')} (such as {first}) cannot be opened: check permissions")
@@ -89,10 +89,9 @@ class Report:
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
             for one in self.rejections
         ]
-        unread = {kind: names[:_MAX_LISTED] for kind, names in found["unread"].items()}
         return {
             **found,
-            "unread": unread,
+            "unread": {kind: names[:_MAX_LISTED] for kind, names in found["unread"].items()},
             "records": accepted + rejected,
             "accepted": accepted,
             "example": sanitize(self._example),
@@ -119,23 +118,23 @@ class Report:
             self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
 
 
-def _unread(unread: Mapping[str, Sequence[str]], is_table: bool, config: DataConfig) -> Iterator[str]:
-    """Says what pictures and videos there are where no record has any."""
-    for kind in ("pictures", "videos"):
-        if not (names := unread[kind]):
-            continue
-        if kind == "videos" and config.frames is None:
-            remedy = "videos are read where data.frames says how many frames they have"
-        elif is_table:
-            remedy = "if a column names them, their paths must be relative to the table (data.columns.target=NAME names"
-            remedy += " the column)"
-        else:
-            remedy = "if each has a text of its name, data.layout=captions reads those"
-        found = f"{counted(len(names), kind[:-1])} (such as {names[0]})"
-        yield f"no record has a {kind[:-1]}, and there {'is' if len(names) == 1 else 'are'} {found}: {remedy}"
+def _unread(unread: Mapping[str, Sequence[str]], is_table: bool, config: DataConfig) -> str | None:
+    """Says what pictures and videos there are where no record has any; None if there are none."""
+    kinds = [kind for kind in ("picture", "video") if unread[f"{kind}s"]]
+    counts = [f"{counted(len(names := unread[f'{kind}s']), kind)} (such as {names[0]})" for kind in kinds]
     if columns := unread["columns"]:
-        names = f"{' and '.join(columns)} {'names' if len(columns) == 1 else 'name'}"
-        yield f"no record has a picture, and {names} pictures that cannot be read: URLs, or files that do not exist"
+        names = f"{' and '.join(columns)} {'names' if len(columns) == 1 else 'name'} some that cannot be read"
+        remedy = f"{names}: paths are relative to the table, and URLs are not fetched"
+    elif kinds == ["video"] and config.frames is None:
+        remedy = "videos are read where data.frames says how many frames they have"
+    elif is_table:
+        remedy = "if a column names them, their paths must be relative to the table (data.columns.target=NAME names it)"
+    else:
+        remedy = "if each has a text of its name, data.layout=captions reads those"
+    if not counts and not columns:
+        return None
+    found = f", and the data have {' and '.join(counts)}" if counts else ""
+    return f"no record has a picture{found}: {remedy}"
 
 
 def few_held_out(records: Mapping[str, int], held_out: int, groups: int, config: DataConfig) -> str | None:
