@@ -1,7 +1,7 @@
 """Turns records as they are read into the manifest: checks them, prepares the images, splits.
 
-Records stream from the reader to the manifest, a few dozen at a time; only their ids and hashes stay in memory, some
-hundred bytes a record.
+Records stream from the reader to the manifest, a few dozen at a time; only their ids, hashes and looks stay in memory,
+about half a kilobyte a record.
 """
 
 from __future__ import annotations
@@ -30,10 +30,21 @@ from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
 from visual_grpo.data.image_store import CHOOSE_VALUE, ImageStore, PreparedImage
 from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.data.near_copies import NearCopies
 from visual_grpo.data.preparation_report import Report, also_rejected
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_splits, is_split, prompt_key, split_group, usual_name
+from visual_grpo.data.splits import (
+    ALL,
+    HELD_OUT,
+    SEALED,
+    Groups,
+    assign_splits,
+    is_split,
+    prompt_key,
+    split_group,
+    usual_name,
+)
 
 IMAGES = "images"
 """Folder of the prepared images, next to the manifest."""
@@ -54,6 +65,8 @@ class Prepared(NamedTuple):
     """What no other split may show: the group that the record has if none is given, and digests of its pictures."""
     notes: Sequence[Note]
     label: int | None
+    looks: tuple[bytes, ...]
+    """Of its pictures (`near_copies.look_of`); none where a group is given, which says what is seen together."""
     query: tuple[str, str] | None = None
     """Of a query: its text and the digest of its image."""
 
@@ -66,6 +79,8 @@ class Preparation:
         self.source = find_records(config, parameter)
         self._report, self._found = Report(config), Found(self.source)
         self._groups = Groups(holds_out=bool(config.held_out_split))
+        self._looks: list[tuple[bytes, ...]] = []
+        """Of the pictures of each row of the draft."""
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
@@ -109,6 +124,7 @@ class Preparation:
                             self._report.note(note.at(item.place))
                         is_held_out = outcome.row["split"] == HELD_OUT
                         self._groups.add(outcome.row["split_group"], outcome.contents, held_out=is_held_out)
+                        self._looks.append(outcome.looks)
                         yield outcome.row
                     progress()
 
@@ -129,7 +145,8 @@ class Preparation:
         known = ((self._groups.of(row["split_group"]), row["id"]) for row in draft.rows() if row["split"] != HELD_OUT)
         free = [(key, name) for key, name in known if key not in held_out]
         splits, self._report.groups = iter(assign_splits(free, self._config)), len({key for key, _ in free})
-        for row in draft.rows():
+        near = NearCopies()
+        for row, looks in zip(draft.rows(), self._looks, strict=True):
             key = self._groups.of(row["split_group"])
             if row["split"] != HELD_OUT and key in held_out:
                 message = f"its prompt, its picture or its group is in the split {self._config.held_out_split}, too"
@@ -139,7 +156,10 @@ class Preparation:
             row["split"] = row["split"] or next(splits)
             row["split_group"] = hashlib.sha256(key.encode()).hexdigest()
             self._report.accept(row)
+            if row["split"] != SEALED:
+                near.add(row["target_file"] or row["id"], looks, held_out=row["split"] == HELD_OUT)
             yield row
+        self._report.warnings += near.notes()
 
     def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
         if not isinstance(item, Record):
@@ -185,7 +205,8 @@ class Preparation:
         shown = [*sources, *([] if target is None or is_query else [target])]  # Many queries may have the same mask.
         ungrouped = split_group(replace(record, group=None), originals, self._config.task)
         query = (prompt_key(record.prompt), sources[0].sha256) if is_query else None
-        return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label, query)
+        looks = tuple(image.look for image in shown if image.look is not None and record.group is None)
+        return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label, looks, query)
 
     def _notes(self, prompt: str, sources: Sequence[PreparedImage], target: PreparedImage | None) -> Iterator[Note]:
         for image in sources[:1]:  # Those after the first keep their shape.
