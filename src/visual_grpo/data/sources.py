@@ -129,8 +129,7 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
         return RecordSource("table", path, Limits.from_config(data, path), data)
     path = settled(Path(data.path))
     if not path.exists():
-        draws = Remedy("starter", {"data.path": None}) if parameter == "data.path" else None
-        raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}", remedy=draws)
+        raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}")
     if path.suffix.lower() == ".zip" and path.is_file():
         path = unzipped(path, data)
     limits = Limits.from_config(data, path)
@@ -187,7 +186,7 @@ def _suggestions(path: Path, parameter: str) -> str:
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
         text += f" For a dataset of the Hugging Face hub: --params={parameter}={tabular.HUB}{path}."
     if parameter == "data.path":
-        text += " Or generate the default dataset."
+        text += " Without data.path, the pipeline starter renders the default dataset."
     return text
 
 
