@@ -128,8 +128,13 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
         path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
         return RecordSource("table", path, Limits.from_config(data, path), data)
     path = settled(Path(data.path))
-    if not path.exists():
-        raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}")
+    try:
+        if not path.exists():
+            raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}")
+        if path.is_dir():
+            next(path.iterdir(), None)
+    except OSError as error:
+        raise UserError(f"{parameter}: {path} cannot be opened ({error.strerror}). Check its permissions.") from error
     if path.suffix.lower() == ".zip" and path.is_file():
         path = unzipped(path, data)
     limits = Limits.from_config(data, path)
