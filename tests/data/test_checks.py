@@ -83,17 +83,9 @@ def test_a_good_record(valid, tmp_path):
         ({"group": "\udcff"}, "not_utf8", "the group is not valid UTF-8 at character 1"),
         ({"metadata": "ink"}, "wrong_type", "metadata must be a JSON object, got 'ink'"),
         ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8 at"),
-        (
-            {"extra": {"target_imge": "a.png"}},
-            "unknown_key",
-            "'target_imge' is unknown. Did you mean 'target_image'?",
-        ),
+        ({"extra": {"target_imge": "a.png"}}, "unknown_key", "'target_imge' is unknown. Did you mean 'target_image'?"),
         ({"extra": {"style": "ink", "Group": "b"}}, "unknown_key", "Did you mean 'group'?"),
-        (
-            {"prompt": None, "extra": {"promt": "a"}},
-            "unknown_key",
-            "'promt' is unknown. Did you mean 'prompt'?",
-        ),
+        ({"prompt": None, "extra": {"promt": "a"}}, "unknown_key", "'promt' is unknown. Did you mean 'prompt'?"),
         ({"extra": {"targetImage": "a.png"}}, "unknown_key", "Did you mean 'target_image'?"),
     ],
 )

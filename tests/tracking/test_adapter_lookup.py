@@ -59,7 +59,7 @@ def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
         ("empty", r"'empty' has no adapters"),
         (
             "shapes@champion",
-            r"'shapes@champion' is neither a folder nor an MLflow run\. A registered adapter is named models:/NAME@",
+            r"no MLflow run 'shapes@champion'\. A registered adapter is named models:/NAME@",
         ),
         ("baseline seed 1", r"no MLflow run 'baseline seed 1'\. .* lists all runs"),
     ],

@@ -22,7 +22,7 @@ from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
-from visual_grpo.data.splits import SEALED
+from visual_grpo.data.splits import SEALED, SPLITS
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
 from visual_grpo.operations.command import Command, is_stage_of_dvc
@@ -194,7 +194,9 @@ def complete_adapters(
     # The line that loads each adapter without this package.
     loading = {module: run.spec.family.modules[module].adapter.plain for module in run.spec.modules}
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
-    facts = run.write_adapters(folder, {RUN_NAME: run_name, "finished": finished, "loading": loading})
+    counts = {split: len(records.split(split)) for split in SPLITS}
+    about = {RUN_NAME: run_name, "finished": finished, "loading": loading, "records": counts}
+    facts = run.write_adapters(folder, about)
     if changes:
         (folder / CHANGES).write_bytes(changes)
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
