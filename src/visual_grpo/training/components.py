@@ -167,11 +167,16 @@ def load_model(
     config = policy or PolicyConfig()
     model_family = find_family(family, model)
     model_family.check_frames(frames)
-    settings = ModelSettings(
-        size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, options or {})
-    )
+    given = options or {}
+    settings = ModelSettings(size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, given))
     model_config = ModelConfig(
-        path=model, dtype=dtype, base_weights=base_weights, device=device, attention=attention, compile=compile
+        path=model,
+        dtype=dtype,
+        base_weights=base_weights,
+        device=device,
+        attention=attention,
+        compile=compile,
+        options=given,
     )
     attention_of(model_config, model_family.modules)
     built = model_family.build(model_family.load(model, model_config), settings)
