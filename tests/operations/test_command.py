@@ -284,6 +284,9 @@ def test_the_next_command_makes_what_is_not_there_yet(
     EndingHooks().after_pipeline_run(makes, catalog)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
     assert line.endswith(f"kedro run {following}")
+    monkeypatch.setenv(command_module.APART, "1")
+    EndingHooks().after_pipeline_run(makes, catalog)
+    assert not capsys.readouterr().out, "reproduce removes the folder of the command"
 
 
 def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(

@@ -31,6 +31,7 @@ from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
 from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, parameter_entries
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.running import Running
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.model_card import model_card
@@ -174,7 +175,9 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
 
 
-def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_extended_run_names_the_commands_of_all_its_parts(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, changes in enumerate(({}, {"resume": "auto"}, {"resume": "auto"})):
         monkeypatch.setattr(sys, "argv", ["kedro", "run", f"--part={number}"])
         project.run(grpo={"schedule": "constant", "warmup_steps": 3, "steps": STEPS + number}, **changes)
@@ -183,6 +186,11 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, m
     assert facts["resumed.command"] == ".venv/bin/kedro run --part=1\n.venv/bin/kedro run --part=2"
     steps = [f"grpo.steps: {STEPS + n}, {STEPS + n + 1} after step {STEPS + n}" for n in (0, 1)]
     assert facts["resumed.parameters"].splitlines() == steps
+    told = [line for line in capsys.readouterr().out.splitlines() if "`reproduce` will not" in line]
+    assert ["different parameters (grpo.steps: 6, 7 after step 6)" in line for line in told] == [True, False]
+    assert len(told) == 2
+    with pytest.raises(UserError, match=r"was resumed with different parameters \(grpo.steps: 6, 7 after step 6, "):
+        check_repeatable(project.folder, facts | {"git.commit": "0"})
     card = (project.folder / "adapters" / "README.md").read_text().splitlines()
     assert "- Command: `.venv/bin/kedro run --part=0`" in card
     assert "- Resumed by: `.venv/bin/kedro run --part=1`, `.venv/bin/kedro run --part=2`" in card

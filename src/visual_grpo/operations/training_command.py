@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +26,8 @@ from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
-from visual_grpo.operations.command import Command, is_stage_of_dvc
+from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
+from visual_grpo.operations.reproduction.repeat import mixed_parts
 from visual_grpo.operations.running import Running
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import run_origin
@@ -158,6 +160,15 @@ def show_replaced(config: Parameters, run_id: str | None) -> None:
     )
 
 
+def show_mixed(provenance: Mapping[str, Any]) -> None:
+    """Says of a resumed training what keeps `reproduce` from repeating it."""
+    if mixed := mixed_parts(provenance):
+        console.note(
+            f"Warning: this run goes on with different {'; '.join(mixed)}, so `reproduce` will not be able to repeat"
+            " it. To train what it can repeat, start at step 1 (resume=never)."
+        )
+
+
 def training_provenance(
     config: Parameters,
     present: provenance.Provenance,
@@ -221,6 +232,8 @@ def _where_it_stopped(run: TrainingRun) -> str:
     if newest is None:
         return f"Stopped before the first checkpoint. Start again with: {command.for_pipeline('train')}"
     stopped = f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
+    if APART in os.environ:
+        return f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}."
     if is_stage_of_dvc():
         return f"{stopped}Go on with the command that called DVC: the stage goes on from the checkpoint."
     return f"{stopped}Go on with: {command.resuming(run.config.resume, folder)}"

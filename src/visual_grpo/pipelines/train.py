@@ -34,6 +34,7 @@ from visual_grpo.operations.running import Running
 from visual_grpo.operations.training_command import (
     TrainingCommand,
     complete_adapters,
+    show_mixed,
     show_replaced,
     show_training,
     training_provenance,
@@ -91,6 +92,7 @@ def train(
         "run_id": tracker.run_id,
     }
     show_replaced(config, tracker.run_id)
+    show_mixed(arguments["provenance"])
     every = config.evaluation.every or config.grpo.steps
     monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)
     with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):
