@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,12 +18,15 @@ import pandas as pd
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from PIL import Image
+from rich.console import Console
 
 from tests.conftest import SIZE
 from tests.pipelines.painted import folders, run_nodes
 from tests.training.few_steps import STEPS, parameters
 from visual_grpo import provenance
+from visual_grpo.common import console
 from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.common.phases import alike, phase, watched_by
 from visual_grpo.config import merged
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.decides import Decides
@@ -33,6 +37,7 @@ from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, parameter_entries
 from visual_grpo.models.run_spec import resolve
 from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.running import Running
+from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.sync import DIGEST
@@ -173,6 +178,22 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     assert last[1].startswith("Go on with: ")
     assert last[1].endswith("kedro run --pipeline=train --params=resume=auto")
     assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
+
+
+def test_a_step_of_minutes_says_what_it_is_doing() -> None:
+    target, now = Console(file=io.StringIO(), width=120), [0.0]
+    with console.progress("train", 4, console=target, every=0, clock=lambda: now[0]) as bar:
+        watcher = StepWatcher(bar, clock=lambda: now[0])
+        with watched_by(watcher):
+            for _ in range(2):
+                with phase("denoising"):
+                    for _ in alike(range(4)):
+                        now[0] += 25
+                watcher.next_step(reward=0.5)
+            list(alike(range(2)))
+    lines = [re.sub("  [0-9:]+ .*", "", line) for line in target.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    first, second = "train 1/4  reward=0.5", "train 2/4  reward=0.5"
+    assert lines == ["train 0/4  now=denoising 4/4", first, f"{first} now=denoising 4/4", second]
 
 
 def test_an_extended_run_names_the_commands_of_all_its_parts(

@@ -185,6 +185,7 @@ class Picky:
         ("Bright", {"scale": 2.0}, [0, 200, 400]),
         ("above", {"level": 150, "gain": 2.0}, [0, 0, 2]),
         ("free", {"level": 4}, [4, 4, 4]),
+        ("Bright", {"scale": 2.0, "left_over": None}, [0, 200, 400]),
         ("bright", {}, [0, 100, 200]),
         ("as_in_flow_grpo", {}, [0, 100, 201]),
         ("as_in_flow_grpo", {"add": 1}, [1, 101, 202]),

@@ -82,7 +82,7 @@ class Session(KedroSession):
             if expected is None:
                 raise
             ended = click.ClickException(message)
-            ended.exit_code = getattr(expected, "exit_code", ended.exit_code)
+            ended.exit_code = getattr(expected, "exit_code", 1)  # type: ignore[misc] # click reads it of the exception.
             raise ended from error
         finally:
             files.release()

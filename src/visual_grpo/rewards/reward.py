@@ -197,6 +197,8 @@ def with_options(what: str, path: str, options: Mapping[str, Any], *roles: Seque
     """
     target = load_function(path)
     parameters = _parameters(target)
+    # What a configuration has from the one that it copies can only be replaced, by null.
+    options = {name: value for name, value in options.items() if value is not None or _takes(parameters, name)}
     if isinstance(target, type):
         _check_options(what, parameters, options)
         return target(**options)
@@ -221,6 +223,10 @@ def _by_name(parameters: Sequence[inspect.Parameter]) -> dict[str, inspect.Param
     return {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
 
 
+def _takes(parameters: Sequence[inspect.Parameter], name: str) -> bool:
+    return name in _by_name(parameters) or any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def _expected(roles: Sequence[Sequence[str]]) -> str:
     """``prompts and images (or samples, videos)``."""
     return " and ".join(f"{first} (or {', '.join(others)})" if others else first for first, *others in roles)
@@ -243,10 +249,10 @@ def _check_options(
 ) -> None:
     """Raises UserError for an option that is unknown or missing; ``arguments`` are parameters of every call."""
     taken = {name: p for name, p in _by_name(parameters).items() if name not in arguments}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    if unknown := [name for name in options if name in arguments or (name not in taken and not takes_any)]:
+    if unknown := [name for name in options if name in arguments or not _takes(parameters, name)]:
         known, hint = ", ".join(taken) or "none", nearest_hint(unknown[0], taken)
-        raise UserError(f"{what} has no option {unknown[0]!r}; it takes: {known}.{hint}")
+        left = f"Leave out {', '.join(unknown)}, or set it to null if a configuration has it"
+        raise UserError(f"{what} has no option {unknown[0]!r}; it takes: {known}.{hint or f' {left}'}")
     if missing := [name for name, p in taken.items() if p.default is p.empty and name not in options]:
         others = f". Every parameter but {' and '.join(arguments)} is an option" if arguments else ""
         record = "; what metadata a record has is in prompts[i].metadata" if "prompts" in arguments else ""
