@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Image
 
 from tests.data.folders import FOLDERS
 from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
-from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.data import tabular
 from visual_grpo.data.record import Note, Place, Record, Rejected
@@ -384,7 +384,7 @@ class TestDetection:
         assert len(refusal(tmp_path).splitlines()) == 1 + len(LAYOUTS)
         assert len(refusal(tmp_path, layout="captions").splitlines()) == 2
 
-    def test_a_path_that_does_not_exist_names_the_pipeline_that_draws(self, tmp_path):
-        with pytest.raises(UserError, match="Or generate the default dataset") as error:
+    def test_a_path_that_does_not_exist_has_no_command_that_would_render_other_data(self, tmp_path):
+        with pytest.raises(UserError, match="none does not exist") as error:
             find_records(data_config(tmp_path / "none"))
-        assert error.value.remedy == Remedy("starter", {"data.path": None})
+        assert error.value.remedy is None

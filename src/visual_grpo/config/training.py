@@ -147,7 +147,9 @@ class TrainConfig(Strict, decides=Decides.TRAINING):
         description="seed of the training: initial adapters, order of prompts, rollouts; null = seed",
     )
     start: Annotated[AdapterName, Decides.CONTENT] = Field(
-        "base", description="base: fresh adapters; champion: the promoted one; or as the parameter adapter names one"
+        "base",
+        description="base: fresh adapters; champion: the promoted one; one as the parameter adapter names it; or a "
+        "LoRA: FILE.safetensors, OWNER/NAME or OWNER/NAME/FILE.safetensors of the hub",
     )
     ema_decay: float | None = Field(
         None,

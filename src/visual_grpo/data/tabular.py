@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,17 @@ def _is_table(file: Path) -> bool:
     if suffix != ".json":
         return suffix in _SUFFIXES
     with open_text(file) as text:  # Other JSON files next to data are seldom lists.
-        return text.read(100).lstrip().startswith("[")
+        return text.read(100).lstrip().startswith("[") or _has_json_lines(file)
+
+
+def _has_json_lines(file: Path) -> bool:
+    """Returns whether a file begins with two lines of which each is a JSON object, as `Dataset.to_json` writes them."""
+    with open_text(file) as lines:
+        first = [line for line in islice(lines, 100) if line.strip()][:2]
+    try:
+        return len(first) == 2 and all(isinstance(json.loads(line), dict) for line in first)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
@@ -209,6 +220,8 @@ def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, cano
         ".jsonl": _json_lines,
         ".tar": partial(_tar_rows, limits=limits),
     }
+    if suffix == ".json" and _has_json_lines(file):
+        suffix = ".jsonl"
     for number, row in readers.get(suffix, partial(_csv_rows, data=data))(file):
         place = Place(name, number)
         if isinstance(row, dict):

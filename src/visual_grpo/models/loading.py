@@ -146,8 +146,9 @@ def _described(path: str, revision: str | None) -> Mapping[str, Any]:
     here = (Path(path) / name for name in (PIPELINE_FILE, MODEL_FILE))
     file = model_file(path, revision) if may_be_hub_id(path) else next(filter(Path.is_file, here), None)
     if file is None:
+        holds = f"holds neither {PIPELINE_FILE} nor {MODEL_FILE}" if Path(path).exists() else "does not exist"
         raise UserError(
-            f"model.path is {path}, which holds neither {PIPELINE_FILE} nor {MODEL_FILE}; expected a folder saved by"
+            f"model.path is {path}, which {holds}; expected a folder saved by"
             " save_pretrained, a hub id that is reachable or downloaded, or null for the starter's model."
         )
     return read_described(file)

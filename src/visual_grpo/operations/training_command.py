@@ -173,8 +173,9 @@ def training_provenance(
     records, *others = (config.place(name) for name in ("records", "base_model", "baseline"))
     now = running.facts([config.data.path, present["model"], records.parent, *others])
     now |= {name: present[name] for name in provenance.RUNTIME}
-    if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
-        now[START_RUN] = run_id
+    made_by = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
+    if made_by is not None:
+        now[START_RUN] = made_by
     if origin is None:
         return {**inputs, **now}
     adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config.public())]
@@ -201,9 +202,10 @@ def complete_adapters(
         (folder / CHANGES).write_bytes(changes)
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
-    earlier = frozenset() if start is None else read_seen(start)
+    earlier = frozenset() if start is None or start.is_file() else read_seen(start)
     write_seen((record.prompt for record in records.split("train", "eval")), folder, earlier)
-    (folder / CARD).write_text(model_card(facts, list(loading)), encoding="utf-8")
+    judged_by = str(Command.current().for_pipeline("evaluate"))
+    (folder / CARD).write_text(model_card(facts, list(loading), judged_by=judged_by), encoding="utf-8")
 
 
 def show_training(progress: Progress, steps: int) -> None:

@@ -195,7 +195,7 @@ class TrainingRun:
         """Yields what is likely to be a mistake: two guidance scales, a long warm-up, a clip that the loss does not
         use, more prompts a step than there are, prompts that the model cuts."""
         rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
-        # What `matching` learns without guidance is kept with it (docs/results.md, Words).
+        # What `matching` learns without guidance is kept with it (docs/experiments/words.md).
         free = self.config.policy.flow.likelihood == "matching" and rollout == 1
         if not free and rollout is not None and judged is not None and rollout != judged:
             yield (

@@ -196,9 +196,9 @@ _ADVICE = (
 )
 
 
-def transformer_module(targets: str | list[str]) -> dict[str, Module]:
+def transformer_module(targets: str | list[str], adapter: type[PipelineAdapter] = PipelineAdapter) -> dict[str, Module]:
     """The one module of a pipeline; ``targets`` are peft's: the matrices that get a LoRA."""
-    return {"dit": Module(kind="flow", adapter=PipelineAdapter, targets=targets, advice=_ADVICE)}
+    return {"dit": Module(kind="flow", adapter=adapter, targets=targets, advice=_ADVICE)}
 
 
 def mmdit_modules(*feed_forwards: str) -> dict[str, Module]:

@@ -59,6 +59,7 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     """
     folder, source = configuration_folder(config.model.path)
     family, model = find_family(config.model.family, folder), config.model
+    spec = resolve(config, family=family)
     if not measured:
         with without_weights("meta"):
             loaded = family.load(folder, model.model_copy(update={"device": "meta"}))
@@ -69,7 +70,6 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
         source = f"random weights, sizes from {source}"
         with without_weights(built_on):
             loaded = family.load(folder, model)
-    spec = resolve(config, family=family)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     built = family.build(loaded, spec.settings)
