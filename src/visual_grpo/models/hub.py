@@ -36,6 +36,8 @@ class HubModel:
     commit: str
     to_download: int = 0
     """Bytes of weights that are not in the cache; 0 without a network, too."""
+    cached: int = 0
+    """Bytes of weights in the cache."""
 
     @property
     def note(self) -> str | None:
@@ -71,7 +73,7 @@ def look_up(path: str, revision: str | None) -> HubModel:
     if sizes:
         weights = list(_weights(path, commit, sizes, described))
         missing = sum(sizes[name] for name in weights if not _is_cached(path, name, commit))
-    found = HubModel(path=path, commit=commit, to_download=missing)
+    found = HubModel(path=path, commit=commit, to_download=missing, cached=weights_bytes(file.parent))
     cache = Path(constants.HF_HUB_CACHE)
     free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free
     if missing > free:
@@ -80,6 +82,10 @@ def look_up(path: str, revision: str | None) -> HubModel:
             " are free. Free some space, or set HF_HOME to a folder on a larger disk."
         )
     return found
+
+
+def weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
 
 
 def model_file(path: str, revision: str | None) -> Path | None:

@@ -20,7 +20,7 @@ from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.models.family import find_family
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
-from visual_grpo.operations.preflight.check import check, check_before_run, check_model
+from visual_grpo.operations.preflight.check import check, check_before_run, check_model, pinned
 from visual_grpo.operations.preflight.findings import Findings
 from visual_grpo.starter.worlds import SHAPES
 
@@ -40,6 +40,17 @@ TAGS = {
     "comparison": ("model",),
     **dict.fromkeys(("baseline", "adapters", "trained"), SCORED),
 }
+
+
+def test_a_released_model_on_a_cpu_is_told_before_any_work(tmp_path: Path) -> None:
+    for size, told in ((10**9, []), (5 * 10**9, ["5.0 GB of weights and runs on the CPU (model.device is cpu)"])):
+        (tmp_path / "text_encoder").mkdir(exist_ok=True)
+        for part in ("model", "text_encoder/model"):
+            with (tmp_path / f"{part}.safetensors").open("wb") as file:
+                file.truncate(size // 2)
+        model = {"path": str(tmp_path), "device": "cpu"}
+        notes = pinned(parameters(model=model))[1]
+        assert [said in note for said, note in zip(told, notes, strict=True)] == [True] * len(told)
 
 
 def never() -> Sequence[PromptRecord]:

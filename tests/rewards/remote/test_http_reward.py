@@ -240,7 +240,7 @@ def test_an_interrupted_process_does_not_wait_for_answers() -> None:
 
 
 def test_a_whole_set_of_rewards_waits_for_it_in_the_background(worker: Running) -> None:
-    rewards = RewardSet({"judge": (http(worker), 1.0), "local": (lambda p, s: [1.0] * len(s), 0.0)})
+    rewards = RewardSet({"judge": (http(worker), 1.0), "local": (lambda prompts, images: [1.0] * len(images), 0.0)})
     asked = prompts({3: "!hang"})
     scores = rewards.begin(asked, images(8))()
     assert torch.allclose(scores.total[[0, 7]], expected(8)[[0, 7]], atol=1e-6)

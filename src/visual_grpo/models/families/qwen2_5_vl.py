@@ -182,7 +182,6 @@ def _image_of(record: PromptRecord) -> Path:
     if len(record.source_images) != 1:
         raise UserError(
             f"record {record.id!r} has {len(record.source_images)} source images; a query is about exactly one."
-            " Use data.task=segmentation"
         )
     return record.source_images[0]
 

@@ -13,6 +13,7 @@ from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.families.sd3 import FAMILY, Sd3, Sd3Options
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.plain_pipeline import run_plain
+from visual_grpo.training.components import load_model
 
 RECORDS = flow_checks.records_of()
 CPU = ModelConfig(path="unused", device="cpu")
@@ -48,6 +49,12 @@ def test_t5_may_be_missing_or_left_out(folder: Path, tmp_path: Path) -> None:
     assert without.text_encoder_3 is None
     model = Sd3(without, tiny.SIZE, Sd3Options(max_sequence_length=0))
     assert model.conditions(RECORDS, [], 1.0).prompts[0].embeds.shape[1] == 77
+
+
+def test_load_model_reads_the_options_as_a_command_does(folder: Path) -> None:
+    model: Any = load_model(str(folder), size=tiny.SIZE, options={"max_sequence_length": 0}, device="cpu").model
+    assert model.pipeline.text_encoder_3 is None
+    assert {prompt.embeds.shape[1] for prompt in model.conditions(RECORDS, [], 1.0).prompts} == {77}
 
 
 def test_saved_adapters_draw_the_same_again(pipeline: Any, tmp_path: Path) -> None:
