@@ -1,4 +1,4 @@
-"""Each fault of docs/troubleshooting.md is planted in a finished project; its command ends as the page says."""
+"""Each fault of docs/experiments/faults.md is planted in a finished project; its command ends as the page says."""
 
 from __future__ import annotations
 
@@ -107,7 +107,9 @@ FAULTS: dict[str, tuple[str, Edit | None]] = {
 PAGE = {
     what: (int(code), says)
     for what, code, says in re.findall(
-        r"^\| (.+) \| (\d) \| `(.+)` \|$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| (.+) \| (\d) \| `(.+)` \|$",
+        (ROOT / "docs/experiments/faults.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
 }
 """Row -> exit code and what the message has."""
@@ -147,4 +149,4 @@ def test_a_fault_ends_as_the_page_says_and_loses_nothing(fault: str, finished: P
 
 def test_the_page_has_every_fault() -> None:
     assert list(FAULTS) == list(PAGE)
-    assert f"these {len(FAULTS)} faults" in (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    assert f"these {len(FAULTS)} faults" in (ROOT / "docs/experiments/faults.md").read_text(encoding="utf-8")

@@ -17,11 +17,11 @@ kedro run --pipeline=compare
 kedro run --pipeline=score --params=score.path=elsewhere/generated,reward=null,rewards.jpeg_size.weight=1
 kedro run --pipeline=reward_report --params=reward_report.prompts=2,reward_report.samples=2
 kedro run --pipeline=plan
-kedro run --pipeline=promote
+kedro run --pipeline=promote || [ $? = 3 ]  # Not better, so not promoted.
 kedro run --pipeline=reproduce --params=run=latest
 python -m visual_grpo.operations.lineage latest
 python -m visual_grpo.tracking.sync
-python -m visual_grpo.operations.retraining || [ $? = 3 ]  # Not better, so not promoted.
+python -m visual_grpo.operations.retraining || [ $? = 3 ]
 
 """
 

@@ -69,6 +69,7 @@ def test_a_training_is_made_again_bit_for_bit(project: Path) -> None:
     assert {result for name, result in results.items() if name.startswith("adapter ")} == {"equal"}
     assert results["metrics"] == "equal"
     assert "every file of the adapters and every metric is the run's, bit for bit" in done.stdout
+    assert not {"Next:", "--conf-source", "MLflow run"} & set(done.stdout.split())
     assert temporary() == before
     assert git(project, "worktree", "list").count("\n") == 0
     assert git(project, "status", "--porcelain") == state

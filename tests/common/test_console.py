@@ -41,6 +41,20 @@ def test_a_log_gets_a_line_now_and_then_with_the_time_left():
     ]
 
 
+def test_a_field_may_change_within_a_step_and_goes():
+    clock, (target, lines) = Clock(), plain()
+    with console.progress("train", 2, console=target, clock=clock, every=15) as bar:
+        for part in ("a", "a", "b"):
+            clock.now += 20
+            bar.advance(0, now=part)
+        bar.advance(now=None)
+    assert lines() == [
+        "train 0/2  now=a  0:00:20 elapsed",
+        "train 0/2  now=b  0:01:00 elapsed",
+        "train 1/2  0:01:00 left",
+    ]
+
+
 def test_a_resumed_loop_counts_from_where_it_was_and_times_neither_those_steps_nor_what_precedes_its_own():
     clock, (target, lines) = Clock(), plain()
     with console.progress("train", 10, completed=6, console=target, clock=clock, every=15) as bar:

@@ -82,6 +82,21 @@ def test_dppo_learns_from_gaussian_steps_and_refuses_tokens_as_gspo_refuses_step
         trained(ToyGaussianPolicy(), loss="gspo")
 
 
+@pytest.mark.parametrize(
+    ("prompts", "scorer", "complaint"),
+    [
+        (records(1)[0], None, "prompts must be a list of PromptRecord, got a PromptRecord"),
+        (iter(records(4)), None, "prompts must be a list of PromptRecord, got a list_iterator"),
+        (["a cat"], None, "each prompt must be a PromptRecord, got the str 'a cat'"),
+        ([], None, "no prompts to train on"),
+        (records(4), lambda prompts, images: [1.0] * len(images), r"must return Scores, got list\. .* RewardSet\("),
+    ],
+)
+def test_slips_of_a_script_are_named(prompts: Any, scorer: Any, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        next(trainer_of(ToyTokenPolicy(), scorer).fit(prompts))
+
+
 def cancelling(prompts: Any, samples: Any) -> Scores:
     """Two rewards whose weighted sum is always 0, but not that of the normalised ones."""
     scores = CountingScorer()(prompts, samples)

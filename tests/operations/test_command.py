@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -15,6 +16,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from kedro.framework.cli.cli import KedroCLI
 from kedro.framework.cli.utils import _split_params
+from kedro.framework.session import KedroSession
 from kedro.framework.startup import bootstrap_project
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
@@ -30,6 +32,10 @@ from visual_grpo.hooks.cli import parsed, run
 from visual_grpo.hooks.ending import EndingHooks
 from visual_grpo.operations import command as command_module
 from visual_grpo.operations.command import Command, render
+from visual_grpo.operations.promotion import NotPromotedError
+from visual_grpo.operations.retraining.__main__ import main as retrain
+from visual_grpo.operations.retraining.job import Code
+from visual_grpo.operations.session import Session
 from visual_grpo.pipeline_registry import register_pipelines
 
 command_of = Command.from_run_params
@@ -240,6 +246,22 @@ def test_options_of_kedro_that_cannot_be_followed_are_refused_in_a_sentence(opti
     assert isinstance(done.exception, SystemExit), "no traceback"
 
 
+def test_a_gate_that_does_not_promote_ends_with_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = {NotPromotedError("not better"): 3, UserError("no such file"): 1}
+    for error, code in ends.items():
+        monkeypatch.setattr(KedroSession, "run", Mock(side_effect=error))
+        with pytest.raises(click.ClickException) as ended:
+            Session.__new__(Session).run()
+        assert (ended.value.exit_code, ended.value.message) == (code, str(error))
+
+
+def test_the_help_of_a_retraining_says_what_its_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        retrain(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert [code for code in Code if not re.search(rf"[:;] {int(code)} \w", shown)] == []
+
+
 MADE_BY = {
     "base_model": "starter",
     "records": "data_preparation",
@@ -285,6 +307,9 @@ def test_the_next_command_makes_what_is_not_there_yet(
     EndingHooks().after_pipeline_run(makes, catalog)
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
     assert line.endswith(f"kedro run {following}")
+    monkeypatch.setenv(command_module.APART, "1")
+    EndingHooks().after_pipeline_run(makes, catalog)
+    assert not capsys.readouterr().out, "reproduce removes the folder of the command"
 
 
 def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(

@@ -21,7 +21,9 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import weights_digest
 from visual_grpo.data.manifest import RecordTable, write_manifest, write_seen
 from visual_grpo.evaluation import report
-from visual_grpo.pipelines.promote import judge, promote
+from visual_grpo.operations.promotion import NotPromotedError
+from visual_grpo.operations.retraining.job import Code
+from visual_grpo.pipelines.promote import judge, promote, require_promotion
 from visual_grpo.pipelines.rollback import roll_back
 from visual_grpo.provenance import code
 from visual_grpo.training import components
@@ -121,8 +123,13 @@ def test_what_is_better_than_champion_and_base_becomes_champion(gate: Gate) -> N
     refused = gate.ask(worse)
     gate.reports = False
     assert (refused["promoted"], refused["version"], gate.champion()) == (False, None, 1)
+    with pytest.raises(NotPromotedError, match=r"^Not promoted: ") as told:
+        require_promotion(refused)
+    assert told.value.exit_code == int(Code.NOT_PROMOTED)
     assert [c["against"] for c in refused["stages"]["held_out"]["conditions"] if not c["holds"]] == ["champion"]
-    assert gate.ask(better)["version"] == 2
+    promoted = gate.ask(better)
+    assert promoted["version"] == 2
+    require_promotion(promoted)
     assert gate.champion() == 2
     assert (refused["report"] / "evaluation.html").is_file()
     page = (refused["report"] / "evaluation.html").read_text()

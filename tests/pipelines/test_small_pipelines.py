@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
             draw_prompts(resolve(parameters(generate=given)), tmp_path)
     with pytest.raises(UserError, match=r"^generate\.prompts: .* does not exist"):
         draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})), tmp_path)
+    for task, need in (("segmentation", "a query is about an image"), ("i2i", "an edit needs an image to edit")):
+        config = parameters(generate={"prompt": "the ball"}, data={"task": task}, model={"path": "saved"})
+        with pytest.raises(
+            UserError, match=rf"^generate\.prompt is .* data\.task is {task}: {need}\. .*prompts=FOLDER"
+        ):
+            draw_prompts(replace(resolve(parameters()), config=config), tmp_path)
     with pytest.raises(UserError, match=r"There are no adapters in .* yet"):
         draw_prompts(resolve(parameters(generate={"prompt": "a"}, output=str(tmp_path))), tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pandas as pd
 import pytest
 from kedro.io import DataCatalog, DatasetError, MemoryDataset
 from PIL import Image
+from rich.console import Console
 
 from tests.conftest import SIZE
 from tests.models.families.sd3 import tiny as sd3
@@ -24,8 +26,10 @@ from tests.models.test_lora_files import write as write_lora
 from tests.pipelines.painted import folders, run_nodes
 from tests.training.few_steps import STEPS, parameters
 from visual_grpo import provenance
+from visual_grpo.common import console
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.common.phases import alike, phase, watched_by
 from visual_grpo.config import merged
 from visual_grpo.config.adapter_folder import adapter_digest
 from visual_grpo.config.decides import Decides
@@ -34,7 +38,9 @@ from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.manifest import RecordTable, prompt_hash, read_seen, write_manifest
 from visual_grpo.hooks.parameters import RUN_SPEC, RUNNING, parameter_entries
 from visual_grpo.models.run_spec import resolve
+from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.running import Running
+from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
 from visual_grpo.tracking.adapter_lookup import find_start
 from visual_grpo.tracking.model_card import model_card
@@ -178,7 +184,25 @@ def test_a_stopped_run_says_how_to_go_on_and_keeps_the_old_adapters(
     assert (project.folder / "adapters" / "ar" / "adapter_model.safetensors").read_bytes() == before
 
 
-def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_minutes_says_what_it_is_doing() -> None:
+    target, now = Console(file=io.StringIO(), width=120), [0.0]
+    with console.progress("train", 4, console=target, every=0, clock=lambda: now[0]) as bar:
+        watcher = StepWatcher(bar, clock=lambda: now[0])
+        with watched_by(watcher):
+            for _ in range(2):
+                with phase("denoising"):
+                    for _ in alike(range(4)):
+                        now[0] += 25
+                watcher.next_step(reward=0.5)
+            list(alike(range(2)))
+    lines = [re.sub("  [0-9:]+ .*", "", line) for line in target.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    first, second = "train 1/4  reward=0.5", "train 2/4  reward=0.5"
+    assert lines == ["train 0/4  now=denoising 4/4", first, f"{first} now=denoising 4/4", second]
+
+
+def test_an_extended_run_names_the_commands_of_all_its_parts(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number, changes in enumerate(({}, {"resume": "auto"}, {"resume": "auto"})):
         monkeypatch.setattr(sys, "argv", ["kedro", "run", f"--part={number}"])
         project.run(grpo={"schedule": "constant", "warmup_steps": 3, "steps": STEPS + number}, **changes)
@@ -187,6 +211,11 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(project: Project, m
     assert facts["resumed.command"] == ".venv/bin/kedro run --part=1\n.venv/bin/kedro run --part=2"
     steps = [f"grpo.steps: {STEPS + n}, {STEPS + n + 1} after step {STEPS + n}" for n in (0, 1)]
     assert facts["resumed.parameters"].splitlines() == steps
+    told = [line for line in capsys.readouterr().out.splitlines() if "`reproduce` will not" in line]
+    assert ["different parameters (grpo.steps: 6, 7 after step 6)" in line for line in told] == [True, False]
+    assert len(told) == 2
+    with pytest.raises(UserError, match=r"was resumed with different parameters \(grpo.steps: 6, 7 after step 6, "):
+        check_repeatable(project.folder, facts | {"git.commit": "0"})
     card = (project.folder / "adapters" / "README.md").read_text().splitlines()
     assert "- Command: `.venv/bin/kedro run --part=0`" in card
     assert "- Resumed by: `.venv/bin/kedro run --part=1`, `.venv/bin/kedro run --part=2`" in card

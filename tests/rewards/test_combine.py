@@ -37,7 +37,10 @@ def test_the_total_is_the_weighted_sum() -> None:
             "x": (constant(1, 2, None), 2.0),
             "y": (constant(1, 0, 1), -0.5),
             "z": (NeedsTarget(), 0.0),
-            "guard": (lambda p, s: RewardOutput(values=torch.full((3,), torch.nan), ratios={"half": pair}), 0.0),
+            "guard": (
+                lambda prompts, images: RewardOutput(values=torch.full((3,), torch.nan), ratios={"half": pair}),
+                0.0,
+            ),
         }
     )
     scores = rewards(PROMPTS, SAMPLES)
@@ -63,6 +66,22 @@ def test_the_total_is_the_weighted_sum() -> None:
 def test_impossible_names_and_weights_are_refused(weights: dict[str, float], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         RewardSet({name: (constant(1, 2, 3), weight) for name, weight in weights.items()})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "complaint"),
+    [
+        ({"x": constant(1)}, r"'x' must be \(reward, weight\), got <function .* For example: RewardSet\("),
+        ({"x": (constant(1),)}, r"'x' must be \(reward, weight\), got \(<function"),
+        ({"x": (1.0, constant(1))}, r"'x' must be \(reward, weight\), got \(1.0, "),
+        ({"x": (constant(1), "1")}, r"'x' must be \(reward, weight\), .*'1'\)"),
+        (constant(1), r"rewards must map names to \(reward, weight\), got function"),
+        ([(constant(1), 1.0)], r"rewards must map names to \(reward, weight\), got list"),
+    ],
+)
+def test_what_is_no_set_of_rewards_says_what_one_is(rewards: Any, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        RewardSet(rewards)
 
 
 def test_records_without_targets_are_named_before_anything_runs() -> None:
@@ -188,8 +207,8 @@ def test_a_judge_leaves_the_records_unscored_that_lack_what_it_compares_with() -
             values = torch.tensor([float(len(record.id)) for record in prompts])
             return RewardOutput(values=values, parts={"twice": values * 2}, ratios={"of": (values, values + 1)})
 
-    judge = build_reward("second", RewardConfig(function=f"{__name__}:NeedsTarget", judge=True))
-    judge.function = Counts()
+    judge = FunctionReward("second", Counts())
+    judge.judge_of = "total"
     rewards = RewardSet({"plain": (constant(1, 2, 3), 1.0), "second": (judge, 0.0)})
     some = [PROMPTS[0], PromptRecord(id="four", prompt="", target_image=Path("x.png")), PROMPTS[2]]
     rewards.check_records(some)

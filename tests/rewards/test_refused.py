@@ -25,6 +25,11 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("negative_points", {"segmenter": {"edge": 0.3}}, r"a kind, watershed or .* or a function, .* got \{'edge': 0.3\}"),
     ("negative_points", {"segmenter": "watershed"}, r"segmenter: expected options with a kind, .* got 'watershed'"),
     ("negative_points", {"segmenter": {"kind": "watershed", "egde": 0.3}}, "no option 'egde'; it takes: edge"),
+    (
+        "negative_points",
+        {"segmenter": {"kind": "watershed", "path": "facebook/sam2.1-hiera-large", "device": "cuda"}},
+        "segmenter 'watershed' has no option 'path'; .* Leave out path, device, or set it to null if a configuration",
+    ),
     ("negative_points", {"segmenter": {"kind": "watershed", "edge": 0}}, "edge must be a number above 0"),
     ("negative_points", {"segmenter": {"kind": "sam2"}}, "segmenter 'sam2' needs the option 'path', got none"),
     (

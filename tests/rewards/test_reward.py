@@ -28,6 +28,7 @@ def call(returned: object) -> RewardOutput:
         torch.tensor([1.0, 0.5, torch.nan], dtype=torch.float64),
         [torch.tensor(1), np.float64(0.5), torch.tensor(torch.nan)],
         np.array([1.0, 0.5, np.nan]),
+        [np.bool_(True), 0.5, None],
         RewardOutput(values=torch.tensor([1.0, 0.5, torch.nan])),
     ],
 )
@@ -52,7 +53,11 @@ def with_ratio(ratio: Any) -> RewardOutput:
         ([1.0, "0.5", 1.0], "'mine' gave '0.5' for record 'b'"),
         ([1.0, float("inf"), float("-inf")], "'mine' gave inf for record 'b'"),
         ([1.0, 2e299, 0.0], "'mine' gave 2e.299 for record 'b': scores are finite in float32; return None"),
-        ([1, 10**400, 0], "'mine' gave 10000.* for record 'b'; expected a number or None"),
+        ([1, 10**400, 0], "'mine' gave 10000.* for record 'b'; expected a real number or None"),
+        (torch.zeros(3, dtype=torch.complex64), r"'mine' gave complex numbers \(torch.complex64\)"),
+        (np.ones(3, dtype=np.complex64), r"'mine' gave .*1\+0j.* for record 'a'; expected a real number"),
+        ([1.0, 1 + 0j, 1.0], r"'mine' gave \(1\+0j\) for record 'b'; expected a real number"),
+        ([1.0, torch.tensor(1 + 0j), 1.0], r"'mine' gave .* for record 'b'; expected a real number"),
         (RewardOutput(values=torch.zeros(3), parts={"fine": torch.zeros(2)}), "'mine/fine'.*each of 3"),
         *((RewardOutput(values=torch.ones(3), failed={row: "no"}), f"failed on row {row}, which") for row in (0, 3)),
         (with_ratio(torch.zeros(2, 3)), "'mine/share' must be a tuple"),
@@ -136,6 +141,18 @@ class Bright:
 bright = Bright()
 
 
+def as_in_flow_grpo(images, prompts, add=0):
+    return [float(image.float().mean()) + add + (prompts[i].id == "c") for i, image in enumerate(images)]
+
+
+def with_metadata(images, prompts, metadata):
+    return [0.0] * len(images)
+
+
+def other_names(batch, texts):
+    return [0.0] * len(batch)
+
+
 def above(prompts, samples, level, *, gain=1.0):
     return [gain * (value > level) for value in mean(prompts, samples)]
 
@@ -168,7 +185,10 @@ class Picky:
         ("Bright", {"scale": 2.0}, [0, 200, 400]),
         ("above", {"level": 150, "gain": 2.0}, [0, 0, 2]),
         ("free", {"level": 4}, [4, 4, 4]),
+        ("Bright", {"scale": 2.0, "left_over": None}, [0, 200, 400]),
         ("bright", {}, [0, 100, 200]),
+        ("as_in_flow_grpo", {}, [0, 100, 201]),
+        ("as_in_flow_grpo", {"add": 1}, [1, 101, 202]),
     ],
 )
 def test_functions_and_classes_get_their_options(path: str, options: dict, scores: list[float]) -> None:
@@ -197,7 +217,15 @@ def test_a_wrong_name_says_what_is_wrong(path: str, complaint: str) -> None:
         ("Bright", {"scales": 2}, r"has no option 'scales'; it takes: scale\. Did you mean 'scale'\?"),
         ("above", {"level": 2, "gian": 2}, r"has no option 'gian'; it takes: level, gain\. Did you mean 'gain'\?"),
         ("above", {"gain": 2}, "needs the option 'level', got gain"),
-        ("Uncallable", {}, "^reward 'mine' must be callable, got Uncallable$"),
+        ("Uncallable", {}, "^reward 'mine' must be callable with prompts and images .*, got Uncallable$"),
+        (
+            "with_metadata",
+            {},
+            r"'metadata', got none\. Every parameter but prompts and images .* prompts\[i\].metadata",
+        ),
+        ("other_names", {}, r"is called with prompts and images \(or samples, videos\).*It takes batch, texts"),
+        ("mean", {"samples": 2}, r"has no option 'samples'; it takes: none"),
+        ("free", {"prompts": 2}, r"has no option 'prompts'"),
         ("Broken", {}, r"could not be made:\n(?s:.*)RuntimeError: no weights"),
         ("Picky", {"size": "4"}, r"refused the options .*can only concatenate"),
         ("Picky", {"size": 0}, r"^reward 'mine': size must be above 0, got 0$"),

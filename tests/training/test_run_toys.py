@@ -186,6 +186,28 @@ def test_the_signal_check_shows_how_far_it_is_and_gives_the_advice_for_the_model
     assert sum("cannot tell yet" in note for note in notes) == 3
 
 
+class Blind(CountingScorer):
+    """Sees a difference in the first step and in the ninth only."""
+
+    steps = 0
+
+    def __call__(self, prompts: Any, samples: Any) -> Scores:
+        self.steps += 1
+        scores = super().__call__(prompts, samples)
+        same = torch.ones(len(samples)) if self.steps not in (1, 9) else torch.arange(float(len(samples)))
+        return replace(scores, total=same, rewards={"count": same})
+
+
+@pytest.mark.parametrize(("steps", "told"), [(4, []), (8, [6]), (14, [6, 14])])
+def test_a_reward_that_sees_no_difference_any_more_is_told_while_it_trains(
+    tmp_path: Path, steps: int, told: list[int]
+) -> None:
+    run = token_run(tmp_path, TokenModel(), Blind(), grpo={"steps": steps}, evaluation={"every": 0})
+    run.eval_prompts = []
+    notes = [note for note in execute(run, tmp_path / "out") if "learned nothing" in note]
+    assert [note.split(",")[0] for note in notes] == [f"Warning: in the last 5 steps up to step {at}" for at in told]
+
+
 def test_prompts_that_the_model_cuts_are_counted_before_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ class Bar:
         self._task = display.tasks[task]
         self._fields: dict[str, Value] = {}
         self._shown = ""
-        self._printed_at, self._printed_done = display.get_time(), -1.0
+        self._printed_at, self._printed = display.get_time(), (-1.0, "")
 
     def below(self, description: str, total: int) -> Bar:
         """Shows a second bar below, such as of a part of the first step."""
@@ -47,9 +47,9 @@ class Bar:
     def expect(self, total: int) -> None:
         self._display.update(self._task.id, total=total)
 
-    def advance(self, n: int = 1, **fields: Value) -> None:
-        """Counts ``n`` more steps as done; ``fields`` are shown next to the bar until they are replaced."""
-        self._fields |= fields
+    def advance(self, n: int = 1, **fields: Value | None) -> None:
+        """Counts ``n`` more steps as done; ``fields`` are shown next to the bar until they are replaced, or None."""
+        self._fields = {name: value for name, value in (self._fields | fields).items() if value is not None}
         self._shown = " ".join(f"{name}={format_value(value)}" for name, value in self._fields.items())
         self._display.update(self._task.id, advance=n, shown=escape(sanitize(self._shown)))
         if self._display.get_time() - self._printed_at >= self._every:
@@ -72,9 +72,9 @@ class Bar:
     def print(self) -> None:
         """Prints the state as a line, unless a terminal shows it or it was printed already."""
         task = self._task
-        if self._display.live.is_started or self._printed_done == task.completed:
+        if self._display.live.is_started or self._printed == (task.completed, self._shown):
             return
-        self._printed_at, self._printed_done = self._display.get_time(), task.completed
+        self._printed_at, self._printed = self._display.get_time(), (task.completed, self._shown)
         left = None if task.finished else task.time_remaining
         seconds, word = (task.elapsed or 0.0, "elapsed") if left is None else (left, "left")
         count, spent = f"{task.completed:.0f}/{task.total:.0f}", timedelta(seconds=round(seconds))

@@ -28,8 +28,10 @@ class UserError(Exception):
     """Something outside the code is wrong: a parameter, a file, a record.
 
     The message says what was expected, what was received, where, and what to do. ``kedro run`` shows it
-    without a traceback, followed by the command of ``remedy`` (a text is a pipeline), and exits with code 1.
+    without a traceback, followed by the command of ``remedy`` (a text is a pipeline), and exits with ``exit_code``.
     """
+
+    exit_code = 1
 
     def __init__(self, message: str, remedy: str | Remedy | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Marks the phases of a step, and work that repeats itself, for whoever watches: a plan or a check of a GPU.
+"""Marks the phases of a step, and work that repeats itself, for whoever watches: a plan, a check of a GPU, a bar.
 
 Where nobody watches, the marks do nothing.
 """
@@ -34,17 +34,21 @@ class Watcher:
         """Counts what happens inside as run by a CUDA graph."""
         return nullcontext()
 
+    def begins(self, number: int, total: int) -> None:
+        """Is told before each item of repeated work, from 1."""
 
+
+W = TypeVar("W", bound=Watcher)
 _watcher: Watcher | None = None
 
 
 @contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
+def watched_by(watcher: W) -> Iterator[W]:
     """Tells ``watcher`` about all marks inside, also of other threads."""
     global _watcher
     before, _watcher = _watcher, watcher
     try:
-        yield
+        yield watcher
     finally:
         _watcher = before
 
@@ -63,11 +67,15 @@ def captured() -> AbstractContextManager[None]:
 
 def alike(items: Sequence[T]) -> Iterator[T]:
     """Yields ``items``. All but the first need the same work: a plan does the work of the first two."""
-    if _watcher is None or not _watcher.shortens or len(items) < 3:
-        yield from items
+    watcher = _watcher
+    if watcher is None or not watcher.shortens or len(items) < 3:
+        for number, item in enumerate(items, 1):
+            if watcher is not None:
+                watcher.begins(number, len(items))
+            yield item
         return
     yield items[0]
-    with _watcher.weighted(len(items) - 1):
+    with watcher.weighted(len(items) - 1):
         yield items[1]
 
 

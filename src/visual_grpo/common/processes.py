@@ -142,6 +142,9 @@ def _forget_a_closed_terminal(number: int) -> None:
 class ProgramError(Exception):
     """A program cannot be run or failed; the message has its last lines."""
 
+    code: int | None = None
+    """With which a program of `run` ended."""
+
 
 class OutOfTimeError(Exception):
     """A program was stopped because its time was up."""
@@ -224,7 +227,9 @@ def run(
             _kill_group(process.pid)
             raise OutOfTimeError
         if code:
-            raise ProgramError(reason.read() or f"it ended with exit code {code}")
+            error = ProgramError(reason.read() or f"it ended with exit code {code}")
+            error.code = code
+            raise error
 
 
 def _kill_group(number: int) -> None:

@@ -154,9 +154,23 @@ class Scorer(Protocol):
 
 
 def begin_scoring(scorer: Scorer, prompts: Sequence[PromptRecord], samples: Sequence[Sample]) -> Callable[[], Scores]:
-    """Starts scoring in the background where the scorer can; the returned function waits for the scores."""
+    """Starts scoring in the background where the scorer can; the returned function waits for the scores.
+
+    That function raises UserError where the scorer gives no `Scores`: it is a reward, not a scorer.
+    """
     begin: Callable[..., Callable[[], Scores]] | None = getattr(scorer, "begin", None)
-    return partial(scorer, prompts, samples) if begin is None else begin(prompts, samples)
+    finish = partial(scorer, prompts, samples) if begin is None else begin(prompts, samples)
+
+    def checked() -> Scores:
+        scores: object = finish()
+        if isinstance(scores, Scores):
+            return scores
+        raise UserError(
+            f"the scorer must return Scores, got {type(scores).__name__}. Make a scorer of a reward function:"
+            ' RewardSet({"redness": (redness, 1.0)})'
+        )
+
+    return checked
 
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -49,8 +49,10 @@ class PromptOrder:
     the seed and on ``positions``, the number of prompts taken so far of each kind.
     """
 
-    def __init__(self, prompts: Iterable[PromptRecord], seed: int, positions: Mapping[str, int] | None = None) -> None:
+    def __init__(self, prompts: Sequence[PromptRecord], seed: int, positions: Mapping[str, int] | None = None) -> None:
         """``positions``: by the kind's name, to continue an order. Reads each prompt once."""
+        if not isinstance(prompts, Sequence):
+            raise UserError(f"prompts must be a list of PromptRecord, got a {type(prompts).__name__}")
         self.seed = seed
         kinds = [len(checked_record(prompt).source_images) for prompt in prompts]
         if not kinds:

@@ -14,7 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visual_grpo.common.types import PromptRecord, Rollout, Scorer, Scores, Share, StepMetrics, weighted_total
+from visual_grpo.common.types import (
+    PromptRecord,
+    Rollout,
+    Scorer,
+    Scores,
+    Share,
+    StepMetrics,
+    begin_scoring,
+    weighted_total,
+)
 from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed.rollouts import roll_out
 from visual_grpo.grpo.metrics import Clock
@@ -132,7 +141,7 @@ class JointTrainer(StagesTrainer):
             rollouts = roll_out(prompts, self.generator, self._roll_out)
         *_, decoded = rollouts
         with clock.phase("reward"):
-            scores = self.scorer(decoded.prompts, decoded.samples)
+            scores = begin_scoring(self.scorer, decoded.prompts, decoded.samples)()
         taken: dict[str, StepMetrics] = {}
         for (name, trainer), rollout in zip(self.modules.items(), rollouts, strict=True):
             mean = averaged(scores, len(scores.total) // len(rollout.prompts))

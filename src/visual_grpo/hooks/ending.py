@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from visual_grpo.common.files import from_here
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.evaluation import verdict
 from visual_grpo.hooks.inputs_and_outputs import about, path_of
-from visual_grpo.operations.command import Command, is_stage_of_dvc
+from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
 from visual_grpo.tracking.tracker import Tracker
 
 REPORT = "evaluation.html"
@@ -44,6 +45,8 @@ class EndingHooks:
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Runs before MLflow's run is closed, since its name is shown."""
+        if APART in os.environ:
+            return
         made = {name: about(catalog, name) for name in catalog if name in pipeline.all_outputs()}
         paths = {name: path for name in made if (path := path_of(catalog, name)) is not None}
         where = {entry["label"]: str(from_here(paths[name])) for name, entry in made.items() if "label" in entry}

@@ -117,18 +117,22 @@ def trained_modules(family: Family, policy: PolicyConfig) -> tuple[str, ...]:
 
 
 def options_of(family: Family, options: dict[str, object]) -> Any:
-    """``model.options`` as the family's own class; raises UserError naming each option that does not fit."""
+    """``model.options`` as the family's own class; raises UserError naming each option that does not fit.
+
+    One that the family does not have may be null, as where a configuration replaces another's.
+    """
+    known = list(family.options.model_fields)
     try:
-        return family.options(**options)
+        return family.options(**{name: value for name, value in options.items() if value is not None or name in known})
     except ValidationError as error:
-        known = list(family.options.model_fields)
         lines = [
             f"  model.options.{'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
             + nearest_hint(str(e["loc"][-1]) if e["loc"] else "", known)
             for e in error.errors()
         ]
         has = f"has the options {', '.join(known)}" if known else "has no options"
-        raise UserError("\n".join([f"The family {family.name} {has}:", *lines])) from error
+        drop = "" if all(e["type"] != "extra_forbidden" for e in error.errors()) else " (null leaves an option out)"
+        raise UserError("\n".join([f"The family {family.name} {has}{drop}:", *lines])) from error
 
 
 def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:

@@ -34,6 +34,8 @@ _OPTIONS = {
     "node_names": "nodes",
 }
 """Kedro's run parameter -> its option."""
+APART = "VISUAL_GRPO_APART"
+"""Environment variable of a command in a temporary folder: it names neither its results nor a next command."""
 _DEFAULT = "local"
 """The environment of a run that names none."""
 _current: list[Command] = []

@@ -34,6 +34,13 @@ from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
 
 CHAMPION, BASE_MODEL = "champion", "base model"
+NOT_PROMOTED = 3
+
+
+class NotPromotedError(UserError):
+    """The gate did not make the candidate champion; nothing has failed."""
+
+    exit_code = NOT_PROMOTED
 
 
 def find_candidate(named: str, parameters: Parameters) -> ComparedModel:

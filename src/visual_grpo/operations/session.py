@@ -81,7 +81,9 @@ class Session(KedroSession):
             tell_reason(message)
             if expected is None:
                 raise
-            raise click.ClickException(message) from error
+            ended = click.ClickException(message)
+            ended.exit_code = getattr(expected, "exit_code", 1)  # type: ignore[misc] # click reads it of the exception.
+            raise ended from error
         finally:
             files.release()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from visual_grpo import provenance
 from visual_grpo.common import console
 from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import UserError, counted
+from visual_grpo.common.phases import Watcher, watched_by
 from visual_grpo.common.processes import Stopped
 from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
@@ -25,7 +28,8 @@ from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
 from visual_grpo.data.splits import SEALED, SPLITS
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
-from visual_grpo.operations.command import Command, is_stage_of_dvc
+from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
+from visual_grpo.operations.reproduction.repeat import mixed_parts
 from visual_grpo.operations.running import Running
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.tracking import run_origin
@@ -38,11 +42,35 @@ from visual_grpo.training.run import SHOWN_EACH, Callbacks, Shown, TrainingRun
 from visual_grpo.training.run_checkpoints import Progress
 
 _MOST_PICTURES = 8  # Of an alarm.
+_LONG_STEP = 60.0  # Seconds.
 _AFTER = {
     "warn": "Look at the pictures (MLflow: alarm). alarm.action=stop or rollback would end the training.",
     "stop": "The training ends here.",
     "rollback": "The training ends here, with the best adapter of the earlier evaluations.",
 }
+
+
+class StepWatcher(Watcher):
+    """Shows what a step is doing that takes longer than `_LONG_STEP`."""
+
+    def __init__(self, bar: console.Bar, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bar, self.clock, self.began, self.name = bar, clock, clock(), ""
+
+    def next_step(self, **fields: console.Value) -> None:
+        self.bar.advance(1, now=None, **fields)
+        self.began = self.clock()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        before, self.name = self.name, name
+        try:
+            yield
+        finally:
+            self.name = before
+
+    def begins(self, number: int, total: int) -> None:
+        if self.clock() - self.began > _LONG_STEP:
+            self.bar.advance(0, now=f"{self.name} {number}/{total}")
 
 
 class TrainingCommand:
@@ -63,7 +91,8 @@ class TrainingCommand:
         run = self.run
         try:
             done = run.checkpoints.completed_steps()
-            with console.progress("train", run.config.grpo.steps, completed=done) as self.bar:
+            bar = console.progress("train", run.config.grpo.steps, completed=done)
+            with bar as self.bar, watched_by(StepWatcher(self.bar)) as self.watcher:
                 callbacks = Callbacks(
                     on_step=self._on_step, note=self.bar.note, on_probe=self._on_probe, on_alarm=self._on_alarm
                 )
@@ -94,7 +123,7 @@ class TrainingCommand:
         if self.run.is_picture_due(metrics.step):
             self._show_samples(metrics.step)
         names = {"reward/total": "reward", "kl": "kl", "ar/kl": "kl", "eval/total": "eval"}
-        self.bar.advance(1, **{shown: row[name] for name, shown in names.items() if name in row})
+        self.watcher.next_step(**{shown: row[name] for name, shown in names.items() if name in row})
 
     def _show_samples(self, step: int) -> None:
         """Shows samples of eval prompts, and keeps samples of held-out prompts for the report's film."""
@@ -156,6 +185,15 @@ def show_replaced(config: Parameters, run_id: str | None) -> None:
         f"This training of {counted(steps, 'step')} will replace the adapters of {facts['steps']} steps in {folder}"
         f"{f' ({known})' if known else ''}. {kept}"
     )
+
+
+def show_mixed(provenance: Mapping[str, Any]) -> None:
+    """Says of a resumed training what keeps `reproduce` from repeating it."""
+    if mixed := mixed_parts(provenance):
+        console.note(
+            f"Warning: this run goes on with different {'; '.join(mixed)}, so `reproduce` will not be able to repeat"
+            " it. To train what it can repeat, start at step 1 (resume=never)."
+        )
 
 
 def training_provenance(
@@ -225,6 +263,8 @@ def _where_it_stopped(run: TrainingRun) -> str:
     if newest is None:
         return f"Stopped before the first checkpoint. Start again with: {command.for_pipeline('train')}"
     stopped = f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}; the checkpoint is {newest}\n"
+    if APART in os.environ:
+        return f"Stopped after step {run.trainer.step} of {run.config.grpo.steps}."
     if is_stage_of_dvc():
         return f"{stopped}Go on with the command that called DVC: the stage goes on from the checkpoint."
     return f"{stopped}Go on with: {command.resuming(run.config.resume, folder)}"

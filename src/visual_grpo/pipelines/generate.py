@@ -33,6 +33,7 @@ def create_pipeline() -> Pipeline:
 LISTED = "metadata.jsonl"
 """File, prompt and seed of each picture: an image folder, so that score reads it."""
 _SHEET_COLUMNS, _SHEET_MOST = 5, 100
+_NEEDS = {"i2i": "an edit needs an image to edit", "segmentation": "a query is about an image"}
 
 
 def draw_prompts(spec: RunSpec, draft: Path) -> Path:
@@ -63,6 +64,11 @@ def _prompts(settings: GenerateConfig, data: DataConfig) -> Iterator[Sequence[Pr
             "  --params=generate.prompts=prompts.txt"
         )
     if settings.prompts is None:
+        if (need := _NEEDS.get(data.task)) is not None:
+            raise UserError(
+                f"generate.prompt is a text alone, and data.task is {data.task}: {need}. Give the records with their"
+                " images instead, as data.path has them: generate.prompts=FOLDER"
+            )
         yield [PromptRecord(id="prompt", prompt=str(settings.prompt))]
         return
 

@@ -18,6 +18,7 @@ from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.evaluation import report
 from visual_grpo.operations.candidates import ComparedModel, gate_settings, judge_differences
 from visual_grpo.operations.promotion import (
+    NotPromotedError,
     check_number_of_gates,
     earlier_stages,
     find_candidate,
@@ -35,6 +36,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(judge, ["parameters", "records", "draft"], ["promotion", "judgement"], name="judge_candidate"),
             Node(promote, ["parameters", "promotion", "judgement"], "promotion_result", name="promote_candidate"),
+            Node(require_promotion, "promotion_result", None, name="require_promotion"),
         ],
         tags=["model", "parameters_of.promotion.candidate"],
     )
@@ -120,8 +122,14 @@ def promote(parameters: Parameters, promotion: Path, judgement: dict[str, Any]) 
     # What is noted need not be judged again, so this comes last; also of a champion, where a kill left it undone.
     if not judgement["already"] or not registry.is_judged(digest):
         registry.note_gate(digest, gate_settings(settings, parameters.evaluation))
-    for line in sentences:
+    for line in sentences if judgement["promoted"] else sentences[1:]:
         console.note(line)
     if version is not None:
         console.note(f"models:/{registry.name}@{registry.alias} is version {version} now.")
     return judgement | {"model": registry.name, "alias": registry.alias, "version": version}
+
+
+def require_promotion(promotion_result: dict[str, Any]) -> None:
+    """Raises NotPromotedError, so that a script can tell the outcome by the exit code."""
+    if not promotion_result["promoted"]:
+        raise NotPromotedError(str(promotion_result["sentence"]))

@@ -34,6 +34,7 @@ from visual_grpo.operations.running import Running
 from visual_grpo.operations.training_command import (
     TrainingCommand,
     complete_adapters,
+    show_mixed,
     show_replaced,
     show_training,
     training_provenance,
@@ -89,13 +90,15 @@ def train(
     for split in ("train", "eval"):
         scorer.check_records(data[split])
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
+    made_by = training_provenance(config, present, running, start, origin) | {BASELINE: extent}
     arguments = {
         "data": data,
-        "provenance": training_provenance(config, present, running, start, origin) | {BASELINE: extent},
+        "provenance": made_by,
         "origin": origin,
         "run_id": tracker.run_id,
     }
     show_replaced(config, tracker.run_id)
+    show_mixed(made_by)
     every = config.evaluation.every or config.grpo.steps
     monitor = HackingMonitor(baseline, config.alarm, -(-config.grpo.steps // every), scorer.weights)
     with launch.running_ranks(spec, train_on_rank, start=start, arguments=arguments):

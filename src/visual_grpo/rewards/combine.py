@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from visual_grpo.rewards.reward import FunctionReward, PlainReward
 
 RAW = "raw"
 """Name of the part with a reward's scores before clipping and conditions."""
+_EXAMPLE = 'For example: RewardSet({"redness": (redness, 1.0)})'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,11 @@ class RewardSet:
         rewards: Mapping[str, tuple[PlainReward, float]],
         counting: Mapping[str, ClipAndConditions] = MappingProxyType({}),
     ) -> None:
+        if not isinstance(rewards, Mapping):
+            raise UserError(f"rewards must map names to (reward, weight), got {type(rewards).__name__}. {_EXAMPLE}")
+        for name, pair in rewards.items():
+            if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[1], int | float | np.number)):
+                raise UserError(f"reward {name!r} must be (reward, weight), got {pair!r}. {_EXAMPLE}")
         for name, (_, weight) in rewards.items():
             if name == "total" or "/" in name:
                 raise UserError(f"a reward cannot be named {name!r}: 'total' and '/' name results in the reports")

@@ -13,6 +13,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, RewardOutput, VideoSample
 from visual_grpo.common.videos import frame_name
 from visual_grpo.rewards.outputs import checked_output
+from visual_grpo.rewards.reward import PROMPTS, SAMPLES, CalledByName
 
 Chosen = Literal["all", "first"] | int
 """Frames that are scored; N = every Nth, from the first."""
@@ -34,6 +35,7 @@ class PerFrame:
         if own.video:
             raise UserError(f"rewards.{name}.frames is {frames}, but {name} judges whole videos: leave frames out.")
         self.name, self.function, self.frames, self.over_frames = name, function, frames, over_frames
+        self._call = CalledByName(f"reward {name!r}", function, PROMPTS, SAMPLES)
         self.needs = replace(own, video=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -59,7 +61,7 @@ class PerFrame:
             else replace(record, target_image=frame_name(record.target_image, frame))
             for record in prompts
         ]
-        returned = self.function(records, [sample.frames[frame] for sample in samples])
+        returned = self._call(records, [sample.frames[frame] for sample in samples])
         return checked_output(self.name, returned, prompts)
 
     def _combined(self, outputs: Sequence[RewardOutput]) -> RewardOutput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Complex, Real
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ def _ratio(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Fractio
 def _as_tensor(name: str, returned: Any, prompts: Sequence[PromptRecord]) -> Tensor:
     """Keeps the dtype of a tensor; Python numbers become float64."""
     if isinstance(returned, Tensor):
+        if returned.is_complex():
+            raise UserError(f"reward {name!r} gave complex numbers ({returned.dtype}); expected real ones")
         return returned.detach().cpu()
     expected = f"reward {name!r} must return a sequence of numbers, a tensor or a RewardOutput, got"
     if isinstance(returned, Mapping):  # Its keys would be taken for the scores.
@@ -79,9 +82,14 @@ def _number(name: str, score: Any, row: int, prompts: Sequence[PromptRecord]) ->
     try:
         if isinstance(score, str | bytes):
             raise TypeError("text hides a reward that forgot to parse")
+        score = score.item() if isinstance(score, Tensor) else score
+        if isinstance(score, Complex) and not isinstance(score, Real):  # NumPy only warns.
+            raise TypeError("a complex number has no order")
         return float(score)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise UserError(f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a number or None") from error
+        raise UserError(
+            f"reward {name!r} gave {score!r} {_where(row, prompts)}; expected a real number or None"
+        ) from error
 
 
 def _where(row: int, prompts: Sequence[PromptRecord]) -> str:

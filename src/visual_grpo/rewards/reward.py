@@ -26,21 +26,41 @@ from visual_grpo.rewards.outputs import FailureBudget, RewardCodeError, checked_
 
 log = logging.getLogger(__name__)
 
-PlainReward = Callable[[Sequence[PromptRecord], Sequence[Sample]], Any]
-"""Returns one score per sample: a sequence of floats (None or NaN = unscored), a tensor or NumPy
-array [B], or a ``RewardOutput``."""
+PlainReward = Callable[..., Any]
+"""Takes the records and the samples by the names of `PROMPTS` and `SAMPLES`. Returns one score per sample: a sequence
+of real numbers (None or NaN = unscored, True = 1), a tensor or NumPy array [B], or a ``RewardOutput``."""
+PROMPTS = ("prompts",)
+SAMPLES = ("images", "samples", "videos")
+
+
+class CalledByName:
+    """A user's function, whose arguments are passed by the names of its parameters.
+
+    The order differs between projects: flow_grpo's rewards take (images, prompts, metadata); TRL calls by name, too.
+    ``roles``: for each argument, the names that its parameter may have. Raises UserError for a function that has no
+    such parameter, or has others without a default.
+    """
+
+    def __init__(self, what: str, function: Any, *roles: Sequence[str]) -> None:
+        if not callable(function):
+            raise UserError(f"{what} must be callable with {_expected(roles)}, got {type(function).__name__}")
+        parameters = _parameters(function)
+        self.function, self.names = function, _argument_names(what, parameters, roles)
+        _check_options(what, parameters, {}, self.names)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(**dict(zip(self.names, arguments, strict=True)))
 
 
 class FunctionReward:
-    """Any callable ``(prompts, samples) -> scores`` as a reward, which knows neither policy nor trainer.
+    """Any callable of prompts and samples (`PlainReward`) as a reward, which knows neither policy nor trainer.
 
     Raises ``UserError``, naming the reward and the first offending record, when the callable fails or returns anything
     but one finite or unscored number per sample. ``max_failed_share``: see `FailureBudget`.
     """
 
     def __init__(self, name: str, function: PlainReward, *, max_failed_share: float = 0.0) -> None:
-        if not callable(function):
-            raise UserError(f"reward {name!r} must be callable, got {type(function).__name__}")
+        self._call = CalledByName(f"reward {name!r}", function, PROMPTS, SAMPLES)
         self.name = name
         self.function = function
         self.needs: Needs = getattr(function, "needs", Needs())
@@ -82,7 +102,7 @@ class FunctionReward:
         kept = torch.no_grad() if self.waits else kept_settings(f"reward {self.name!r}")
         with _blaming(f"reward {self.name!r} failed on the records {some_ids(prompts)}"), kept:
             # A list of its own as well: a reward may sort it. And a generator fails, if it does, while it is read.
-            returned = self.function(list(prompts), copies)
+            returned = self._call(list(prompts), copies)
             returned = list(returned) if isinstance(returned, Iterator) else returned
         return checked_output(self.name, returned, prompts)
 
@@ -164,35 +184,79 @@ def make_reward(name: str, path: str, options: Mapping[str, Any]) -> FunctionRew
     values = with_variables(options, name)
     with _naming(name), _blaming(f"reward {name!r}: {path!r} could not be made"), kept_settings(f"reward {name!r}"):
         try:
-            return FunctionReward(name, with_options(f"reward {name!r}: {path!r}", path, values))
+            return FunctionReward(name, with_options(f"reward {name!r}: {path!r}", path, values, PROMPTS, SAMPLES))
         except TypeError as error:
             raise UserError(f"reward {name!r}: {path!r} refused the options {dict(options)!r}: {error}") from error
 
 
-def with_options(what: str, path: str, options: Mapping[str, Any]) -> Any:
+def with_options(what: str, path: str, options: Mapping[str, Any], *roles: Sequence[str]) -> Any:
     """Returns what ``package.module:name`` names: an instance of a class that is made with the options, or a function
-    of two arguments that gets them in every call. Errors call it ``what``.
+    that gets them in every call, besides the arguments of `CalledByName`. Errors call it ``what``.
 
-    Raises ``UserError`` for an unknown or a missing option.
+    Raises ``UserError`` for an unknown or a missing option, or a function without parameters for the arguments.
     """
     target = load_function(path)
-    parameters = list(inspect.signature(target).parameters.values())
+    parameters = _parameters(target)
+    # What a configuration has from the one that it copies can only be replaced, by null.
+    options = {name: value for name, value in options.items() if value is not None or _takes(parameters, name)}
     if isinstance(target, type):
         _check_options(what, parameters, options)
         return target(**options)
-    _check_options(what, parameters[2:], options)
-    # What a function says of itself (`needs`, `waits`) is copied to the partial one.
-    return functools.update_wrapper(functools.partial(target, **options), target) if options else target
+    _check_options(what, parameters, options, _argument_names(what, parameters, roles))
+    if not options:
+        return target
+    # What a function says of itself (`needs`, `waits`) is copied to the partial one, whose signature is its own.
+    bound = functools.update_wrapper(functools.partial(target, **options), target)
+    del bound.__wrapped__
+    return bound
 
 
-def _check_options(what: str, parameters: Sequence[inspect.Parameter], options: Mapping[str, Any]) -> None:
-    taken = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    unknown = [option for option in options if option not in taken]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # A function in C may have no names.
+        return []
+
+
+def _by_name(parameters: Sequence[inspect.Parameter]) -> dict[str, inspect.Parameter]:
+    """The parameters that can be given by name."""
+    return {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _takes(parameters: Sequence[inspect.Parameter], name: str) -> bool:
+    return name in _by_name(parameters) or any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _expected(roles: Sequence[Sequence[str]]) -> str:
+    """``prompts and images (or samples, videos)``."""
+    return " and ".join(f"{first} (or {', '.join(others)})" if others else first for first, *others in roles)
+
+
+def _argument_names(what: str, parameters: Sequence[inspect.Parameter], roles: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the parameter of each role; raises UserError where there is none, or more than one."""
+    taken = _by_name(parameters)
+    found = [[name for name in names if name in taken] for names in roles]
+    if any(len(names) != 1 for names in found):
+        raise UserError(
+            f"{what} is called with {_expected(roles)}, by these names and in any order. It takes"
+            f" {', '.join(map(str, parameters)) or 'no parameters with names'}: rename them"
+        )
+    return [name for names in found for name in names]
+
+
+def _check_options(
+    what: str, parameters: Sequence[inspect.Parameter], options: Mapping[str, Any], arguments: Sequence[str] = ()
+) -> None:
+    """Raises UserError for an option that is unknown or missing; ``arguments`` are parameters of every call."""
+    taken = {name: p for name, p in _by_name(parameters).items() if name not in arguments}
+    if unknown := [name for name in options if name in arguments or not _takes(parameters, name)]:
         known, hint = ", ".join(taken) or "none", nearest_hint(unknown[0], taken)
-        raise UserError(f"{what} has no option {unknown[0]!r}; it takes: {known}.{hint}")
+        left = f"Leave out {', '.join(unknown)}, or set it to null if a configuration has it"
+        raise UserError(f"{what} has no option {unknown[0]!r}; it takes: {known}.{hint or f' {left}'}")
     if missing := [name for name, p in taken.items() if p.default is p.empty and name not in options]:
-        raise UserError(f"{what} needs the option {missing[0]!r}, got {', '.join(options) or 'none'}")
+        others = f". Every parameter but {' and '.join(arguments)} is an option" if arguments else ""
+        record = "; what metadata a record has is in prompts[i].metadata" if "prompts" in arguments else ""
+        raise UserError(f"{what} needs the option {missing[0]!r}, got {', '.join(options) or 'none'}{others}{record}")
 
 
 @contextmanager

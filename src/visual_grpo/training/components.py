@@ -170,11 +170,6 @@ def load_model(
         near = tuple(max(32, round(side / 32) * 32) for side in size)
         raise UserError(f"size is {size}; expected (height, width) in multiples of 32 pixels, such as {near}.")
     config = policy or PolicyConfig()
-    model_family = find_family(family, model, revision)
-    model_family.check_frames(frames)
-    settings = ModelSettings(
-        size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, options or {})
-    )
     model_config = ModelConfig(
         path=model,
         revision=revision,
@@ -183,9 +178,15 @@ def load_model(
         device=device,
         attention=attention,
         compile=compile,
+        options=options or {},
+    )
+    model_family = find_family(family, model_config.path, revision)
+    model_family.check_frames(frames)
+    settings = ModelSettings(
+        size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, model_config.options)
     )
     attention_of(model_config, model_family.modules)
-    built = model_family.build(model_family.load(model, model_config), settings)
+    built = model_family.build(model_family.load(model_config.path, model_config), settings)
     require_quantized(built.adapters.networks, base_weights)
     set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
@@ -222,6 +223,7 @@ def load_policy(
         rollout: how training samples are generated; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
+    model = ModelConfig(path=model).path
     model_family = find_family(family, model, revision)
     name = module or next(iter(model_family.modules))
     if name not in model_family.modules:

@@ -41,6 +41,8 @@ from visual_grpo.training.run_checkpoints import PICTURES, Progress, RunCheckpoi
 SHOWN_PROMPTS, SHOWN_EACH = 4, 4
 MEASURED_PROMPTS = 2000
 """Prompts whose tokens are counted, a second's work."""
+EQUAL_STEPS = 5
+"""Steps in a row without any difference in reward within a prompt, after which the run says so."""
 STOPPING = "Stopping after this step, with a checkpoint; press Ctrl-C again to stop at once and drop the step."
 
 
@@ -136,6 +138,8 @@ class TrainingRun:
             row = {"step": float(metrics.step)} | dict(metrics.values) | spent | self._evaluate_if_due(callbacks)
             self.progress.history.append(row)
             callbacks.on_step(metrics, row)
+            for warning in self._equal_rewards():
+                callbacks.note(f"Warning: {warning}")
             due, stopped = ranks.broadcast(lambda: (self.checkpoints.due(), stop.by is not None))
             if due or stopped:
                 self.checkpoints.save()
@@ -195,7 +199,7 @@ class TrainingRun:
         """Yields what is likely to be a mistake: two guidance scales, a long warm-up, a clip that the loss does not
         use, more prompts a step than there are, prompts that the model cuts."""
         rollout, judged = (s.guidance_scale for s in (self.config.sampling.rollout, self.config.sampling.eval))
-        # What `matching` learns without guidance is kept with it (docs/results.md, Words).
+        # What `matching` learns without guidance is kept with it (docs/experiments/words.md).
         free = self.config.policy.flow.likelihood == "matching" and rollout == 1
         if not free and rollout is not None and judged is not None and rollout != judged:
             yield (
@@ -241,6 +245,20 @@ class TrainingRun:
                 f"grpo.prompts_per_step is {asked}, more than the {counted(fewest, 'training prompt')}{of_kind}: a step"
                 " repeats prompts, each time with a new group of samples."
             )
+
+    def _equal_rewards(self) -> Iterator[str]:
+        """Yields a sentence for a module that has had nothing to learn from for `EQUAL_STEPS`, in the last of them."""
+        most = min(EQUAL_STEPS, self.config.grpo.steps)
+        *before, last = self.progress.history[-most - 1 :]
+        for name in (name for name in last if name.endswith("zero_variance_share")):
+            equal = [row.get(name) == 1 for row in (*before, last)]
+            if equal[-most:] == [True] * most and equal[:-most] != [True]:
+                module = name.rpartition("/")[0] or self.spec.modules[0]
+                yield (
+                    f"in the last {counted(most, 'step')} up to step {self.trainer.step}, all samples of each prompt"
+                    f" had the same reward, so {module} learned nothing. Use a finer reward or a larger"
+                    " grpo.group_size, or stop."
+                )
 
     def _check_signal(self, callbacks: Callbacks) -> None:
         """Stops a run that has nothing to learn, before its first step."""

@@ -53,8 +53,8 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "qwen_image_edit_plus": (lambda: qwen_image.pipeline(plus=True), {"negative_prompt": "blurry"}),
     "qwen_image_edit_plus, 2511": (lambda: qwen_image.pipeline(plus=True, zero_cond_t=True), {}),
     "flux2_klein, distilled": (lambda: flux2_klein.pipeline(distilled=True), {"max_sequence_length": 100}),
-    "wan": (wan.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200}),
-    "wan, saved with Euler": (lambda: wan.pipeline(unipc=False), {"max_sequence_length": 100}),
+    "wan": (wan.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200, "shift": 8.0}),
+    "wan, saved with Euler": (lambda: wan.pipeline(unipc=False), {"max_sequence_length": 100, "shift": 8.0}),
     "wan_i2v": (lambda: wan.pipeline(i2v=True), {"negative_prompt": "blurry"}),
     "ltx": (ltx.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 100}),
 }

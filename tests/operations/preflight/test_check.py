@@ -20,7 +20,7 @@ from visual_grpo.config.presets import TARGET_JUDGE
 from visual_grpo.models.family import find_family
 from visual_grpo.operations import command
 from visual_grpo.operations.command import Command
-from visual_grpo.operations.preflight.check import check, check_before_run, check_model
+from visual_grpo.operations.preflight.check import check, check_before_run, check_model, pinned
 from visual_grpo.operations.preflight.findings import Findings
 from visual_grpo.starter.worlds import SHAPES
 
@@ -40,6 +40,17 @@ TAGS = {
     "comparison": ("model",),
     **dict.fromkeys(("baseline", "adapters", "trained"), SCORED),
 }
+
+
+def test_a_released_model_on_a_cpu_is_told_before_any_work(tmp_path: Path) -> None:
+    for size, told in ((10**9, []), (5 * 10**9, ["5.0 GB of weights and runs on the CPU (model.device is cpu)"])):
+        (tmp_path / "text_encoder").mkdir(exist_ok=True)
+        for part in ("model", "text_encoder/model"):
+            with (tmp_path / f"{part}.safetensors").open("wb") as file:
+                file.truncate(size // 2)
+        model = {"path": str(tmp_path), "device": "cpu"}
+        notes = pinned(parameters(model=model))[1]
+        assert [said in note for said, note in zip(told, notes, strict=True)] == [True] * len(told)
 
 
 def never() -> Sequence[PromptRecord]:
@@ -193,7 +204,7 @@ def test_where_only_the_first_records_were_read_it_is_said(monkeypatch):
 @pytest.mark.parametrize("output", ["generated", "comparison"])
 def test_a_model_that_is_not_there_is_told_before_anything_else(output):
     said = refusal(None, {output}, model={"path": "no/such/folder"})
-    assert "model.path is no/such/folder, which holds neither model_index.json nor config.json" in said
+    assert "model.path is no/such/folder, which does not exist; expected a folder" in said
     settle(None, {output}, rewards={"shapes": {"weight": 0}})
 
 
@@ -393,7 +404,7 @@ def test_a_named_family_does_not_load_the_model_of_another(tmp_path):
     said = "model.family is flux, which loads FluxPipeline, but the model at .* is a FluxKontextPipeline"
     with pytest.raises(UserError, match=said):
         check_model(parameters(model={"path": kontext, "family": "flux"}, **FLOW_ONLY))
-    with pytest.raises(UserError, match="holds neither model_index"):
+    with pytest.raises(UserError, match="which does not exist"):
         check(parameters(model={"family": "glm_image", "path": "/nowhere/at/all"}))
 
 

@@ -122,6 +122,7 @@ def test_three_retrainings_then_reproduce_promote_roll_back_and_repeat(project: 
     assert "was trained with a different reward than the champion (code of reward brightness)" in printed
     assert state(project)["champion"] == first["champion"]
     assert retrain(project)[0] == Code.DONE, "what was judged is not judged again"
+    assert paste(".venv/bin/kedro run --pipeline=promote", project).returncode == Code.NOT_PROMOTED
     assert re.findall("Running stage '(.*)'", call(project, ".venv/bin/dvc repro")) == ["parameters"]
 
     run_id = json.loads((project / "data/06_models/adapters/training.json").read_text())["mlflow_run_id"]

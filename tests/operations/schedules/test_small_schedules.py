@@ -120,3 +120,4 @@ def test_airflow_runs_the_pipelines_one_after_another_in_one_mlflow_run(monkeypa
     assert all(f"kedro run --pipeline={task.task_id}" in task.bash_command for task in chained)
     assert len({task.env.get("MLFLOW_RUN_ID") for task in chained[:-1]} - {None}) == 1
     assert chained[-1].env == {}, "it judges a training, and tracks nothing of it"
+    assert chained[-1].skip_on_exit_code == Code.NOT_PROMOTED

@@ -136,7 +136,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             reward.check_machine()
-    for name, message in (("no_numbers", "not finite"), ("PROMPTS", "must be a function"), ("nothing", "has no")):
+    for name, message in (("no_numbers", "not finite"), ("PROMPTS", "must be callable"), ("nothing", "has no")):
         with pytest.raises(UserError, match=message):
             load_features(f"tests.rewards.votes.test_votes_reward:{name}")(PROMPTS[:1], NEW[:1])
 

@@ -31,6 +31,9 @@ from visual_grpo.models.module import ModelSettings
 class WanOptions(Strict):
     max_sequence_length: int = Field(512, ge=1, le=512, description="text tokens of a prompt, padded to so many")
     negative_prompt: str = Field("", description="what guidance steers away from")
+    shift: float | None = Field(
+        None, gt=0, description="shift of the noise levels: more steps at high noise; null = the checkpoint's"
+    )
     tiles: bool = Field(
         False, description="decode in tiles of 256 pixels that overlap: less memory, more time, slightly other pixels"
     )
@@ -54,7 +57,7 @@ class Wan:
             pipeline.vae.enable_tiling()
 
     def schedule(self, steps: int) -> Schedule:
-        """Returns Euler's schedule with the checkpoint's shift, which does not depend on the size."""
+        """Returns Euler's schedule, whose shift does not depend on the size."""
         self.pipeline.scheduler.set_timesteps(steps)
         return Schedule.of(self.pipeline.scheduler)
 
@@ -106,14 +109,21 @@ class Wan:
 
 def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") -> Any:
     """Loads a folder or hub id, frozen, with Euler's steps in place of the checkpoint's UniPC, whose steps depend on
-    earlier ones and have no likelihood; VAE and image encoder in float32, as their authors use them."""
+    earlier ones and have no likelihood, and with the shift of ``config.options``; VAE and image encoder in float32, as
+    their authors use them."""
     pipeline = load_pipeline(pipeline_class, path, config, prepare=_in_full_precision)
     if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
         raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v need Wan 2.1.")
     pipeline.vae.enable_slicing()  # One video is decoded at a time.
-    if not isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler):
-        pipeline.saved_scheduler, shift = pipeline.scheduler, pipeline.scheduler.config.flow_shift
-        pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    saved, given = pipeline.scheduler, config.options.get("shift")
+    if isinstance(saved, FlowMatchEulerDiscreteScheduler):
+        if given is not None:
+            pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(saved.config, shift=given)
+        return pipeline
+    if given is not None:
+        saved = type(saved).from_config(saved.config, flow_shift=given)
+    pipeline.saved_scheduler = saved
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=saved.config.flow_shift)
     return pipeline
 
 

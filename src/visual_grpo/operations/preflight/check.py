@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -16,7 +17,7 @@ from visual_grpo.config import DataConfig, ModelConfig, Parameters, RewardConfig
 from visual_grpo.config.presets import AUTO, LISTED, TARGET_JUDGE, optimised_rewards
 from visual_grpo.models.family import Family, find_family, is_own
 from visual_grpo.models.flow.references import taken
-from visual_grpo.models.hub import look_up
+from visual_grpo.models.hub import look_up, weights_bytes
 from visual_grpo.models.loading import saved_class
 from visual_grpo.models.run_spec import RunSpec, resolve
 from visual_grpo.operations.preflight.findings import OF_A_RECORD, Findings, look_at_folder, look_at_table
@@ -25,6 +26,9 @@ from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.rewards.judges import require_independent_judges
 from visual_grpo.starter.worlds import require_functions
 from visual_grpo.training import components
+
+_MUCH = 1e9
+"""Bytes of a model's weights."""
 
 
 def check(config: Parameters, *, scores: bool = True) -> RunSpec:
@@ -68,11 +72,24 @@ def pinned(config: Parameters) -> tuple[Parameters, list[str]]:
 
     Every load and every record of the command is of that commit. Raises UserError where the model cannot be had.
     """
-    if config.model_is_pretrained or not may_be_hub_id(config.model.path):
+    if config.model_is_pretrained:
         return config, []
+    if not may_be_hub_id(config.model.path):
+        return config, list(_slow(config, weights_bytes(Path(config.model.path).expanduser())))
     found = look_up(config.model.path, config.model.revision)
     model = config.model.model_copy(update={"revision": found.commit})
-    return config.model_copy(update={"model": model}), [] if found.note is None else [found.note]
+    notes = [*filter(None, [found.note]), *_slow(config, found.cached + found.to_download)]
+    return config.model_copy(update={"model": model}), notes
+
+
+def _slow(config: Parameters, weights: int) -> Iterator[str]:
+    """Yields a warning for a model of many bytes of ``weights`` on a CPU."""
+    if weights > _MUCH and resolve_device(config.model.device).type == "cpu":
+        yield (
+            f"Warning: the model has {weights / 1e9:.1f} GB of weights and runs on the CPU (model.device is"
+            f" {config.model.device}). A sample takes minutes to hours, and a training days to months. Use a GPU:"
+            " --pipeline=plan says which one is large enough."
+        )
 
 
 def _check_processes(spec: RunSpec) -> None:

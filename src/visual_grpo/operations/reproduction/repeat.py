@@ -24,6 +24,7 @@ from visual_grpo.config.decides import PIPELINES
 from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import ROOT
 from visual_grpo.grpo.metrics import is_timing
+from visual_grpo.operations.command import APART
 from visual_grpo.operations.reproduction.worktree import (
     LOCK,
     Worktree,
@@ -111,15 +112,19 @@ def check_repeatable(folder: Path, facts: Mapping[str, Any]) -> None:
     """Raises UserError if no code is known that made the adapters, or the training was resumed with something else."""
     if "git.commit" not in facts or "parameters" not in facts:
         raise UserError(f"The training of {folder} was started outside of git: its training.json names no commit.")
-    later = {meaning: facts.get(f"resumed.{name}") for name, meaning in _FIXED.items()}
-    mixed = [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
-    if mixed:
+    if mixed := mixed_parts(facts):
         raise UserError(
             f"The training of {folder} was resumed with different {'; '.join(mixed)}, so no single training can repeat"
             " it. Train again from step 1 (resume=never)."
         )
     if facts.get("git.state") == "dirty" and not (folder / CHANGES).is_file():
         raise UserError(f"The training of {folder} had uncommitted changes, and the folder has no {CHANGES} any more.")
+
+
+def mixed_parts(facts: Mapping[str, Any]) -> list[str]:
+    """Returns what differed between the parts of a resumed training, so that no single training can repeat it."""
+    later = {meaning: facts.get(f"resumed.{name}") for name, meaning in _FIXED.items()}
+    return [f"{meaning} ({', '.join(str(text).splitlines())})" for meaning, text in later.items() if text]
 
 
 def parameters_to_repeat(parameters: Mapping[str, Any], start: Path | None = None) -> dict[str, Any]:
@@ -171,6 +176,7 @@ def _run(worktree: Worktree, python: Path, conf: Path, pipelines: str) -> None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW", "KEDRO"))}
     variables["PYTHONPATH"] = os.pathsep.join([str(worktree.code / "src"), os.environ.get("PYTHONPATH", "")])
     variables["MLFLOW_TRACKING_URI"] = f"sqlite:///{worktree.code / 'mlflow.db'}"
+    variables[APART] = "1"
     words = ["-m", "kedro", "run", f"--conf-source={conf}", f"--pipelines={pipelines}"]
     try:
         run(python, *words, at=worktree.code, patience=10.0, environment=variables)

@@ -1,4 +1,9 @@
-"""Retrains where there is a reason to, and promotes what is better: ``make retrain``; its exit codes are `job.Code`."""
+"""Retrains if there is a reason to, and promotes what is better.
+
+Exit codes: 0 promoted, or nothing to do; 1 failed, the last line says why; 3 trained and not promoted; 4 another
+retraining of the same folder is running; 5 the time limit retrain.hours has passed; 6 the data were refused; 128 + N
+stopped by the signal N.
+"""
 
 from __future__ import annotations
 

@@ -29,6 +29,7 @@ from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
 from visual_grpo.data.splits import HELD_OUT
 from visual_grpo.operations.candidates import gate_settings
+from visual_grpo.operations.promotion import NOT_PROMOTED
 from visual_grpo.operations.retraining.project import Project
 from visual_grpo.tracking.adapter_lookup import Registered
 from visual_grpo.tracking.registry import Registry
@@ -45,7 +46,7 @@ class Code(IntEnum):
 
     DONE = 0  # Promoted, or nothing to do.
     FAILED = 1
-    NOT_PROMOTED = 3  # Trained, but not shown to be better than the champion and the base model.
+    NOT_PROMOTED = NOT_PROMOTED  # Trained, but not shown to be better than the champion and the base model.
     BUSY = 4  # A retraining of the same results is already running.
     OUT_OF_TIME = 5  # The next call goes on from the checkpoint.
     DATA_REFUSED = 6  # Too few, too damaged or too unlike the champion's; nothing was trained.
@@ -116,7 +117,11 @@ class Retraining:
                 "nothing to do: nothing that the adapters or the gate depend on has changed since the last training"
             )
             return self._clean_up(self.summary(Code.DONE, sentence))
-        self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *filter(None, [self.project.option]))
+        try:
+            self._call(sys.executable, "-m", "kedro", "run", "--pipeline=promote", *filter(None, [self.project.option]))
+        except ProgramError as error:
+            if error.code != Code.NOT_PROMOTED:
+                raise
         decision = json.loads(self.config.place("promotion_result").read_text(encoding="utf-8"))
         code = Code.DONE if decision["promoted"] else Code.NOT_PROMOTED
         return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
@@ -227,7 +232,9 @@ class Retraining:
         try:
             run(*words, at=Path.cwd(), patience=PATIENCE, seconds=left, descriptors=self._lock)
         except ProgramError as error:
-            raise ProgramError(f"{' '.join(words[2:]).removeprefix(f'{__package__}.')}: {error}") from error
+            named = ProgramError(f"{' '.join(words[2:]).removeprefix(f'{__package__}.')}: {error}")
+            named.code = error.code
+            raise named from error
 
 
 def monitored(monitor: MonitorConfig) -> float | None:

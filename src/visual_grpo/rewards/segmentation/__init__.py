@@ -12,7 +12,7 @@ from torch import Tensor
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.common.geometry import Box, Point
 from visual_grpo.common.types import PromptRecord
-from visual_grpo.rewards.reward import with_options
+from visual_grpo.rewards.reward import CalledByName, with_options
 
 KINDS: Mapping[str, str] = {
     "watershed": "visual_grpo.rewards.segmentation.watershed:WatershedSegmenter",
@@ -20,6 +20,8 @@ KINDS: Mapping[str, str] = {
     "sam3": "visual_grpo.rewards.segmentation.sam2:Sam3Segmenter",
 }
 DEFAULT: Mapping[str, Any] = {"kind": "watershed"}
+IMAGE, PROMPT = ("image", "embedding"), ("prompt",)
+"""Parameters of a user's function, which are passed by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter:
     given = dict(options) if isinstance(options, Mapping) else {}
     kind, function = given.pop("kind", None), given.pop("function", None)
     if kind is None and isinstance(function, str):
-        return FunctionSegmenter(function, with_options(f"segmenter {function!r}", function, given))
+        return FunctionSegmenter(function, with_options(f"segmenter {function!r}", function, given, IMAGE, PROMPT))
     if function is not None or str(kind) not in KINDS:
         expected = f"a kind, {' or '.join(KINDS)}, or a function, package.module:name"
         raise UserError(
@@ -65,16 +67,15 @@ def build_segmenter(options: Mapping[str, Any] = DEFAULT) -> Segmenter:
 
 
 class FunctionSegmenter:
-    """The user's function ``(image, prompt) -> mask``: a uint8 image [3, H, W] and a `PointPrompt` give a bool mask
+    """The user's function of ``image`` and ``prompt``: a uint8 image [3, H, W] and a `PointPrompt` give a bool mask
     [H, W], as a tensor or NumPy array.
 
     If the function has a method ``embed``, it is called once for each image, and the function gets its result in place
-    of the image.
+    of the image, as ``image`` or ``embedding``.
     """
 
     def __init__(self, name: str, function: Any) -> None:
-        if not callable(function):
-            raise UserError(f"segmenter {name!r} must be callable with (image, prompt), got {type(function).__name__}")
+        self._call = CalledByName(f"segmenter {name!r}", function, IMAGE, PROMPT)
         self.name = name
         self.function = function
         self.embeds = hasattr(function, "embed")
@@ -99,7 +100,7 @@ class FunctionSegmenter:
         return masks
 
     def _mask(self, given: Any, prompt: PointPrompt, size: torch.Size) -> Tensor:
-        returned = self.function(given, prompt)
+        returned = self._call(given, prompt)
         dtype, shape = getattr(returned, "dtype", type(returned).__name__), tuple(getattr(returned, "shape", ()))
         if str(dtype) not in ("bool", "torch.bool") or shape != tuple(size):
             raise UserError(

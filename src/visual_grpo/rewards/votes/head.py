@@ -29,6 +29,7 @@ from visual_grpo.common.images import described, require_image
 from visual_grpo.common.importing import load_attribute
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.rewards.guards import LUMA
+from visual_grpo.rewards.reward import PROMPTS, SAMPLES, CalledByName
 from visual_grpo.rewards.votes.choices import Choice
 
 PIXELS = "pixels"
@@ -45,11 +46,10 @@ def load_features(name: str) -> Features:
     if name == PIXELS:
         return pixel_features
     function = load_attribute(name, "the features of the reward votes")
-    if not callable(function):
-        raise UserError(f"features: {name!r} must be a function (prompts, pictures) -> [B, d], it is {function!r}")
+    call = CalledByName(f"features: {name!r}", function, PROMPTS, SAMPLES)
 
     def features(prompts: Sequence[PromptRecord], samples: Sequence[Tensor]) -> Tensor:
-        output = function(prompts, samples)
+        output = call(prompts, samples)
         if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != len(samples):
             raise UserError(f"features: {name!r} must return a tensor [{len(samples)}, d], got {described(output)}")
         output = output.detach().cpu().double()

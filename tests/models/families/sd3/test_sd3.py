@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from tests.models import flow_checks
 from tests.models.families.sd3 import tiny
-from visual_grpo.config import ModelConfig, SamplerConfig
+from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.families.sd3 import FAMILY, Sd3, Sd3Options
+from visual_grpo.models.module import ModelSettings
+from visual_grpo.models.plain_pipeline import run_plain
+from visual_grpo.training.components import load_model
 
 RECORDS = flow_checks.records_of()
 CPU = ModelConfig(path="unused", device="cpu")
@@ -47,6 +51,12 @@ def test_t5_may_be_missing_or_left_out(folder: Path, tmp_path: Path) -> None:
     assert model.conditions(RECORDS, [], 1.0).prompts[0].embeds.shape[1] == 77
 
 
+def test_load_model_reads_the_options_as_a_command_does(folder: Path) -> None:
+    model: Any = load_model(str(folder), size=tiny.SIZE, options={"max_sequence_length": 0}, device="cpu").model
+    assert model.pipeline.text_encoder_3 is None
+    assert {prompt.embeds.shape[1] for prompt in model.conditions(RECORDS, [], 1.0).prompts} == {77}
+
+
 def test_saved_adapters_draw_the_same_again(pipeline: Any, tmp_path: Path) -> None:
     model = flow_checks.generator_of(FAMILY, pipeline, tiny.SIZE)
     flow_checks.policy_of(model, 4.5)
@@ -56,3 +66,10 @@ def test_saved_adapters_draw_the_same_again(pipeline: Any, tmp_path: Path) -> No
     sampler = SamplerConfig(steps=flow_checks.STEPS, guidance_scale=4.5)
     images = [one.generate(RECORDS, [1, 2, 3], sampler) for one in (again, model)]
     assert torch.equal(torch.stack(images[0]), torch.stack(images[1]))
+
+
+def test_a_shift_that_depends_on_the_size_is_the_pipelines(pipeline: Any) -> None:
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    settings = ModelSettings(size=tiny.SIZE, policy=PolicyConfig(), options=Sd3Options())
+    run = run_plain(FAMILY, pipeline, settings, RECORDS[:1], 5, 1.0)
+    assert Sd3(pipeline, tiny.SIZE, Sd3Options()).schedule(5).sigmas == pytest.approx(run.schedule.sigmas)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
@@ -139,6 +140,17 @@ def test_the_vae_keeps_its_precision_and_unipc_is_replaced(tmp_path: Path) -> No
     model = load_model(str(tmp_path), size=(64, 64), frames=5, dtype="bfloat16", device="cpu")
     [video] = model.generate([PromptRecord(id="1", prompt="a cat")], [0], SamplerConfig(steps=2, guidance_scale=3.0))
     assert isinstance(video, VideoSample)
+
+
+@pytest.mark.parametrize("unipc", [False, True])
+def test_a_shift_replaces_the_checkpoints(tmp_path: Path, unipc: bool) -> None:
+    tiny.pipeline(unipc=unipc).save_pretrained(tmp_path)
+    policy: Any = load_policy(str(tmp_path), size=(64, 64), frames=5, options={"shift": 8.0}, device="cpu")
+    want = FlowMatchEulerDiscreteScheduler(shift=8.0)
+    want.set_timesteps(10)
+    assert policy.model.schedule(10).sigmas == pytest.approx(want.sigmas.tolist())
+    pipeline = FAMILY.load(str(tmp_path), CPU.model_copy(update={"options": {"shift": 8.0}}))
+    assert not unipc or pipeline.saved_scheduler.config.flow_shift == 8.0
 
 
 @pytest.mark.parametrize("i2v", [False, True])
