@@ -18,7 +18,7 @@ ROUNDED = Decides.SAMPLES | Decides.ROUNDING
 BY_HAND: dict[Decides, str] = {
     Decides.NOTHING: """
         output resume trust starter run generate score compare reward_report vote promotion plan gpu_check reproduce
-        retrain
+        publish retrain
         tracking evaluation.redraw rewards.*.max_failed_share
         data.max_pixels data.max_file_mb data.max_zip_ratio data.max_zip_files""",
     Decides.CONTENT: """
