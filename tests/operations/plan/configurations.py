@@ -14,6 +14,7 @@ from visual_grpo.starter.world_defaults import with_world
 ROOT = Path(__file__).parents[3]
 _SMALL = {"rollout_batch": 8, "denoise_batch": 2}
 _OFFLOADED = {"model": {"offload": "phases"}}
+_SMALL_LORA = {"policy": {"lora": {"rank": 32, "alpha": 64}}}
 CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "glm_image": ("glm_image", {}),
     "glm_image, decoder": ("glm_image", {"policy": {"train": "dit"}}),
@@ -26,7 +27,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen_image, 48 GB": (
         "qwen_image",
-        {**_OFFLOADED, "policy": {"lora": {"rank": 32, "alpha": 64}}, "plan": {"gpu": "RTX A6000"}},
+        {**_OFFLOADED, **_SMALL_LORA, "plan": {"gpu": "RTX A6000"}},
     ),
     "glm_image, 4 bits, 24 GB": (
         "glm_image",
@@ -34,7 +35,7 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen_image, 4 bits, 24 GB": (
         "qwen_image",
-        {"model": {"base_weights": "4bit", "offload": "phases"}, "plan": {"gpu": "RTX 4090"}},
+        {"model": {"base_weights": "4bit", "offload": "phases"}, **_SMALL_LORA, "plan": {"gpu": "RTX 4090"}},
     ),
     "flux": ("flux", {}),
     "flux, 4 bits, 24 GB": (
