@@ -51,7 +51,7 @@ def test_a_field_may_change_within_a_step_and_goes():
     assert lines() == [
         "train 0/2  now=a  0:00:20 elapsed",
         "train 0/2  now=b  0:01:00 elapsed",
-        "train 1/2  0:01:00 left",
+        "train 1/2  0:01:00 elapsed",
     ]
 
 

@@ -175,6 +175,15 @@ class TestDistances:
             assert feature(there, "prompt_words").distance == pytest.approx(0.25, abs=0.01)
         assert "mean 5.75 before, 7 now; distance 0.25" in feature(there, "prompt_words").text
 
+    def test_repeats_of_a_prompt_say_no_more_than_one(self, tmp_path):
+        found = []
+        for times in (1, 20):
+            halves = [profile(tmp_path, prompts()[start : start + 50] * times) for start in (0, 50)]
+            found.append({one.feature: one for one in drift(*halves) if one.feature.startswith("prompt_")})
+        once, often = found
+        for name, one in often.items():
+            assert (one.distance, one.chance) == pytest.approx((once[name].distance, once[name].chance), rel=1e-3)
+
     def test_kinds_of_a_part_of_the_records_move_by_that_part(self, tmp_path, before):
         target = picture(tmp_path / "a.png").name
         some = [{"prompt": text, **({"target_image": target} if n < 120 else {})} for n, text in enumerate(prompts())]

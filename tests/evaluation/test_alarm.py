@@ -118,6 +118,14 @@ def test_the_distance_is_that_of_the_pictures(tmp_path: Path) -> None:
     ).change == pytest.approx(0)
 
 
+def test_the_distance_is_a_root_mean_square(tmp_path: Path) -> None:
+    half = torch.full((3, 32, 64), 100, dtype=torch.uint8)
+    half[:, :, 32:] = 151
+    monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=4, weights=WEIGHTS)
+    found = monitor.look(RECORDS, [half] * COUNT, torch.ones(COUNT), {"guard": torch.as_tensor(BASE)})
+    assert watched(found, DISTANCE).change == pytest.approx(0.2 / 2**0.5)
+
+
 def test_what_the_baseline_does_not_have_is_left_out_and_texts_have_no_distance(tmp_path: Path) -> None:
     monitor = HackingMonitor(baseline(tmp_path), AlarmConfig(), looks=1, weights=WEIGHTS)
     records = [*RECORDS[:5], PromptRecord(id="new", prompt="new")]

@@ -26,7 +26,7 @@ from tests.evaluation.reports import drawn, reported, written
 from tests.evaluation.test_pictures import where
 from visual_grpo.evaluation import page
 from visual_grpo.evaluation.pictures import data_uri
-from visual_grpo.evaluation.report import choose, film, pair_sheet
+from visual_grpo.evaluation.report import _base_value, choose, film, pair_sheet
 from visual_grpo.evaluation.verdict import UNWATCHED
 from visual_grpo.rewards.catalogue import BUILT_IN
 from visual_grpo.starter.world_defaults import default_parameters
@@ -324,3 +324,13 @@ def test_before_the_steps_of_the_film_stand_its_sources_and_the_base_models_samp
     assert {picture.size for picture in shown} == {(224, 458)}, "prompts stand in rows"
     red, _, blue = np.asarray(shown[0].convert("RGB"), dtype=int)[341, 100]
     assert (red - blue > 200) == ("source" in columns)
+
+
+def test_the_first_point_of_the_curve_has_the_weights_of_what_was_trained(tmp_path: Path) -> None:
+    row = {"sampler": "eval", "split": "eval", "id": "p", "index": 0, "total": 1.0, "reward/a": 1.0, "reward/b": 3.0}
+    for name, weights in {"baseline": {"a": 1.0, "b": 0.0}, "trained": {"a": 0.0, "b": 2.0}}.items():
+        scores = pd.DataFrame([row])
+        scores.attrs["weights"] = weights
+        (tmp_path / name).mkdir()
+        scores.to_parquet(tmp_path / name / "scores.parquet")
+    assert _base_value({}, tmp_path / "baseline", tmp_path / "trained") == 6.0

@@ -19,7 +19,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import PromptRecord
 from visual_grpo.config import GRPOConfig, LoraParams, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
-from visual_grpo.models.lora_layers import fast_lora
+from visual_grpo.models.lora_layers import compute_in_base_precision, fast_lora
 from visual_grpo.models.model import AdapterSet
 from visual_grpo.rewards.combine import RewardSet
 from visual_grpo.training.components import load_model, load_policy
@@ -294,6 +294,19 @@ def test_fast_lora_leaves_an_adapter_off(network: Any) -> None:
     for value, expected, other in zip(during, plain, with_adapter, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-4)
         assert not torch.allclose(value, other, rtol=1e-3, atol=1e-3)
+
+
+def test_in_half_precision_an_adapter_that_is_off_adds_nothing(network: Any) -> None:
+    """The reference of the KL penalty is computed so."""
+    network.to(torch.bfloat16)
+    compute_in_base_precision(network)
+    layers = [layer for layer in network.modules() if isinstance(layer, LoraLayer)]
+    inputs = [torch.ones(1, 2, layer.in_features, dtype=torch.bfloat16) for layer in layers]
+    for layer, given in zip(layers, inputs, strict=True):
+        plain = layer.get_base_layer()(given)
+        assert not torch.equal(layer(given), plain)
+        layer.enable_adapters(False)
+        assert torch.equal(layer(given), plain)
 
 
 def test_an_error_within_fast_lora_leaves_the_layers(network: Any) -> None:

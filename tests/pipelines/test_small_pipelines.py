@@ -70,7 +70,9 @@ def test_generate_needs_one_of_two_and_an_adapter_or_none(tmp_path: Path, pipeli
     with pytest.raises(UserError, match=r"^generate\.prompts: .* does not exist"):
         draw_prompts(resolve(parameters(generate={"prompts": str(tmp_path / "none.txt")})), tmp_path)
     for task, need in (("segmentation", "a query is about an image"), ("i2i", "an edit needs an image to edit")):
-        config = parameters(generate={"prompt": "the ball"}, data={"task": task}, model={"path": "saved"})
+        config = parameters(
+            generate={"prompt": "the ball"}, data={"task": task, "path": "mine"}, model={"path": "saved"}
+        )
         with pytest.raises(
             UserError, match=rf"^generate\.prompt is .* data\.task is {task}: {need}\. .*prompts=FOLDER"
         ):

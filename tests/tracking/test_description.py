@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 from tests.evaluation.defaults import parameters
+from tests.grpo.test_trainer import trained
+from tests.toys import ToyTokenPolicy
 from tests.tracking.toy_adapters import with_facts
 from visual_grpo.hooks.tracking import changed_parameters, run_name
-from visual_grpo.tracking.sync import tracked
+from visual_grpo.tracking.model_card import model_card
+from visual_grpo.tracking.sync import result_metrics, tracked
 
 BOTH = ("ar", "dit")
 
@@ -73,3 +76,36 @@ def test_of_several_modules_each_has_its_curves() -> None:
 def test_a_single_module_has_no_prefix() -> None:
     row = dict.fromkeys([*COLUMNS, "ar/kl"], 1.0)
     assert tracked(row, ("vl",), ()).keys() == {"reward/total", "reward/total_std", "kl", "entropy"}
+
+
+def test_a_metric_of_a_step_is_sent_unless_it_is_a_detail() -> None:
+    options: dict[str, Any] = {"kl_weight": 0.1, "target_kl": 0.01, "updates_per_rollout": 2, "non_finite": "skip"}
+    _, (step, *_) = trained(ToyTokenPolicy(), **options)
+    details = {"loss", "advantage/mean", "ratio/mean", "samples", "speed/decisions_per_second", "reward/count_std"}
+    left = {name for name in step.values if not name.startswith(("seconds/", "update_"))}
+    assert left - tracked(step.values, ("vl",), ("count",)).keys() == details
+
+
+def test_the_column_of_judges_is_that_of_the_strictest() -> None:
+    judges = [
+        {"name": name, "difference": value, "ci_low": value - 0.1, "ci_high": value + 0.1}
+        for name, value in (("kind", 0.3), ("strict", -0.2), ("mild", 0.1))
+    ]
+    headline = dict.fromkeys(("difference", "ci_low", "ci_high", "baseline", "trained"), 0.5)
+    headline |= {"unscored_trained": 0, "unscored_baseline": 0}
+    metrics = result_metrics({**headline, "task": None, "control": None, "judges": judges})
+    assert metrics["result/by_judge"] == -0.2
+    assert metrics["result/judge/kind"] == 0.3
+
+
+def test_a_card_names_the_step_of_the_adapter_and_the_weights_of_each_module() -> None:
+    rewards = {"rewards": {"psnr": {"weight": 1.0}}, "reward": None}
+    config = parameters(**rewards, modules={"ar": {"rewards": {"psnr": 2.0}}, "dit": {"rewards": {"psnr": 0.5}}})
+    facts = {"parameters": config.model_dump(mode="json"), "model": "m", "data": "d", "seed": 0, "samples": 9}
+    facts |= {"steps": 80, "best_step": 40, "mlflow_run_id": None}
+    for adapter, step in {"best": 40, "last": 80}.items():
+        card = model_card({**facts, "adapter": adapter}, BOTH)
+        assert f"- Adapter: of the {adapter} step ({step})\n" in card
+    shown = {line.split(":")[0]: line for line in card.splitlines() if line.startswith("- Of ")}
+    assert "psnr 2" in shown["- Of ar"]
+    assert "psnr 0.5" in shown["- Of dit"]

@@ -21,6 +21,7 @@ from mlflow.exceptions import MlflowException
 from PIL import Image
 
 from tests.conftest import SIZE, stir
+from tests.data.making import jsonl, picture, prepare
 from tests.evaluation.defaults import parameters
 from tests.models.families.sd3 import tiny
 from tests.tracking.conftest import Project, files_of
@@ -197,14 +198,41 @@ def segmenting(model: Any = SaysWhere(), limits: Mapping[str, int] = LIMITS) -> 
 
 
 def test_a_mask_has_the_size_of_its_image(halves: Path) -> None:
-    table = pd.DataFrame({"prompt": ["left", "nonsense"], "image": [halves.read_bytes()] * 2})
-    got = segmenting().predict(table, {"samples": 2})
-    assert got.prompt.tolist() == ["left", "left", "nonsense", "nonsense"]
-    assert got["mask"].isna().tolist() == [False, False, True, True]
+    larger = io.BytesIO()
+    Image.open(halves).resize((96, 160)).save(larger, "PNG")
+    images = [halves.read_bytes(), halves.read_bytes(), larger.getvalue()]
+    got = segmenting().predict(pd.DataFrame({"prompt": ["left", "nonsense", "left"], "image": images}), {"samples": 2})
+    assert got.prompt.tolist() == ["left", "left", "nonsense", "nonsense", "left", "left"]
+    assert got["mask"].isna().tolist() == [False, False, True, True, False, False]
+    assert [Image.open(io.BytesIO(got["mask"][row])).size for row in (0, 1, 4, 5)] == [(128, 64)] * 2 + [(96, 160)] * 2
     mask = np.array(Image.open(io.BytesIO(got["mask"][0])))
     assert mask.shape == (64, 128)
     assert (mask[:, :56] == 255).all()
     assert (mask[:, 72:] == 0).all()
+
+
+class Shows:
+    """A policy that gives back what it is to edit."""
+
+    def generate(self, records: Sequence[PromptRecord], *_: object) -> list[torch.Tensor]:
+        self.sources = [[np.array(Image.open(file)) for file in record.source_images] for record in records]
+        return [torch.zeros(3, 64, 64, dtype=torch.uint8)] * len(records)
+
+
+def test_the_sources_of_an_edit_are_fitted_as_in_the_training(tmp_path: Path) -> None:
+    sources = [picture(tmp_path / f"data/{n}.png", size) for n, size in enumerate([(200, 50), (400, 100), (50, 50)])]
+    names = [file.name for file in sources]
+    jsonl(tmp_path / "data/records.jsonl", [{"prompt": "mix", "source_image": names, "target_image": names[0]}])
+    size = {"height": 64, "width": 64}
+    [record] = prepare(tmp_path, task="i2i", **size)
+    model = Shows()
+    table = pd.DataFrame({"prompt": ["mix"], "image": [[file.read_bytes() for file in sources]]})
+    config = parameters(data={"path": "d", "task": "i2i", **size}, rewards={"psnr": {}})
+    assert len(ServedModel(config, model).predict(table)) == 1  # type: ignore[arg-type]
+    [given] = model.sources
+    assert len({array.shape for array in given}) > 1
+    for array, file in zip(given, record.source_images, strict=True):
+        assert np.array_equal(array, np.array(Image.open(file)))
 
 
 @pytest.mark.parametrize(

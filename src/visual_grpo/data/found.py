@@ -90,11 +90,13 @@ class Found:
         return any(self._unread(found - used).values())
 
     def _unread(self, ignored: Iterable[str]) -> dict[str, list[str]]:
-        """Returns the pictures and videos that no record has: files, but for those of other splits, and columns."""
+        """Returns pictures and videos that no record has: files, but for those of other splits, folders that
+        cannot be opened, and columns."""
         files = [name for name in ignored if not self._of_other_split(name)] if self._source.folder else self._beside()
         return {
             "pictures": sorted(filter(is_image_name, files)),
             "videos": sorted(filter(is_video_name, files)),
+            "folders": sorted(name for name in files if name.endswith("/")),
             "columns": [column for column, became in self._columns.items() if {NOT_FETCHED, NO_FILE} & {*became}],
         }
 

@@ -251,12 +251,12 @@ class _Earlier:
         if row["id"] in self._ids:
             remedy = "Give every record its own id, or leave ids out to get them made"
             return Rejected("duplicate_id", "an earlier record has the same id", remedy)
-        if prepared.query is not None and (first := self._queries.setdefault(prepared.query, place)) != place:
-            message = f"an earlier record, {first}, asks the same about the same image"
-            return Rejected("duplicate_query", message, "Merge their masks into one, or remove one of the records")
         if label is not None and (number := self._labels.setdefault(row["prompt"], label)) != label:
             message = f"the object is stored as {label}, and as {number} in an earlier mask of {row['prompt']!r}"
             return Rejected("ambiguous_mask", message, CHOOSE_VALUE)
+        if prepared.query is not None and (first := self._queries.setdefault(prepared.query, place)) != place:
+            message = f"an earlier record, {first}, asks the same about the same image"
+            return Rejected("duplicate_query", message, "Merge their masks into one, or remove one of the records")
         self._ids.add(row["id"])
         return None
 

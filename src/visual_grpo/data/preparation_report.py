@@ -83,7 +83,7 @@ class Report:
         if not self._pictures and (unread := _unread(found["unread"], bool(found["columns"]), self._config)):
             self.warnings.append(unread)
         if closed := found["files"]["ignored"].get(CLOSED):
-            first = next(name for name in found["files"]["listed"] if name.endswith("/"))
+            first = found["unread"]["folders"][0]
             self.warnings.append(f"{counted(closed, 'folder')} (such as {first}) cannot be opened: check permissions")
         listed = [
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}

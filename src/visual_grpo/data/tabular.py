@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,8 @@ from visual_grpo.data.record import (
 from visual_grpo.data.splits import COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".tar")
+_MAX_LINE = 10_000_000
+"""Characters of a JSON line that is looked at."""
 _ROWS_IN_MEMORY = 16
 """Of a Parquet table."""
 Row = dict[str, Any] | Rejected | Note
@@ -191,10 +192,10 @@ def _is_table(file: Path) -> bool:
 
 def _has_json_lines(file: Path) -> bool:
     """Returns whether a file begins with two lines of which each is a JSON object, as `Dataset.to_json` writes them."""
-    with open_text(file) as lines:
-        first = [line for line in islice(lines, 100) if line.strip()][:2]
+    with open_text(file) as lines:  # Other JSON may be one line of any length.
+        first = [lines.readline(_MAX_LINE) for _ in range(2)]
     try:
-        return len(first) == 2 and all(isinstance(json.loads(line), dict) for line in first)
+        return all(isinstance(json.loads(line), dict) for line in first)
     except (ValueError, RecursionError):
         return False
 

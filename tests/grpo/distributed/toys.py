@@ -44,7 +44,7 @@ OPTIONS: list[dict[str, Any]] = [
     *({"loss": loss} for loss in sorted(LOSSES)),
     {"micro_batch_size": 4},
     {"prompts_per_step": 5, "rollout_prompts": 3},
-    {"prompts_per_step": 1, "max_refills": 3, "group_size": 2, "loss": "dapo"},
+    {"prompts_per_step": 2, "max_refills": 3, "group_size": 2, "loss": "dapo"},
     {"advantage_scale": "batch", "combine": "gdpo"},
     {"old_log_probs": "replay", "micro_batch_size": 5},
     {"target_kl": 0.002, "micro_batch_size": 4},

@@ -1,16 +1,23 @@
-"""The summary of a retraining, who is told, and the score that somebody else measures."""
+"""What a retraining decides without DVC: who is told, the score that somebody else measures, the start, the data."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.evaluation.defaults import parameters
+from tests.small_project import ROOT
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import MonitorConfig, RetrainConfig
-from visual_grpo.operations.retraining.job import is_due, monitored, notify
+from visual_grpo.data.drift import profile_of, write_profile
+from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.operations.retraining.job import DataRefusedError, Retraining, is_due, monitored, notify
+from visual_grpo.operations.retraining.project import Project
+from visual_grpo.tracking.adapter_lookup import Registered
 
 SUMMARY = {"code": 0, "sentence": "promoted", "reason": "data changed"}
 
@@ -54,3 +61,59 @@ def test_a_score_is_the_last_line_of_a_command(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(UserError) as told:
             monitored(MonitorConfig(command=command))
         assert said in str(told.value)
+
+
+def retraining(**settings: Any) -> Retraining:
+    return Retraining(Project(parameters(retrain=settings), None))
+
+
+@pytest.mark.parametrize(("score", "is_due"), [(0.5, True), (0.9, False), (0.95, False)])
+def test_a_score_below_its_floor_asks_for_a_training_of_the_next_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, score: float, is_due: bool
+) -> None:
+    shutil.copy(ROOT / "dvc.yaml", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = retraining(monitor={"command": f"echo {score}", "floor": 0.9})._trigger()
+    assert found == (["the monitored score is 0.5, below 0.9", "training seed 1"] if is_due else [])
+    assert not is_due or "train_params: train.seed=1" in Path("params.yaml").read_text()
+
+
+CHAMPION = Registered("visual_grpo", 3, {})
+
+
+@pytest.mark.parametrize(
+    ("start", "champion", "found"),
+    [("base", CHAMPION, None), ("champion", CHAMPION, "models:/visual_grpo/3"), ("champion", None, None)],
+)
+def test_a_training_starts_from_the_champion_only_where_that_is_asked_for(
+    start: str, champion: Registered | None, found: str | None
+) -> None:
+    assert retraining(start=start)._start(champion) == found
+
+
+class ChampionIn(Registered):
+    """A champion whose files are in ``folder``."""
+
+    folder: Path
+
+    def adapters(self, *, check: bool = True) -> Path:
+        return self.folder
+
+
+def test_data_are_compared_with_the_champions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepared(word: str) -> RecordTable:
+        file = tmp_path / "data/05_model_input/records.parquet"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        splits = ["held_out"] * 5 + ["train"] * 95
+        write_manifest(file, ({"id": str(n), "prompt": f"{word} {n}", "split": s} for n, s in enumerate(splits)))
+        return RecordTable(file)
+
+    monkeypatch.chdir(tmp_path)
+    write_profile(profile_of(prepared("a cat")), tmp_path)
+    champion = ChampionIn("visual_grpo", 3, {})
+    object.__setattr__(champion, "folder", tmp_path)
+    retraining()._check_data(champion)
+    prepared("two hundred thousand quick brown foxes and dogs")
+    retraining()._check_data(None)
+    with pytest.raises(DataRefusedError, match=r"100\.0% of the earlier prompts are gone"):
+        retraining()._check_data(champion)

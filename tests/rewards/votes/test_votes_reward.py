@@ -74,6 +74,16 @@ def test_another_choice_or_other_features_make_another_head(tmp_path: Path) -> N
     VotesReward(head=str(tmp_path / "head.json"), features=other.features, least_accuracy=0).check_machine()
 
 
+def test_choices_on_one_prompt_are_held_out_together(tmp_path: Path) -> None:
+    """Six voters agree on each pair for no reason that a picture shows: only their other votes would tell."""
+    generator = torch.Generator().manual_seed(3)
+    for number in range(20):
+        own, first = save_pictures(tmp_path, number), bool(torch.rand(1, generator=generator) < 0.5)
+        for voter in range(6):
+            append_line(tmp_path / "choices.jsonl", choice(own, FIRST if first else SECOND, f"voter {voter}").line())
+    assert fitted_head(tmp_path / "choices.jsonl", "pixels").head.accuracy < 0.75
+
+
 def test_pictures_unlike_the_voted_ones_are_told(choices: Path, caplog: pytest.LogCaptureFixture) -> None:
     reward = VotesReward(choices=str(choices))
     names = {name for own in read_choices(choices).standing for name in (own.of.first, own.of.second)}

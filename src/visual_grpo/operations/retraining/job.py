@@ -173,9 +173,12 @@ class Retraining:
         champion = self._registry.champion()
         self._check_data(champion)
         if self._changed(_TRAIN):
-            start = champion.uri if champion is not None and self.config.retrain.start == "champion" else None
-            self.project.write(**{"train.start": start})
+            self.project.write(**{"train.start": self._start(champion)})
         self._call(*_DVC, "repro", str(self.project.stages))
+
+    def _start(self, champion: Registered | None) -> str | None:
+        """Returns the adapters that a training starts from; None = the base model."""
+        return champion.uri if champion is not None and self.config.retrain.start == "champion" else None
 
     def _check_data(self, champion: Registered | None) -> None:
         """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed, and if none of
