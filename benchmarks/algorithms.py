@@ -55,6 +55,7 @@ VARIANTS = {
     "default": "",
     "dppo": "grpo.loss=dppo",
     "matching": MATCHING,
+    "nft": f"{MATCHING},grpo.loss=nft,grpo.nft_beta=0.5",
     "target_kl": "grpo.target_kl=0.001",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"

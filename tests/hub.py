@@ -6,20 +6,29 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 from unittest.mock import patch
+from urllib.parse import parse_qs, unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+RESET = (0, "reset")
+"""Refuses by a connection that is reset in the middle of a file of weights."""
 
 
-def hub_at(address: str) -> AbstractContextManager[object]:
+@contextmanager
+def hub_at(address: str) -> Iterator[None]:
     """Makes the client ask ``address``; without it, tests would ask the real hub."""
     template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    return patch.multiple("huggingface_hub.constants", ENDPOINT=address, HUGGINGFACE_CO_URL_TEMPLATE=template)
+    with (
+        patch.multiple("huggingface_hub.constants", ENDPOINT=address, HUGGINGFACE_CO_URL_TEMPLATE=template),
+        patch("huggingface_hub.hf_api.api.endpoint", address),  # That of diffusers, made at its import.
+        patch("datasets.config.HF_ENDPOINT", address),
+    ):
+        yield
 
 
 @dataclass
@@ -28,6 +37,7 @@ class Repository:
     folder: Path
     commit: str
     refused: tuple[int, str] | None
+    kind: Literal["models", "datasets"]
     asked: list[str] = field(default_factory=list)
     """The files that were downloaded."""
 
@@ -36,21 +46,36 @@ class Repository:
         self.files = {file.relative_to(self.folder).as_posix(): file.read_bytes() for file in found}
         self.sums = {path: hashlib.sha1(content).hexdigest() for path, content in self.files.items()}
 
-    def listed(self, *, tree: bool) -> bytes:
-        facts: Any = [(path, len(content), self.sums[path]) for path, content in self.files.items()]
-        if tree:
-            return json.dumps(
-                [{"type": "file", "path": p, "size": size, "oid": sha} for p, size, sha in facts]
-            ).encode()
-        siblings = [{"rfilename": path, "size": size, "blobId": sha} for path, size, sha in facts]
-        return json.dumps({"id": self.name, "sha": self.commit, "siblings": siblings}).encode()
+    @property
+    def address(self) -> str:
+        return f"/{self.name}" if self.kind == "models" else f"/datasets/{self.name}"
+
+    def info(self) -> Any:
+        siblings = [{"rfilename": p, "size": len(content), "blobId": self.sums[p]} for p, content in self.files.items()]
+        gated = "auto" if self.refused is not None and self.refused[1] == "GatedRepo" else False
+        return {"id": self.name, "sha": self.commit, "gated": gated, "siblings": siblings}
+
+    def entries(self, below: str, *, recursive: bool) -> Any:
+        """The files and folders below a folder."""
+        inside = [PurePosixPath(path) for path in self.files if path.startswith(f"{below}/" if below else "")]
+        folders = {str(folder) for path in inside for folder in path.parents} - {".", below}
+        listed: list[dict[str, Any]] = [
+            {"type": "directory", "path": folder, "size": 0, "oid": "0"} for folder in sorted(folders)
+        ]
+        listed += [
+            {"type": "file", "path": str(path), "size": len(self.files[str(path)]), "oid": self.sums[str(path)]}
+            for path in inside
+        ]
+        here = below or "."
+        return [entry for entry in listed if recursive or str(PurePosixPath(entry["path"]).parent) == here]
 
     def refusal(self, path: str, revision: str, file: str) -> tuple[int, str] | None:
-        if not path.startswith(f"/{self.name}/resolve/"):
+        if not path.startswith(f"{self.address}/resolve/"):
             return 401, "RepoNotFound"
         if self.refused is None and revision not in ("main", self.commit):
             return 404, "RevisionNotFound"
-        return self.refused or (None if file in self.files else (404, "EntryNotFound"))
+        refused = None if self.refused == RESET else self.refused
+        return refused or (None if file in self.files else (404, "EntryNotFound"))
 
 
 class Hub(ThreadingHTTPServer):
@@ -61,20 +86,35 @@ class Handler(BaseHTTPRequestHandler):
     server: Hub
 
     def do_GET(self) -> None:
-        repository, path = self.server.repository, self.path.partition("?")[0]
+        repository, url = self.server.repository, urlsplit(self.path)
+        path = unquote(url.path)
         revision, _, file = path.partition("/resolve/")[2].partition("/")
-        if f"{path}/".startswith(f"/api/models/{repository.name}/"):
-            self.send(repository.listed(tree="/tree/" in path), "")
+        api, asked = f"/api/{repository.kind}/{repository.name}", parse_qs(url.query)
+        if f"{path}/".startswith(f"{api}/tree/"):
+            below = path.removeprefix(f"{api}/tree/").partition("/")[2]
+            self.listed(repository.entries(below, recursive=asked.get("recursive", [""])[0].lower() == "true"))
+        elif f"{path}/".startswith(f"{api}/paths-info/"):
+            wanted = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()).get("paths", [])
+            self.listed([entry for entry in repository.entries("", recursive=True) if entry["path"] in wanted])
+        elif path == f"{api}/auth-check":
+            self.send(b"", "", *(repository.refused or (200, "")))
+        elif f"{path}/".startswith(f"{api}/"):
+            known = path.partition("/revision/")[2] in ("", "main", repository.commit)
+            self.listed(repository.info()) if known else self.send(b"", "", 404, "RevisionNotFound")
         elif why := repository.refusal(path, revision, file):
             self.send(b"", "", *why)
+        elif self.command == "GET" and repository.refused == RESET and file.endswith(".safetensors"):
+            self.send(repository.files[file], repository.sums[file], broken=True)
         else:
             repository.asked.extend([file] if self.command == "GET" else [])
             self.send(repository.files[file], repository.sums[file])
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
+    do_HEAD = do_POST = do_GET  # noqa: N815 (names of the server's)
 
-    def send(self, content: bytes, tag: str, status: int = 200, code: str = "") -> None:
+    def listed(self, facts: Any) -> None:
+        self.send(json.dumps(facts).encode(), "")
+
+    def send(self, content: bytes, tag: str, status: int = 200, code: str = "", *, broken: bool = False) -> None:
         self.send_response(status)
         headers = {
             "Content-Length": str(len(content)),
@@ -84,26 +124,57 @@ class Handler(BaseHTTPRequestHandler):
         for header in (headers | ({"X-Error-Code": code} if code else {})).items():
             self.send_header(*header)
         self.end_headers()
-        self.wfile.write(content if self.command == "GET" else b"")
+        self.wfile.write(content[: len(content) // 2] if broken else content if self.command != "HEAD" else b"")
 
     def log_message(self, *_: object) -> None: ...
 
 
 @contextmanager
 def hub(
-    name: str, folder: Path, *, commit: str = COMMIT, refused: tuple[int, str] | None = None
+    name: str,
+    folder: Path,
+    *,
+    commit: str = COMMIT,
+    refused: tuple[int, str] | None = None,
+    kind: Literal["models", "datasets"] = "models",
 ) -> Iterator[list[str]]:
     """Serves ``folder`` as the repository ``name``, whose main is at ``commit``; yields the files that were downloaded.
 
-    With ``refused`` its files are refused with this status and the hub's code for it.
+    With ``refused`` its files are refused with this status and the hub's code for it, or by `RESET`.
     """
     server = Hub(("127.0.0.1", 0), Handler)
-    server.repository = Repository(name, folder, commit, refused)
+    server.repository = Repository(name, folder, commit, refused, kind)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
         with hub_at(f"http://127.0.0.1:{server.server_port}"):
             yield server.repository.asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """A hub that refuses; yields the requests that it gets."""
+    requests: list[str] = []
+
+    class Counting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(f"{self.command} {self.path}")
+            self.send_error(503)
+
+        do_HEAD = do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Counting)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        with hub_at(f"http://127.0.0.1:{server.server_port}"):
+            yield requests
     finally:
         server.shutdown()
         thread.join()

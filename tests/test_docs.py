@@ -104,7 +104,7 @@ def test_records_are_accepted(block: Block, tmp_path: Path) -> None:
 def test_parameters_and_commands_in_the_lines_exist(page: Path, project: Path) -> None:
     sections = "|".join(Parameters.model_fields)
     for code in inline_code(page):
-        for setting in re.findall(rf"^((?:{sections})\.[\w.]+)(?<!\.py)(?:=\S*)?$", code):
+        for setting in re.findall(rf"^((?:{sections})\.[\w.]+)(?<!\.py|txt)(?<!jsonl)(?:=\S*)?$", code):
             assert is_parameter(setting), f"{page.name}: {setting}"
         if re.match(r"(\.venv/bin/)?kedro run", code) and "=aura_flow" not in code:
             check_command(code.split(), project)

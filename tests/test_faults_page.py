@@ -1,4 +1,4 @@
-"""Each fault of docs/troubleshooting.md is planted in a finished project; its command ends as the page says."""
+"""Each fault of docs/experiments/faults.md is planted in a finished project; its command ends as the page says."""
 
 from __future__ import annotations
 
@@ -104,11 +104,9 @@ FAULTS: dict[str, tuple[str, Edit | None]] = {
     "The GPU does not exist": (f"{TRAIN},model.device=cuda:99", None),
 }
 """A row of the page -> the options of ``kedro run``, and what is done to the project before."""
+TEXT = (ROOT / "docs/experiments/faults.md").read_text(encoding="utf-8")
 PAGE = {
-    what: (int(code), says)
-    for what, code, says in re.findall(
-        r"^\| (.+) \| (\d) \| `(.+)` \|$", (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    what: (int(code), says) for what, code, says in re.findall(r"^\| (.+) \| (\d) \| `(.+)` \|$", TEXT, re.MULTILINE)
 }
 """Row -> exit code and what the message has."""
 
@@ -147,4 +145,4 @@ def test_a_fault_ends_as_the_page_says_and_loses_nothing(fault: str, finished: P
 
 def test_the_page_has_every_fault() -> None:
     assert list(FAULTS) == list(PAGE)
-    assert f"these {len(FAULTS)} faults" in (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    assert f"these {len(FAULTS)} faults" in TEXT

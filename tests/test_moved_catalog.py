@@ -47,6 +47,6 @@ def test_every_command_follows_a_catalog_that_moves_everything(tmp_path: Path) -
         printed += done.stdout
         assert [name for name, file in files.items() if (project / file).exists()] == [], command
     made = {name for name in moved if (project / moved[name]["filepath"]).exists()}
-    unmade = {"negative_labels", "votes", "rollback_result", "gpu_check", "model_check"}
+    unmade = {"negative_labels", "votes", "rollback_result", "publication", "gpu_check", "model_check"}
     assert made == moved.keys() - unmade
     assert "Reproduced: every file of the adapters and every metric is the run's" in printed

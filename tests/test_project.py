@@ -30,7 +30,7 @@ ON_DEMAND = {
     "reproduce",
     "reward_report",
 }
-ON_DEMAND |= {"rollback", "score", "vote"}
+ON_DEMAND |= {"publish", "rollback", "score", "vote"}
 TRACKED = subprocess.run(
     ["git", "ls-files", "conf"], cwd=ROOT, capture_output=True, text=True, check=True
 ).stdout.split()

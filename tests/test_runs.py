@@ -247,7 +247,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     ("name", "said"),
     [
         ("missing", ["report.json", "kedro run --env=base --pipeline=make"]),
-        ("env", ["no environment 'sd3_smal'", "Did you mean 'sd3_small'? There are: base, "]),
+        ("env", ["The environment 'sd3_smal' does not exist in", "Did you mean 'sd3_small'? Environments: base, "]),
         ("device", ["model.device is 'cuda:99'"]),
         (
             "secret",

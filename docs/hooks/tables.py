@@ -1,7 +1,7 @@
 """Tables on a phone, and plots of measured differences.
 
-On a narrow screen each row stands alone (style.css), so every cell carries the heading of its column. On the page of
-results, a dot plot stands above each table with a column ``difference [95%]``; all of them share an axis.
+On a narrow screen each row stands alone (style.css), so every cell carries the heading of its column. On a page of
+experiments, a dot plot stands above each table with a column ``difference [95%]``; all of the page share an axis.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Point = tuple[str, float, float, float]
 
 
 def on_page_content(content: str, page: Any, **ignored: Any) -> str:
-    """Labels the cells; on the page of results, puts a plot before each table of differences."""
-    plots = page.file.src_uri == "results.md"
+    """Labels the cells; on a page of experiments, puts a plot before each table of differences."""
+    plots = page.file.src_uri.startswith("experiments/")
     points = [point for table in TABLE.findall(content) for point in _points(table)] if plots else []
     ends = [0.0, *(value for _, *values in points for value in values)]
     axis = (min(ends), max(ends))
@@ -51,7 +51,7 @@ def _points(table: str) -> list[Point]:
         name = ", ".join(f"seed {row[key]}" if key == "seed" else row[key] for key in NAMES if key in row)
         match = INTERVAL.fullmatch(row[DIFFERENCE])
         if match is None:
-            raise ValueError(f"results.md: {row[DIFFERENCE]!r} is no difference with its interval")
+            raise ValueError(f"{row[DIFFERENCE]!r} is no difference with its interval")
         found.append((name, float(match[1]), float(match[2]), float(match[3])))
     return found
 

@@ -18,12 +18,12 @@ ROUNDED = Decides.SAMPLES | Decides.ROUNDING
 BY_HAND: dict[Decides, str] = {
     Decides.NOTHING: """
         output resume trust starter run generate score compare reward_report vote promotion plan gpu_check reproduce
-        retrain
+        publish retrain
         tracking evaluation.redraw rewards.*.max_failed_share
         data.max_pixels data.max_file_mb data.max_zip_ratio data.max_zip_files""",
     Decides.CONTENT: """
-        data.path data.layout data.columns data.split data.held_out_split data.revision data.mask_value data.eval_share
-        data.held_out_share data.sealed_share data.strict data.allow_outside model.path train.start""",
+        data.path data.layout data.columns data.split data.held_out_split data.revision data.config data.mask_value
+        data.eval_share data.held_out_share data.sealed_share data.strict data.allow_outside model.path train.start""",
     Decides.ASKED: "evaluation.images_per_prompt evaluation.max_prompts evaluation.controls",
     Decides.ASKED | Decides.TRAINING: "evaluation.seed",
     Decides.SAMPLES: """

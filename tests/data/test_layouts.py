@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict, Image
 
 from tests.data.folders import FOLDERS
 from tests.data.making import data_config, embedded, jsonl, mask, parquet, picture, prepare
-from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.data import tabular
 from visual_grpo.data.record import Note, Place, Record, Rejected
@@ -38,7 +38,14 @@ def builder(table, file="hf://datasets/owner/name@abc/train.parquet"):
         config=SimpleNamespace(data_files={"train": [file]}),
         download_and_prepare=lambda: None,
         as_dataset=lambda split: DatasetDict({"train": table}),
+        hash="abc",
     )
+
+
+@pytest.fixture
+def at_a_commit(monkeypatch):
+    info = SimpleNamespace(sha="abc", gated=False, siblings=[])
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: info)
 
 
 class TestRecordsJsonl:
@@ -215,24 +222,14 @@ class TestTables:
         )
         assert len(prepare(tmp_path, path=tmp_path / "splits", split="b")) == 1
 
-    def test_a_dataset_of_the_hub_is_read_only_if_it_is_named_as_one(self, tmp_path, monkeypatch):
-        asked = []
-
-        def load(name, **options):
-            asked.append((name, options))
-            return builder(Dataset.from_list([{"image": embedded(), "text": "a cat"}]))
-
-        monkeypatch.setattr("datasets.load_dataset_builder", load)
-        table = prepare(tmp_path, path="hf://datasets/owner/name", revision="abc")
-        assert [record.prompt for record in table] == ["a cat"]
-        assert asked[0] == ("owner/name", {"revision": "abc"})
-        del asked[:]
+    def test_a_dataset_of_the_hub_names_no_file_of_this_machine(self, monkeypatch, at_a_commit):
         monkeypatch.setattr("datasets.load_dataset_builder", lambda *_, **__: builder(None, "/home/me/diary.txt"))
         assert "it names '/home/me/diary.txt', which is not a file of the hub" in refusal("hf://datasets/owner/name")
         assert "--params=data.path=hf://datasets/owner/name" in refusal(Path("owner/name"))
-        assert asked == []
 
-    def test_a_dataset_of_the_hub_names_no_file_that_was_not_downloaded_for_it(self, tmp_path, monkeypatch):
+    def test_a_dataset_of_the_hub_names_no_file_that_was_not_downloaded_for_it(
+        self, tmp_path, monkeypatch, at_a_commit
+    ):
         cache, downloads = tmp_path / "hub", tmp_path / "datasets/downloads"
         own = [picture(cache / "datasets--owner--name/snapshots/abc/a.png"), picture(downloads / "extracted/b.png")]
         link = cache / "datasets--owner--name/snapshots/abc/link.png"
@@ -387,7 +384,7 @@ class TestDetection:
         assert len(refusal(tmp_path).splitlines()) == 1 + len(LAYOUTS)
         assert len(refusal(tmp_path, layout="captions").splitlines()) == 2
 
-    def test_a_path_that_does_not_exist_names_the_pipeline_that_draws(self, tmp_path):
-        with pytest.raises(UserError, match="Or generate the default dataset") as error:
+    def test_a_path_that_does_not_exist_has_no_command_that_would_render_other_data(self, tmp_path):
+        with pytest.raises(UserError, match="none does not exist") as error:
             find_records(data_config(tmp_path / "none"))
-        assert error.value.remedy == Remedy("starter", {"data.path": None})
+        assert error.value.remedy is None

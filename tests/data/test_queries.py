@@ -200,7 +200,7 @@ class TestMasks:
             table = self.prepare(tmp_path, masks, mask_value=value)
             assert [record.metadata["box"][1] for record in table] == top
         rows = [
-            {"image": "images/0.png", "query": "b", "mask": "masks/box/0.png", "mask_value": n} for n in (9, 5, "5")
+            {"image": "images/0.png", "query": f"b{n}", "mask": "masks/box/0.png", "mask_value": n} for n in (9, 5, "5")
         ]
         jsonl(tmp_path / "data/records.jsonl", rows)
         table = prepare(tmp_path, height=64, width=64, mask_value=9)
@@ -209,11 +209,11 @@ class TestMasks:
         assert entry["message"] == "mask_value must be a whole number, got '5'"
 
     def test_masks_in_a_table_are_read_like_files(self, tmp_path):
-        row = {"image": embedded((64, 64)), "text": "a"}
+        row = {"image": embedded((64, 64))}
         values = {"one": (1,), "border": (1, 255), "classes": (5, 9), "white": (255,)}
-        rows = [{**row, "id": name, "mask": areas(*found).tolist()} for name, found in values.items()]
+        rows = [{**row, "text": name, "id": name, "mask": areas(*found).tolist()} for name, found in values.items()]
         soft = areas(1) * 0.9 + np.roll(areas(1), 16, 0) * 0.2
-        rows.append({**row, "id": "soft", "mask": soft.tolist()})
+        rows.append({**row, "text": "soft", "id": "soft", "mask": soft.tolist()})
         parquet(tmp_path / "data/test.parquet", [{**row, "mask": np.float64(row["mask"]).tolist()} for row in rows])
         table = prepare(tmp_path, height=64, width=64)
         assert {record.id: int(read_mask(record.target_image).sum()) for record in table} == dict.fromkeys(

@@ -305,7 +305,8 @@ class TestFiles:
         picture(tmp_path / "data/images/0.png")
         jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "photo_path": "0.png"}])
         (note,) = prepare(tmp_path).report["warnings"]
-        assert note.startswith("no record has a picture, and there are 1 picture: if a column names them")
+        said = "no record has a picture, and the data have 1 picture (such as images/0.png):"
+        assert note.startswith(f"{said} photo_path names some that cannot be read: paths are relative to the")
         (tmp_path / "data/list.jsonl").unlink()
         (tmp_path / "data/prompts.txt").write_text("a cup")
         (note,) = prepare(tmp_path).report["warnings"]
@@ -350,7 +351,7 @@ class TestFiles:
                 "a.png is a Git LFS pointer, not the image. Fetch the",
             ),
             (lambda data: (data / "a.png").symlink_to("gone/b.png"), "is a link to gone/b.png, which does not exist"),
-            (lambda data: (data / "a.png").symlink_to(data), "does not exist or is not an ordinary file"),
+            (lambda data: (data / "a.png").symlink_to(data), "is not an ordinary file (looked for"),
         ],
     )
     def test_why_a_file_cannot_be_used(self, tmp_path, make, message):
@@ -468,7 +469,8 @@ class TestTexts:
             captioned(tmp_path / f"data/source/{n}.png", n)
         data = data_config(tmp_path / "data", task="i2i")
         (problem,) = look_at_folder(data, ("t2i", "i2i")).problems
-        assert "are next to images to edit, where nothing reads them. Write each next to its target" in str(problem)
+        said = "0.png: it has no caption; source/0.txt is next to the image to edit, where nothing reads it. Move it to"
+        assert f"{said} 0.txt" in str(problem)
         (tmp_path / "data/0.txt").write_text("make it blue")
         ignored = prepare(tmp_path, task="i2i").report["files"]["ignored"]
         assert ignored[".txt next to images to edit, not read: a prompt belongs next to the target"] == 3
@@ -501,7 +503,7 @@ class TestPicturesOfOtherKinds:
         captioned(tmp_path / "data/reg/1.png", 1)
         assert {*prepare(tmp_path).report["warnings"]} >= {
             "1 picture (such as reg/1.png) meant for regularisation, which is not done: trained on like any other",
-            "1 image (such as long.png) of a different shape: more than half is cropped away",
+            "2 images (such as long.png) of a different shape: more than a third is cropped away",
         }
 
     def test_pictures_that_only_metadata_name_are_told_from_those_that_nothing_names(self, tmp_path):

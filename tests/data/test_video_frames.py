@@ -191,7 +191,7 @@ def test_frames_are_files_that_are_used_and_a_video_of_another_shape_is_named(tm
     report = prepare(tmp_path, **FRAMES, width=256).report
     assert (report["files"]["found"], report["files"]["used"], report["files"]["listed"]) == (13, 12, ["cat/notes.md"])
     assert report["warnings"] == [
-        "1 video (such as cat) of a different shape: more than half is cropped away",
+        "1 video (such as cat) of a different shape: more than a third is cropped away",
         "1 video (such as cat) smaller than the prepared size: enlarged",
     ]
 

@@ -202,7 +202,7 @@ def test_the_list_of_pairs_is_bounded(report: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(page, "MOST_PAIRS", 10)
     few = read(reported(tmp_path, 0.2))
     shown = [(pair["split"], pair["sampler"]) for pair in data(few)]
-    assert shown == [("held_out", "eval")] * 8 + [("held_out", "rollout")] * 2
+    assert shown == [("held_out", "sampling.eval")] * 8 + [("held_out", "sampling.rollout")] * 2
     assert "10 of 24 pairs are embedded" in few
 
 
@@ -279,7 +279,12 @@ def test_parameters_that_differ_from_the_base_come_first(tmp_path: Path) -> None
     assert found["changed"] == [("grpo.loss", "dapo", "grpo"), ("seed", 3, 0)]
     assert ("grpo.steps", 80, 80) in found["all"]
     removed = page.configuration({**base, "rewards": {"shapes": base["rewards"]["shapes"]}}, before)["changed"]
-    assert ("rewards.rendering.weight", None, 0.0) in removed
+    assert ("rewards.rendering", page.REMOVED, "") in removed
+    assert not [name for name, *_ in removed if name.startswith("rewards.rendering.")]
+    added = {**base, "rewards": {**base["rewards"], "own": base["rewards"]["rendering"] | {"weight": 2.0}}}
+    values = {name: value for name, value, _ in page.configuration(added, before)["changed"]}
+    assert values["rewards.own.weight"] == 2.0
+    assert None not in values.values()
     assert page.configuration({name: s for name, s in base.items() if name != "retrain"}, before)["changed"] == []
     tree = yaml.safe_load(FILE.read_text(encoding="utf-8")) | {"sead": 1}
     (tmp_path / "broken.yml").write_text(yaml.safe_dump(tree), encoding="utf-8")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from visual_grpo.common.decisions import Likelihoods
+from visual_grpo.config import GRPOConfig
 from visual_grpo.grpo import losses
 
 LOW, HIGH = 0.2, 0.3
@@ -65,3 +66,11 @@ def test_no_ratio_is_so_large_that_it_overflows() -> None:
         assert value[0, 0].item() == pytest.approx(math.exp(20), rel=1e-5)
         (gradient,) = torch.autograd.grad(value[0, 0], [new])
         assert gradient[0, 0] == 0
+
+
+@pytest.mark.parametrize(("loss", "unread"), [("dppo", ["clip_low", "clip_high"]), ("gspo", [])])
+def test_clips_that_a_loss_does_not_have_are_named(loss: str, unread: list[str]) -> None:
+    given = {"loss": loss, "steps": 1, "learning_rate": 1.0, "prompts_per_step": 1, "group_size": 2}
+    clips = {"clip_low": LOW, "clip_high": HIGH}
+    assert losses.unread_clips(GRPOConfig.model_validate(given | clips)) == unread
+    assert losses.unread_clips(GRPOConfig.model_validate(given)) == []

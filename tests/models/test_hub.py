@@ -97,8 +97,30 @@ REFUSED: list[tuple[str, dict[str, int], Any, tuple[int, str] | None, str | None
     ("revision", WHOLE, INDEX, None, "v9", "model.revision is 'v9', which is not a branch, tag or commit of someone"),
     ("busy", WHOLE, INDEX, (429, ""), None, r"the hub answers 429 for someone/sd3 \(too many requests\)"),
     ("no model", WHOLE, None, None, None, "holds neither model_index.json nor config.json.* Single files of weights"),
-    ("only bin", {"transformer/a.bin": 1}, INDEX, None, None, "of transformer in someone/sd3 are there as .bin only"),
-    ("only fp16", {"vae/m.fp16.safetensors": 1}, INDEX, None, None, "there as .fp16.safetensors only: expected .saf"),
+    (
+        "no vae",
+        {"transformer/a.safetensors": 1},
+        INDEX,
+        None,
+        None,
+        "lacks the folders vae, which its model_index.json",
+    ),
+    (
+        "only bin",
+        {"transformer/a.bin": 1, "vae/config.json": 1},
+        INDEX,
+        None,
+        None,
+        "of transformer in someone/sd3 are there as .bin only",
+    ),
+    (
+        "only fp16",
+        {"vae/m.fp16.safetensors": 1, "transformer/config.json": 1},
+        INDEX,
+        None,
+        None,
+        "there as .fp16.safetensors only: expected .saf",
+    ),
 ]
 
 
@@ -129,7 +151,7 @@ def test_a_token_without_access_and_a_missing_shard_and_a_full_disk(
         pytest.raises(UserError, match=said),
     ):
         look_up(NAME, None)
-    folder = repository(tmp_path / "two", {"vae/model-00001-of-00002.safetensors": 4})
+    folder = repository(tmp_path / "two", {"vae/model-00001-of-00002.safetensors": 4, "transformer/config.json": 1})
     (folder / "vae/model.safetensors.index.json").write_text(json.dumps(SHARDS))
     with hub(NAME, folder), pytest.raises(UserError, match=r"lacks vae/model-00002-of-00002.safetensors, which vae/mo"):
         look_up(NAME, None)

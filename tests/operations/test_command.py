@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from kedro.framework.cli.cli import KedroCLI
 from kedro.framework.cli.utils import _split_params
@@ -332,3 +333,18 @@ def test_an_evaluation_ends_with_its_verdict_and_a_link_to_the_report(
     *_, said, following = capsys.readouterr().out.splitlines()
     assert said == headline["sentence"]
     assert following == f"Next: open {page.as_uri()} (make ui shows all runs)"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completions"),
+    [
+        ("--env=sd3", {"sd3", "sd3_small"}),
+        ("--pipeline=re", {"reproduce", "reward_report"}),
+        ("--pipelines=train,eval", {"train,evaluate"}),
+    ],
+)
+def test_the_shell_completes_names(typed: str, completions: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root := Path(__file__).parents[2])
+    bootstrap_project(root)
+    found = ShellComplete(run, {}, "run", "_RUN_COMPLETE").get_completions([], typed)
+    assert {item.value for item in found} == completions

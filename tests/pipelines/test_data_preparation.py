@@ -124,6 +124,6 @@ def test_a_second_preparation_removes_images_only_once_its_manifest_is_in_place(
 
 
 def test_missing_data_are_refused_before_anything_is_done(parameters, tmp_path):
-    with pytest.raises(UserError, match="Or generate the default dataset"):
+    with pytest.raises(UserError, match="does not exist"):
         prepare_records(parameters.data, {}, draft_in(tmp_path))
     assert list((tmp_path / FOLDER).iterdir()) == []

@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.evaluation.defaults import parameters
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.pipelines.painted import BRIGHTNESS, GAIN, SMALL, Project
 from visual_grpo.common.errors import Remedy, UserError
+from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import verdict
 from visual_grpo.evaluation.verdict import lines, summarise
 from visual_grpo.pipeline_registry import register_pipelines
@@ -55,6 +58,18 @@ def test_the_difference_is_that_of_pairs(painted: Project, capsys: pytest.Captur
     assert result["total"]["difference"] == found["difference"] == pytest.approx(GAIN, abs=0.01)
     assert result["control"]["baseline"] == found["control"]["baseline"]
     assert (result["unscored"], result["prompts"], result["images"]) == ({"baseline": 0, "trained": 0}, 3, 6)
+
+
+def test_the_result_is_on_the_card_of_the_judged_adapters_and_changes_no_digest(painted: Project) -> None:
+    painted.run(register_pipelines()["baseline"])
+    digest, config = RecordTable(painted.folder / "records.parquet").digest, parameters().public()
+    painted.train(parameters=config, model="the model", data=digest, samples=9, seed=0, mlflow_run_id=None)
+    adapters = painted.folder / "adapters"
+    before = adapter_digest(adapters)
+    painted.run(register_pipelines()["evaluate"])
+    headline = json.loads((painted.folder / "evaluation_report" / "evaluation.json").read_text())["headline"]
+    assert "## Result\n\n" + "\n".join(lines(headline)) in (adapters / "README.md").read_text()
+    assert adapter_digest(adapters) == before
 
 
 def test_adapters_with_a_link_are_refused_before_the_report_shows_it(tmp_path: Path) -> None:

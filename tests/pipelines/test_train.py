@@ -21,10 +21,13 @@ from PIL import Image
 from rich.console import Console
 
 from tests.conftest import SIZE
+from tests.models.families.sd3 import tiny as sd3
+from tests.models.test_lora_files import write as write_lora
 from tests.pipelines.painted import folders, run_nodes
 from tests.training.few_steps import STEPS, parameters
 from visual_grpo import provenance
 from visual_grpo.common import console
+from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.phases import alike, phase, watched_by
 from visual_grpo.config import merged
@@ -39,6 +42,7 @@ from visual_grpo.operations.reproduction.repeat import check_repeatable
 from visual_grpo.operations.running import Running
 from visual_grpo.operations.training_command import StepWatcher
 from visual_grpo.pipeline_registry import register_pipelines
+from visual_grpo.tracking.adapter_lookup import find_start
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import Tracker
@@ -216,14 +220,10 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(
     assert "- Command: `.venv/bin/kedro run --part=0`" in card
     assert "- Resumed by: `.venv/bin/kedro run --part=1`, `.venv/bin/kedro run --part=2`" in card
     assert not any("with the code of" in line for line in card)
-    at = card.index("folder = 'FOLDER/ar'")
-    assert card[at + 1].startswith("peft.PeftModel.from_pretrained(model, folder)")
+    [plain] = (line for line in card if line.startswith("- `ar`, whose folder is FOLDER/ar: "))
+    assert "`peft.PeftModel.from_pretrained(model, folder)" in plain
     facts["parameters"]["rewards"]["second"] = {"function": "engine:read", "judge": True}
     assert "- Judges: second of the total" in model_card(facts, ["ar"]).splitlines()
-    facts["parameters"]["data"]["task"] = "t2i"
-    assert "PromptRecord(id='1', prompt='...')" in model_card(facts, ["ar"])
-    facts["parameters"]["data"]["task"] = "i2i"
-    assert "prompt='...', source_images=(Path('SOURCE.png'),))" in model_card(facts, ["ar"])
 
 
 def test_a_baseline_that_would_not_pair_is_refused_before_anything_is_sampled(project: Project) -> None:
@@ -283,6 +283,37 @@ def test_other_adapters_to_start_from_are_another_training(project: Project) -> 
     shutil.copytree(again, adapters, dirs_exist_ok=True)
     with pytest.raises(UserError, match="made with different adapters at the start"):
         project.run(grpo=few, train={"start": str(adapters)}, resume="auto")
+
+
+def test_a_training_starts_from_a_lora_file_and_knows_it_again(
+    tmp_path: Path, empty_database: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    pipeline = sd3.pipeline()
+    pipeline.save_pretrained(tmp_path / "base")
+    file = write_lora("diffusers sd3", pipeline, tmp_path / "theirs.safetensors")
+    few = {"steps": 2, "guidance_scale": 1.0}
+    own: dict[str, Any] = {
+        "policy": {"train": ["dit"], "signal_check": {"rollouts": 0}},
+        "sampling": {"rollout": few, "eval": few},
+        "evaluation": {"every": 1, "prompts": 1, "images_per_prompt": 1, "controls": []},
+        "grpo": {"steps": 1, "warmup_steps": 0, "updates_per_rollout": 1},
+        "tracking": {"checkpoint_every": 1, "checkpoints": str(tmp_path / "checkpoints")},
+        "train": {"start": file.name},
+    }
+    project = Project(tmp_path, Path("base"))
+    [kl] = project.run(**own).load("training_history")["kl"]
+    assert kl > 1e-6, "the reference is the base model without the LoRA"
+    digest = file_digest(file)
+    assert f"the LoRA theirs.safetensors (sha256 {digest[:12]}) is the adapter" in capsys.readouterr().out
+    assert json.loads((tmp_path / "adapters/training.json").read_text())["start"] == digest
+    assert find_start("theirs.safetensors", digest, tmp_path) == file
+    file.write_bytes(file.read_bytes()[:-1] + b"1")
+    with pytest.raises(UserError, match="made with different adapters at the start"):
+        project.run(**own, resume="auto")
+    with pytest.raises(UserError, match=r"that the run started from .* are gone"):
+        find_start("theirs.safetensors", digest, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import mlflow
 import pytest
 
 from tests.evaluation.defaults import parameters
+from tests.hub import COMMIT, hub
 from visual_grpo.common.errors import UserError
 from visual_grpo.config.adapter_folder import read_facts
-from visual_grpo.tracking.adapter_lookup import find_adapters
+from visual_grpo.tracking.adapter_lookup import find_adapters, start_of_training
 
 LATEST = Path("latest/adapters")
 
@@ -59,7 +60,7 @@ def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
         ("empty", r"'empty' has no adapters"),
         (
             "shapes@champion",
-            r"'shapes@champion' is neither a folder nor an MLflow run\. A registered adapter is named models:/NAME@",
+            r"no MLflow run 'shapes@champion'\. A registered adapter is named models:/NAME@",
         ),
         ("baseline seed 1", r"no MLflow run 'baseline seed 1'\. .* lists all runs"),
     ],
@@ -71,3 +72,53 @@ def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, sai
 
 def test_the_beginning_of_an_id_that_is_a_number_is_a_text() -> None:
     assert parameters(adapter=82790959, compare={"first": 12345678}).adapter == "82790959"
+
+
+LORAS: list[tuple[str, list[str], str]] = [
+    ("someone/one", ["step_100.safetensors"], "step_100.safetensors"),
+    ("someone/diffusers", ["pytorch_lora_weights.safetensors", "old.safetensors"], "pytorch_lora_weights.safetensors"),
+    ("someone/many/b/b.safetensors", ["a.safetensors", "b/b.safetensors"], "b/b.safetensors"),
+]
+
+
+@pytest.mark.parametrize(("named", "files", "chosen"), LORAS, ids=[row[0] for row in LORAS])
+def test_a_lora_on_the_hub_is_a_start(
+    named: str, files: list[str], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub("/".join(named.split("/")[:2]), lora_repository(tmp_path, files, monkeypatch)) as asked:
+        found = start_of_training(named, LATEST)
+    assert found is not None
+    assert (found.parts[-1 - len(Path(chosen).parts)], found.read_text()) == (COMMIT, chosen)
+    assert asked == [chosen]
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (
+            "someone/many",
+            r"whose files of weights are: a\.safetensors, b\.safetensors\. Name one, as train\.start=OWNER",
+        ),
+        ("someone/many/c.safetensors", r"cannot be downloaded: the repository has no c\.safetensors"),
+        ("someone/other", "neither a folder nor a file here, and cannot be downloaded: the hub has no such repository"),
+        ("here.safetensors", r"train\.start is here\.safetensors, a file that does not exist"),
+        ("here.bin", r"only \.safetensors is read, since other files can bring code"),
+        ("someone/many/a.pt", r"only \.safetensors is read"),
+    ],
+)
+def test_a_lora_that_cannot_be_had_is_told(
+    named: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = lora_repository(tmp_path, ["a.safetensors", "b.safetensors"], monkeypatch)
+    with hub("someone/many", folder) as asked, pytest.raises(UserError, match=said):
+        start_of_training(named, LATEST)
+    assert asked == []
+
+
+def lora_repository(folder: Path, files: list[str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files whose content is their name; the cache is empty."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder / "cache"))
+    for name in files:
+        (folder / "repository" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "repository" / name).write_text(name)
+    return folder / "repository"

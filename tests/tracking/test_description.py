@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from tests.evaluation.defaults import parameters
 from tests.grpo.test_trainer import trained
 from tests.toys import ToyTokenPolicy
-from visual_grpo.hooks.tracking import run_name
+from tests.tracking.toy_adapters import with_facts
+from visual_grpo.hooks.tracking import changed_parameters, run_name
 from visual_grpo.tracking.model_card import model_card
 from visual_grpo.tracking.sync import result_metrics, tracked
 
@@ -19,21 +21,21 @@ BOTH = ("ar", "dit")
 @pytest.mark.parametrize(
     ("changes", "modules", "environment", "given", "name"),
     [
-        ({}, BOTH, None, {}, "ar+dit seed 0 grpo 80 steps lr7e-4+6e-4"),
-        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "ar+dit joint seed 0 grpo 80 steps lr7e-4+6e-4"),
-        ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "ar seed 0 grpo 80 steps lr7e-4"),
-        ({"grpo": {"loss": "dapo"}}, ("dit",), "sd3", {}, "sd3 dit seed 0 dapo 80 steps lr6e-4"),
-        ({"data": {"path": "a/photos"}}, ("ar",), None, {}, "photos ar seed 0 grpo 80 steps lr7e-4"),
+        ({}, BOTH, None, {}, "seed 0 ar+dit grpo 80 steps lr7e-4+6e-4"),
+        ({"policy": {"stages": "joint"}}, BOTH, None, {}, "seed 0 ar+dit joint grpo 80 steps lr7e-4+6e-4"),
+        ({"policy": {"stages": "joint"}}, ("ar",), None, {}, "seed 0 ar grpo 80 steps lr7e-4"),
+        ({"grpo": {"loss": "dapo"}}, ("dit",), "sd3", {}, "seed 0 sd3 dit dapo 80 steps lr6e-4"),
+        ({"data": {"path": "a/photos"}}, ("ar",), None, {}, "seed 0 photos ar grpo 80 steps lr7e-4"),
         (
             {},
             ("ar",),
             None,
             {"seed": 0, "grpo.steps": 80, "grpo.kl_weight": 0.1},
-            "ar seed 0 grpo.kl_weight=0.1 grpo 80 steps lr7e-4",
+            "kl_weight=0.1 seed 0 ar grpo 80 steps lr7e-4",
         ),
-        ({"reward": "text"}, ("ar",), None, {"reward": "text"}, "ar seed 0 reward=text grpo 80 steps lr7e-4"),
-        ({}, ("ar",), None, dict.fromkeys("abcd", 1), "ar seed 0 a=1 b=1 c=1 ... grpo 80 steps lr7e-4"),
-        ({}, (), "text", {}, "text starter+baseline+labels+score seed 0"),
+        ({}, ("ar",), None, {"reward": "text"}, "reward=text seed 0 ar grpo 80 steps lr7e-4"),
+        ({}, ("ar",), None, dict.fromkeys("abcd", 1), "a=1 b=1 c=1 ... seed 0 ar grpo 80 steps lr7e-4"),
+        ({}, (), "text", {}, "seed 0 text starter+baseline+labels+score"),
     ],
 )
 def test_a_run_is_named_by_what_differs(
@@ -42,6 +44,16 @@ def test_a_run_is_named_by_what_differs(
     # Kedro makes a set of the names of pipelines that it is given.
     names = ["score", "baseline", "starter", "labels"]
     assert run_name(parameters(**changes), modules, names, environment, given) == name
+
+
+def test_given_parameters_and_what_differs_from_the_adapters_in_the_folder_are_changed(tmp_path: Path) -> None:
+    config = parameters(output=str(tmp_path), grpo={"steps": 40, "kl_weight": 0.5}, train={"seed": 1})
+    given = ["grpo.steps", "output", "resume", "rewards.missing", "retrain.address"]
+    assert changed_parameters(config, given) == {"grpo.steps": 40}
+    folder = tmp_path / "06_models/adapters"
+    folder.mkdir(parents=True)
+    with_facts(folder, "base", parameters(output=str(tmp_path), grpo={"steps": 40}))
+    assert changed_parameters(config, ["grpo.steps"]) == {"grpo.steps": 40, "grpo.kl_weight": 0.5, "train.seed": 1}
 
 
 COLUMNS = ["reward/total", "reward/total_std", "reward/shapes", "reward/shapes_std", "part/shapes/all", "kl", "entropy"]

@@ -19,7 +19,7 @@ from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
 from visual_grpo.config.adapter_folder import FACTS, adapter_digest, read_facts
-from visual_grpo.evaluation.verdict import summarise
+from visual_grpo.evaluation.verdict import change, summarise
 from visual_grpo.operations.training_command import show_replaced
 from visual_grpo.tracking import sync
 
@@ -39,6 +39,7 @@ class Results:
             mlflow_run_id=run_id,
             steps=steps,
             alarms=[{"step": 2, "sentence": "all alike"}],
+            records={"train": 9, "held_out": 3},
             **{"run.name": "ar 5 steps", "version.torch": "2"},
         )
         rows = [f"{step},{step / 10},{'' if step % 2 else step},0.5" for step in range(1, steps + 1)]
@@ -70,6 +71,10 @@ class Results:
             "pictures": self.project.pictures(run.info.run_id),
             "files": files,
             "params": run.data.params,
+            "inputs": {
+                one.tags[0].value: (one.dataset.name, one.dataset.digest, json.loads(str(one.dataset.profile)))
+                for one in (run.inputs.dataset_inputs if run.inputs else ())
+            },
             "tags": {name: value for name, value in run.data.tags.items() if name not in ("mlflow.user", "output")},
             "status": run.info.status,
         }
@@ -81,15 +86,22 @@ def complete(found: dict[str, Any], steps: int = STEPS) -> None:
     assert found["pictures"] == ["alarm+step+2", "samples+step+1", "samples+step+5"]
     assert {f"adapters/{FACTS}", "adapters/best/ar/adapter_model.safetensors"} <= found["files"].keys()
     assert (found["tags"]["dataset.digest"], found["tags"]["alarm"]) == ("d" * 64, "step 2: all alike")
+    assert found["inputs"]["data"] == ("shapes", "d" * 12, {"task": "t2i", "records": {"train": 9, "held_out": 3}})
+    assert found["inputs"]["base model"][0] == "base"
 
 
 def judged(found: dict[str, Any]) -> None:
     headline = summarise([an_entry()])
-    assert found["curves"]["result/gain"] == [(STEPS, round(headline["difference"], 4))]
+    assert found["curves"]["result/gain"] == [(STEPS, float(f"{headline['difference']:.4g}"))]
     assert found["files"]["evaluation/evaluation.html"] == b"page"
     assert json.loads(found["files"]["evaluation/scores.json"])["columns"] == list(an_entry())
     assert headline["sentence"] in found["files"]["adapters/README.md"].decode()
     assert (found["tags"]["verdict"], found["tags"]["result"]) == (headline["verdict"], headline["sentence"])
+    assert found["tags"]["gain"] == change(headline)
+    description = found["tags"]["mlflow.note.content"]
+    assert headline["sentence"] in description
+    assert "path=evaluation/evaluation.html" in description
+    assert "samples.png" not in description, "this report has no pictures"
 
 
 def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) -> None:

@@ -36,8 +36,8 @@ def test_metrics_are_there_during_the_run_step_by_step(project: Project):
     view = project.client.get_experiment(project.experiment).tags["mlflow.sharedViewState.gain"]
     view = json.loads(view)
     assert view["orderByKey"] == "metrics.`result/gain`", "`make ui` opens this view"
-    assert view["columnOrder"][:2] == ["metrics.`result/gain`", "metrics.`result/by_judge`"]
-    assert view["compareRunCharts"][0]["imageKeys"] == ["samples"], "pictures come first"
+    assert view["columnOrder"][:2] == ["tags.`gain`", "tags.`verdict`"]
+    assert view["compareRunCharts"][0]["metricKey"] == "result/gain", "the gain comes first"
 
 
 def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Project):
@@ -53,6 +53,20 @@ def test_a_resumed_run_keeps_its_parameters_and_tags_the_new_values(project: Pro
     assert run.data.params == {"resume": "never", "grpo.steps": "10", "new": "None"}
     assert {k: v for k, v in run.data.tags.items() if k.startswith("resumed.")} == {"resumed.resume": "auto"}
     assert run.info.status == "FINISHED"
+
+
+@pytest.mark.parametrize(("chosen", "named"), [(None, "ar 20 steps"), ("my favourite", "my favourite")])
+def test_a_resumed_run_is_named_by_its_new_steps_unless_the_user_named_it(
+    project: Project, chosen: str | None, named: str
+) -> None:
+    first = project.start(name="ar 10 steps")
+    first.end("FINISHED")
+    project.client.update_run(str(first.run_id), name=chosen)
+    for _ in range(2):
+        again = project.start(earlier=first.run_id)
+        again.rename("ar 20 steps")
+        again.end("FINISHED")
+        assert project.run(first.run_id).info.run_name == named
 
 
 @pytest.mark.parametrize("is_deleted", [True, False])

@@ -36,7 +36,7 @@ from visual_grpo.tracking.trust import (
 TEXTS = ("evil:code", "$HF_TOKEN", "https://evil.example", "/etc/passwd", "OWNER/NAME", "a word")
 STATED = {
     *("generate.prompt", "vote.voter", "plan.gpu", "promotion.model"),
-    *(f"data.{name}" for name in ("split", "held_out_split")),
+    *(f"data.{name}" for name in ("split", "held_out_split", "config")),
     *(f"data.columns.{name}" for name in ("prompt", "source", "target", "ignored")),
     *("policy.train", "policy.lora.target_modules", "modules.x.lora.target_modules"),
 }

@@ -5,6 +5,7 @@ Weights: MizzenAI/HPSv3 on the hub (7B, a GPU with 24 GB). The variable ``HPSV3_
 
 from __future__ import annotations
 
+import math
 import os
 
 from serve import Request, Score, serve
@@ -22,8 +23,9 @@ def load() -> Score:
         # One at a time: in a batch the padding of the prompts moves the scores.
         pairs = zip(request.images, request.prompts, strict=True)
         both = [model.reward([image], [prompt])[0].float().tolist() for image, prompt in pairs]
-        # The model gives the mean and the spread of its preference; the mean is the score.
-        return [own[0] for own in both], {"sigma": [own[1] for own in both]}
+        # The model gives the mean of its preference, which is the score, and the logarithm of its standard deviation
+        # (exp in the loss of hpsv3/model/qwen2vl_trainer.py).
+        return [own[0] for own in both], {"sigma": [math.exp(own[1]) for own in both]}
 
     return score
 

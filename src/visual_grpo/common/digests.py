@@ -50,9 +50,32 @@ _NOTES = {"starter.json", _RECORD}
 """Files that say how the folder was made."""
 
 
+_ADDRESSES = ("https://huggingface.co/", "https://hf.co/", "hf://")
+
+
 def may_be_hub_id(path: str) -> bool:
     """Returns whether ``path`` looks like a hub id and does not exist on this machine."""
     return path.count("/") <= 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
+
+
+def plain_path(path: str) -> str:
+    """Returns a hub id for its address, and the folder for one that starts with ~. Raises ValueError for the address
+    of something inside a repository."""
+    if path.startswith("~"):
+        return str(Path(path).expanduser())
+    start = next((start for start in _ADDRESSES if path.startswith(start)), None)
+    if start is None:
+        return path
+    owner, _, rest = path.removeprefix(start).strip("/").partition("/")
+    name, _, inside = rest.partition("/")
+    if not name or inside:
+        branch = inside.removeprefix("tree/")
+        revision = f" and model.revision={branch}" if inside != branch and "/" not in branch else ""
+        raise ValueError(
+            f"got {path!r}, which is not the address of a model's page: expected OWNER/NAME"
+            + (f", here {owner}/{name}{revision}" if name and owner != "datasets" else "")
+        )
+    return f"{owner}/{name}"
 
 
 def content_digest(folder: str | Path) -> str | None:

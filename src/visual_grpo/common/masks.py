@@ -18,6 +18,8 @@ from visual_grpo.common.images import UINT16_MAX, ImageError, name_of, opened, t
 
 _VOID = 255
 """The number of the border that Pascal VOC and its followers leave undecided."""
+_OPAQUE = 128
+"""The least alpha of an object that is cut out."""
 _FEW = 32
 """The most values of a mask that are looked at one by one."""
 _SHOWN = 8
@@ -82,7 +84,9 @@ def _recognised(image: Image.Image, stored: np.ndarray, lossy: bool) -> Mask:
     if image.has_transparency_data:
         alpha = np.asarray(image.convert("RGBA").getchannel("A"))
         if alpha.min() < alpha.max():
-            return Mask(_image(alpha > 127))
+            if alpha.max() < _OPAQUE:
+                raise ImageError(f"its alpha is {alpha.max()} at most, and an object's is {_OPAQUE} or more")
+            return Mask(_image(alpha >= _OPAQUE))
     several = AmbiguousMaskError("nothing says which value is the object")
     if (labels := _palette_labels(image, stored)) is not None:
         if len(labels) != 1:

@@ -77,18 +77,24 @@ def silence_libraries() -> None:
 
 @contextmanager
 def hidden_progress_bars() -> Iterator[None]:
-    """Hides the progress bars of diffusers and transformers while a local folder is loaded or saved."""
+    """Hides the progress bars and warnings of diffusers and transformers while a local folder is loaded or saved."""
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 
-    shown = [library for library in (of_diffusers, of_transformers) if library.is_progress_bar_enabled()]
+    libraries = (of_diffusers, of_transformers)
+    shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    before = [library.get_verbosity() for library in libraries]
     for library in shown:
         library.disable_progress_bar()
+    for library in libraries:
+        library.set_verbosity_error()
     try:
         yield
     finally:
         for library in shown:
             library.enable_progress_bar()
+        for library, verbosity in zip(libraries, before, strict=True):
+            library.set_verbosity(verbosity)
 
 
 def _without_traceback_of_ctrl_c(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

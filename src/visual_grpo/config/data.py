@@ -50,6 +50,9 @@ class DataConfig(Strict, decides=Decides.CONTENT):
         None, description="split to hold out instead of held_out_share; its prompts and pictures never train"
     )
     revision: str | None = Field(None, description="branch, tag or commit of a hub dataset; null = its main branch")
+    config: Words | None = Field(
+        None, description="configuration of a hub dataset that has several, such as one for each language"
+    )
     task: Annotated[Task, Decides.SAMPLES] = Field(
         "t2i",
         description="t2i: prompts; i2i: edits of source images; mixed: both; segmentation: a query about one source"

@@ -85,6 +85,20 @@ class GpuCheckConfig(OnRequest):
     steps: int = Field(2, ge=1, description="of each module; the last one is timed")
 
 
+class PublishConfig(OnRequest):
+    """Uploads the adapter that the parameter ``adapter`` names, with its card, to the hub."""
+
+    repository: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="OWNER/NAME on the hub")
+    base_model: str | None = Field(
+        None,
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="hub id of the base model, where the training read a copy of it from a folder",
+    )
+    private: bool = Field(
+        True, description="a new repository is seen by its owner only; an existing one stays as it is"
+    )
+
+
 class ReproduceConfig(OnRequest):
     tolerance: float = Field(
         0.05,

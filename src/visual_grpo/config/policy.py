@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from visual_grpo.common.digests import plain_path
 from visual_grpo.config.base import BuiltIn, Dtype, NotEmpty, Strict, Words
 from visual_grpo.config.decides import Decides
 
@@ -50,6 +51,11 @@ class ModelConfig(Strict, decides=Decides.SAMPLES):
     options: dict[str, object] = Field(
         default_factory=dict, description="options of the family, such as max_tokens of qwen2_5_vl"
     )
+
+    @field_validator("path")
+    @classmethod
+    def _as_one_writes_it_elsewhere(cls, path: str) -> str:
+        return plain_path(path)
 
 
 class LoraParams(Strict, decides=Decides.TRAINING):

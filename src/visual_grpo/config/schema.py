@@ -30,6 +30,7 @@ from visual_grpo.config.pipelines import (
     GpuCheckConfig,
     PlanConfig,
     PromotionConfig,
+    PublishConfig,
     ReproduceConfig,
     RetrainConfig,
     RewardReportConfig,
@@ -92,6 +93,7 @@ class Parameters(Strict):
     reward_report: RewardReportConfig = RewardReportConfig()
     vote: VoteConfig = VoteConfig()
     promotion: PromotionConfig = PromotionConfig()
+    publish: PublishConfig = PublishConfig()
     plan: PlanConfig = PlanConfig()
     gpu_check: GpuCheckConfig = GpuCheckConfig()
     run: Annotated[AdapterName | None, Decides.NOTHING] = Field(

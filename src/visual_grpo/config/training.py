@@ -14,8 +14,8 @@ from visual_grpo.config.policy import LoraParams, SamplerSettings
 class GRPOConfig(Strict, decides=Decides.TRAINING):
     """The algorithm. Token clips are about 0.2 in units of the probability ratio."""
 
-    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo"] = Field(
-        default="grpo", description="ratio, aggregation and default clips; see grpo/losses.py"
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "dppo", "nft"] = Field(
+        default="grpo", description="the algorithm; see grpo/losses.py"
     )
     steps: int = Field(
         ge=1, description="training steps: generate and score samples, then take updates_per_rollout updates"
@@ -58,18 +58,24 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
         default=None,
         gt=0,
         lt=1,
-        description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2, dppo none)",
+        description="the ratio is clipped at 1 - clip_low; null = the loss's own (grpo 0.2, dppo and nft none)",
     )
     clip_high: float | None = Field(
         default=None,
         gt=0,
-        description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28, dppo none)",
+        description="the ratio is clipped at 1 + clip_high; null = the loss's own (dapo 0.28, dppo and nft none)",
     )
     divergence_limit: float | None = Field(
         default=None,
         gt=0,
         description="dppo, in place of the clips: KL of a denoising step to the policy that sampled it, nats a latent"
         " element; null = the loss's own",
+    )
+    nft_beta: float | None = Field(
+        default=None,
+        gt=0,
+        description="nft: share of the way from the old velocity to the present one at which samples are matched; less"
+        " allows larger steps; null = the loss's own (1)",
     )
     kl_weight: float = Field(
         default=0.0,
@@ -116,11 +122,12 @@ class GRPOConfig(Strict, decides=Decides.TRAINING):
     )
 
     @model_validator(mode="after")
-    def _only_dppo_has_a_limit(self) -> Self:
-        if self.divergence_limit is not None and self.loss != "dppo":
-            raise ValueError(
-                f"divergence_limit is for the loss dppo, not for {self.loss}: leave it out, or set loss=dppo"
-            )
+    def _own_parameters_of_losses(self) -> Self:
+        for name, loss in {"divergence_limit": "dppo", "nft_beta": "nft"}.items():
+            if getattr(self, name) is not None and self.loss != loss:
+                raise ValueError(
+                    f"{name} is for the loss {loss}, not for {self.loss}: leave it out, or set loss={loss}"
+                )
         return self
 
     def replays(self, dtype: str) -> bool:
@@ -140,7 +147,9 @@ class TrainConfig(Strict, decides=Decides.TRAINING):
         description="seed of the training: initial adapters, order of prompts, rollouts; null = seed",
     )
     start: Annotated[AdapterName, Decides.CONTENT] = Field(
-        "base", description="base: fresh adapters; champion: the promoted one; or as the parameter adapter names one"
+        "base",
+        description="base: fresh adapters; champion: the promoted one; one as the parameter adapter names it; or a "
+        "LoRA: FILE.safetensors, OWNER/NAME or OWNER/NAME/FILE.safetensors of the hub",
     )
     ema_decay: float | None = Field(
         None,

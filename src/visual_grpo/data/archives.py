@@ -77,10 +77,18 @@ def tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, dict[str, Any] |
     """Yields (number from 1, row) of webdataset's tar: neighbours with the same name are a row of their endings.
 
     Members are text, numbers, JSON, or files as `EmbeddedImage`; together those of a row have the size of one file at
-    most. Raises tarfile.TarError for a damaged tar, and for a compressed one.
+    most. Raises tarfile.TarError for a damaged tar, and for a compressed one, and UserError for one in which the files
+    of a row are not neighbours.
     """
+    names = set[str]()
     with _opened(file) as archive:
         for number, (name, members) in enumerate(groupby(_members(archive), key=lambda member: member[0]), 1):
+            if name in names:
+                raise UserError(
+                    f"{file}: the files {name}.* are not next to each other, as webdataset has them. Write the tar"
+                    " sorted by name, or unpack it and give the folder."
+                )
+            names.add(name)
             row: dict[str, Any] = {"__key__": name}
             size = 0
             try:

@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visual_grpo.common.errors import nearest
 from visual_grpo.config import Task
+from visual_grpo.data.media import is_url, is_video
 from visual_grpo.data.record import (
     INVISIBLE,
     NULLS,
@@ -127,21 +128,40 @@ def _check_image(folder: Path, key: str, kind: str, value: Any, limits: Limits) 
         limits.check_size(value.stat().st_size, value.name)
         return value
     if not isinstance(value, str) or not value:
-        raise wrong_type(key, "the path of an image", value)
-    path, name = folder / value, f"{key} {shorten(value)!r}"
+        remedy = "Correct the value, or leave the column out with data.columns.ignored"
+        raise replace(wrong_type(key, "the path of an image", value), remedy=remedy)
+    name = f"{key} {shorten(value)!r}"
+    if is_url(value):
+        remedy = "Download the file and give its path, or leave the column out with data.columns.ignored"
+        raise Rejected(f"missing_{kind}", f"{name} is a URL, and URLs are not fetched", remedy)
+    if kind == "source" and is_video(value):
+        message, remedy = f"{name} is a video, and a source is a picture", "Give the picture that the video begins with"
+        raise Rejected("unexpected_video", message, remedy)
+    return _existing(folder, name, kind, value, limits)
+
+
+def _existing(folder: Path, name: str, kind: str, value: str, limits: Limits) -> Path:
+    """Returns the file of a picture or video, or the folder of a video's frames. Raises Rejected for any other path,
+    with the reason in ``name``'s terms."""
+    path, remedy = folder / value, "Correct the path or add the file"
     try:
-        limits.check(path, name)
         found = path if kind == "target" and limits.videos and path.is_dir() else find_file(folder, value)
         if found is not None:
-            for file in found.iterdir() if found.is_dir() else [found]:
+            for file in [found, *(found.iterdir() if found.is_dir() else ())]:
                 limits.check(file, name)
             return found
-        problem = f"does not exist or is not an ordinary file (looked for {path})"
-        if path.is_symlink() and not path.exists():
+        path.stat()
+        limits.check(path, name)
+        problem = f"is not an ordinary file (looked for {path})"
+    except FileNotFoundError:
+        problem = f"does not exist (looked for {path})"
+        if path.is_symlink():
             problem = f"is a link to {path.readlink()}, which does not exist"
-    except OSError as error:  # A name that is too long, a folder that may not be entered.
-        problem = f"cannot be opened ({error.strerror})"
-    remedy = "Correct the path or add the file; URLs are not fetched"
+        last = PurePosixPath(value.replace("\\", "/")).name
+        if last != value and find_file(folder, last) is not None:
+            remedy = f"There is {shorten(last)!r} in the folder, to which paths are relative"
+    except (OSError, ValueError) as error:  # A name that is too long, a folder that may not be entered.
+        problem = f"cannot be opened ({error.strerror if isinstance(error, OSError) else error})"
     raise Rejected(f"missing_{kind}", f"{name} {problem}", remedy)
 
 

@@ -1,6 +1,7 @@
 """COCO annotations: pictures with captions, or objects as queries.
 
-A query is of an image and a category; its mask is the union of the category's annotations. Crowds (``iscrowd``) belong
+A query is of an image and a category, or the phrase that an annotation gives its object; its mask is the union of the
+annotations with it. Crowds (``iscrowd``) belong
 to it: training and evaluation of single objects leave them out, because a crowd is not one object, while masks of
 categories include them, as in torchvision's reference for semantic segmentation.
 """
@@ -18,11 +19,20 @@ from pycocotools import mask as coco_mask
 
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config import DataConfig
+from visual_grpo.data.columns import IGNORED
 from visual_grpo.data.queries import mask_image
 from visual_grpo.data.record import Item, Limits, Place, Record, Rejected, is_image_name, open_text, shorten
 from visual_grpo.data.splits import split_in_path
 from visual_grpo.data.video_frames import require_pixels
 
+_PHRASES, _PHRASE_OF_IMAGE = ("noun_phrase", "caption"), "text_input"
+"""Keys of an annotation, and of an image, with the phrase that SAM 3's data ask for (facebookresearch/sam3:
+scripts/eval/veval and scripts/eval/gold). There a category may be called "object"."""
+_STANDARD = frozenset({"id", "image_id", "category_id", "segmentation", "area", "bbox", "iscrowd", "score"}) | {
+    *("keypoints", "num_keypoints", "width", "height", "file_name", "license", "flickr_url", "coco_url"),
+    "date_captured",
+}
+"""Keys of COCO's format (cocodataset.org, data format) and of its results, which need no word."""
 ANNOTATIONS = "annotations"
 """The folder of annotation files; their images lie next to it."""
 _OBJECTS, _CAPTIONS = "categories", "caption"
@@ -66,24 +76,33 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 message = f"the annotation has no caption or no image with a file_name ({found})"
                 yield Rejected("empty_prompt", message, "Add it, as in COCO's files", place)
             else:
-                extra = {"image_id": image["id"]}
-                yield Record(place=place, folder=file.folder, prompt=caption, target_image=target, extra=extra)
+                columns = _columns("caption", [annotation], image)
+                yield Record(
+                    place=place,
+                    folder=file.folder,
+                    prompt=caption,
+                    target_image=target,
+                    extra={"image_id": image["id"]},
+                    found=columns.keys(),
+                    columns=columns,
+                )
 
 
 def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True) -> Iterator[Item]:
     """Yields the queries; ``draw=False`` leaves out the masks, to count them. Raises UserError: see `_files`."""
     for file in _files(path, limits, _OBJECTS):
-        queries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+        queries: dict[tuple[Any, tuple[str, Any]], list[Mapping[str, Any]]] = {}
         for number, annotation in enumerate(file.annotations, 1):
             try:
-                queries.setdefault((annotation["image_id"], annotation["category_id"]), []).append(annotation)
+                asked = file.phrase(annotation) or ("category", annotation["category_id"])
+                queries.setdefault((annotation["image_id"], asked), []).append(annotation)
             except (KeyError, TypeError) as error:
                 message = f"annotation {number} names no image and category ({type(error).__name__}: {error})"
                 yield Rejected("wrong_mask", message, _REMEDY, Place(file.name, number))
-        for number, ((image_id, category), parts) in enumerate(queries.items(), 1):
+        for number, ((image_id, (key, value)), parts) in enumerate(queries.items(), 1):
             place = Place(file.name, number)
             try:
-                query = file.category(category)
+                query = file.category(value) if key == "category" else value
                 image = file.image(image_id)
                 drawn = _drawn(parts, image, data)
                 source = file.picture(image["file_name"])
@@ -96,10 +115,24 @@ def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True
                 yield Rejected("wrong_mask", message, "Add it, as in COCO's files", place)
                 continue
             mask = mask_image(coco_mask.decode(coco_mask.merge(drawn)) > 0, f"{place}, the mask") if draw else ""
-            extra = {"image_id": image_id, "category_id": category}
+            columns = _columns(key, parts, image)
             yield Record(
-                place=place, folder=file.folder, prompt=query, source_images=source, target_image=mask, extra=extra
+                place=place,
+                folder=file.folder,
+                prompt=query,
+                source_images=source,
+                target_image=mask,
+                extra={"image_id": image_id, "category_id": parts[0].get("category_id")},
+                found=columns.keys(),
+                columns=columns,
             )
+
+
+def _columns(prompt: str, annotations: Sequence[Mapping[str, Any]], image: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what the keys beyond COCO's became, and ``category``."""
+    keys = dict.fromkeys(key for entry in (*annotations, image) for key in entry if key not in _STANDARD)
+    categories = ["category"] if any("category_id" in annotation for annotation in annotations) else []
+    return {prompt: "prompt"} | {key: IGNORED for key in (*categories, *keys) if key != prompt}
 
 
 def _files(path: Path, limits: Limits, kind: str) -> Iterator[_AnnotationFile]:
@@ -139,6 +172,12 @@ class _AnnotationFile:
         for picture in filter(is_image_name, limits.walk(self.folder)):
             self._pictures.setdefault(_key(picture).name, []).append(picture)
         self._has_split = any(_split_of(each) == self._split for same in self._pictures.values() for each in same)
+
+    def phrase(self, annotation: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Returns the phrase for an annotation's object, in it or in its image, after its key."""
+        image = next(iter(self._images.get(annotation["image_id"], ())), {})
+        given = [(key, annotation.get(key)) for key in _PHRASES] + [(_PHRASE_OF_IMAGE, image.get(_PHRASE_OF_IMAGE))]
+        return next(((key, text) for key, text in given if isinstance(text, str) and text.strip()), None)
 
     def category(self, category_id: Any) -> Any:
         """Returns the name of a category, or raises `Rejected`."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePosixPath
 
-from visual_grpo.data.record import Rejected
+from visual_grpo.data.record import Rejected, stem_of
 
 _FOLDER = re.compile(r"(sources?|controls?|references?|inputs?)(_?(images?|path))?_?\d*")
 """Names of folders, in lower case, with the images to edit; the images next to them are targets."""
@@ -100,4 +100,4 @@ def _names_of_targets(targets: Iterable[str], named: Collection[Name]) -> dict[s
 
 
 def _below(folder: str | PurePosixPath, image: str) -> str:
-    return str(PurePosixPath(image).relative_to(folder).with_suffix(""))
+    return stem_of(str(PurePosixPath(image).relative_to(folder)))

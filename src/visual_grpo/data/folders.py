@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath, PurePosixPath
+from typing import NamedTuple
 
-from visual_grpo.common.errors import UserError
+from visual_grpo.common.errors import UserError, counted
 from visual_grpo.config import DataConfig
 from visual_grpo.data.edit_folders import EditSources, folder_of, is_source_folder
 from visual_grpo.data.record import (
@@ -17,13 +18,21 @@ from visual_grpo.data.record import (
     Place,
     Record,
     Rejected,
+    find_file,
     is_image_name,
     is_lfs_pointer,
+    is_video_name,
     open_text,
+    stem_of,
 )
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
+_LISTS = {"prompt": ("prompt.txt", "prompts.txt", "caption.txt", "captions.txt")} | {
+    "target": ("video.txt", "videos.txt", "image.txt", "images.txt")
+}
+"""Names of a list of prompts and of the list of their pictures or videos, a path a line, as finetrainers has them
+(finetrainers/data/dataset.py)."""
 CAPTIONS = (".txt", ".caption", ".TXT", ".CAPTION")
 """Suffixes of captions; the first that is found counts."""
 _REGULARISATION = frozenset({"reg", "regularization", "regularisation"})
@@ -31,56 +40,102 @@ _REGULARISATION = frozenset({"reg", "regularization", "regularisation"})
 
 
 def find_prompts(path: Path, limits: Limits) -> Path | None:
-    file = path / "prompts.txt" if path.is_dir() else path
-    return file if file.suffix.lower() == ".txt" and file.is_file() else None
+    files = [path]
+    if path.is_dir():
+        names = ("prompts.txt", *_LISTS["prompt"]) if _list_of_targets(path) else ("prompts.txt",)
+        files = [path / name for name in names]
+    return next((file for file in files if file.suffix.lower() == ".txt" and file.is_file()), None)
 
 
 def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each line that is neither blank nor begins with ``#``.
 
-    With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one. Raises
-    UserError for comments among such lines, because they may or may not be counted, for images that seem to be counted
-    from 1, and for images to edit next to the prompts, if nothing says which belong together.
+    With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one; with a
+    list of files (`_LISTS`), that on line n. Raises UserError for comments among such lines, because they may or may
+    not be counted, for images that seem to be counted from 1, for a list of a different length, and for images to edit
+    next to the prompts, if nothing says which belong together.
     """
     if Path(data.path).is_dir():  # Who names the file means the file.
         _refuse_sources(path)
-    folder = path.parent / TARGETS
-    has_targets, index = folder.is_dir(), 0
-    targets = _numbered_images(folder) if has_targets else {}
+    targets, index = _targets_of_lines(path, limits), 0
     with open_text(path) as lines:
         for number, line in enumerate(lines, 1):
             place = Place(path.name, number)
-            name, *others = re.split(r"[,;\t|]", line, maxsplit=1)
-            if number <= 2 and others and is_image_name(name):  # The header and a row of a table.
-                raise UserError(
-                    f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
-                    " each line. Name it metadata.csv, with file_name and text in its first line, next to the images."
-                )
+            _refuse_table(path, number, line)
             if line.lstrip().startswith("#"):
-                if targets:
+                if targets.by_line:
                     raise UserError(
-                        f"{path}, line {number}: lines that begin with # cannot stand among prompts with {TARGETS}."
-                        " Remove them, and number the images from 0 in the order of the lines."
+                        f"{path}, line {number}: lines that begin with # cannot stand among prompts with targets."
+                        " Remove them, and number the targets from 0 in the order of the lines."
                     )
                 yield Note("line", "taken as a comment: a prompt that begins with # needs records.jsonl", place)
                 continue
-            target = targets.get(index)
-            if target is not None or (not has_targets and line.strip()):
-                yield Record(place=place, folder=folder, id=str(index), prompt=line, target_image=target)
+            target = targets.by_line.get(index)
+            if target is not None or (targets.folder is None and line.strip()):
+                yield Record(
+                    place=place,
+                    folder=targets.folder or path.parent,
+                    id=str(index),
+                    prompt=line,
+                    target_image=target,
+                    caption=targets.listed,
+                )
             elif line.strip():
                 yield _without_target(path, targets, index).at(place, index)
             index += 1
-    for number, name in targets.items():
+    for number, name in targets.by_line.items():
         if number >= index:
             yield Note("image", "not used: no line has its number, counted from 0", Place(f"{TARGETS}/{name}"))
 
 
-def _without_target(path: Path, targets: Mapping[int, str], index: int) -> Rejected:
-    if index == 0 and 1 in targets:
+class _Targets(NamedTuple):
+    folder: Path | None
+    """What the paths of the targets are relative to; None without targets."""
+    by_line: Mapping[int, str]
+    """The path of the target of each line, counted from 0."""
+    listed: str | None = None
+    """The list that has them."""
+
+
+def _targets_of_lines(path: Path, limits: Limits) -> _Targets:
+    """Finds the targets of the prompts in a file; `_LISTS` count for its own names only."""
+    if (folder := path.parent / TARGETS).is_dir():
+        return _Targets(folder, _numbered_images(folder, limits))
+    listed = _list_of_targets(path.parent) if path.name in _LISTS["prompt"] else None
+    if listed is None:
+        return _Targets(None, {})
+    limits.require_inside(listed)
+    with open_text(listed) as names, open_text(path) as lines:
+        targets = {number: name.strip() for number, name in enumerate(names) if name.strip()}
+        last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
+    if (count := max(targets, default=-1) + 1) != last + 1:
+        message = f"{listed} has {counted(count, 'line')}, and {path.name} has {last + 1}"
+        raise UserError(f"{message}. Put each file on the line of its prompt.")
+    return _Targets(path.parent, targets, listed.name)
+
+
+def _list_of_targets(folder: Path) -> Path | None:
+    return next((folder / name for name in _LISTS["target"] if (folder / name).is_file()), None)
+
+
+def _refuse_table(path: Path, number: int, line: str) -> None:
+    name, *others = re.split(r"[,;\t|]", line, maxsplit=1)
+    if number <= 2 and others and is_image_name(name):  # The header and a row of a table.
         raise UserError(
-            f"{path}: images are counted from 0, and there is {TARGETS}/{targets[1]} but no image 0. If they are"
-            f" numbered from 1, rename them or begin {path.name} with an empty line; if image 0 is missing, empty the"
-            " first line."
+            f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
+            " each line. Name it metadata.csv, with file_name and text in its first line, next to the images."
+        )
+
+
+def _without_target(path: Path, targets: _Targets, index: int) -> Rejected:
+    if targets.listed is not None:
+        message = f"{targets.listed} has no file on this line"
+        return Rejected("missing_target", message, "Add it, or remove the line in both files")
+    if index == 0 and 1 in targets.by_line:
+        raise UserError(
+            f"{path}: images are counted from 0, and there is {TARGETS}/{targets.by_line[1]} but no image 0. If they"
+            f" are numbered from 1, rename them or begin {path.name} with an empty line; if image 0 is missing, empty"
+            " the first line."
         )
     message = f"there is no image {TARGETS}/{index}.png, .jpg, ..."
     return Rejected("missing_target", message, "Add it, or remove the prompt and renumber the images")
@@ -96,12 +151,12 @@ def _refuse_sources(path: Path) -> None:
             )
 
 
-def _numbered_images(folder: Path) -> dict[int, str]:
-    """Returns names of image files by their number: ``7.png`` and ``007.jpg`` by 7."""
+def _numbered_images(folder: Path, limits: Limits) -> dict[int, str]:
+    """Returns names of files of images (or videos) by their number: ``7.png`` and ``007.jpg`` by 7."""
     images: dict[int, str] = {}
     for name in sorted(path.name for path in folder.iterdir()):
         stem = PurePath(name).stem
-        if is_image_name(name) and stem.isascii() and stem.isdigit() and len(stem) < 20:
+        if limits.is_target(name) and stem.isascii() and stem.isdigit() and len(stem) < 20:
             if int(stem) in images:
                 raise UserError(f"{folder} has {images[int(stem)]} and {name}, of one number. Keep one of them.")
             images[int(stem)] = name
@@ -127,8 +182,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         try:
             caption = _caption_of(path, image)
             if caption is None:
-                remedy = f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0])}"
-                raise Rejected("empty_prompt", "it has no caption", remedy)
+                raise _without_caption(path, image, sources)
             prompt = _read_caption(path, caption, limits)
             edited = sources.of(image) if data.task == "i2i" or sources.has(image) else None
         except Rejected as rejected:
@@ -141,6 +195,15 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     yield from (
         Note("source", "not used: a different source has the same name", Place(image)) for image in sources.seconds
     )
+
+
+def _without_caption(path: Path, image: str, sources: EditSources) -> Rejected:
+    message, remedy = "it has no caption", f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0])}"
+    edited = sources.of(image) if sources.has(image) else []
+    if other := next(filter(None, (_caption_of(path, source) for source in edited)), None):
+        message += f"; {other} is next to the image to edit, where nothing reads it"
+        remedy = f"Move it to {PurePosixPath(image).with_suffix(CAPTIONS[0])}, next to the target"
+    return Rejected("empty_prompt", message, remedy)
 
 
 def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[list[str], EditSources]:
@@ -163,11 +226,15 @@ def _targets_and_sources(path: Path, limits: Limits, data: DataConfig) -> tuple[
 
 
 def _targets(path: Path, limits: Limits) -> Iterator[str]:
-    """Yields pictures and videos; a folder with a caption next to it stands for the frames in it."""
+    """Yields pictures and videos; a folder with a caption next to it stands for the frames in it, unless there is a
+    video of its name."""
     names, yielded = list(limits.walk(path)), set[str]()
     captioned = {name.rpartition(".")[0] for name in names if name.endswith(CAPTIONS)} if limits.videos else set()
+    clips = {name.rpartition(".")[0] for name in names if is_video_name(name)}
     for name in filter(limits.is_target, names):
         target = parent if (parent := name.rpartition("/")[0]) in captioned else name
+        if target in clips:
+            continue
         if target not in yielded:
             yielded.add(target)
             yield target
@@ -175,19 +242,22 @@ def _targets(path: Path, limits: Limits) -> Iterator[str]:
 
 def _caption_of(root: Path, image: str) -> str | None:
     stem = image if (root / image).is_dir() else str(PurePosixPath(image).with_suffix(""))
-    names = (f"{stem}{suffix}" for suffix in CAPTIONS)
-    return next((name for name in names if (root / name).is_file()), None)
+    found = (find_file(root, f"{stem}{suffix}") for suffix in CAPTIONS)
+    return next((file.relative_to(root).as_posix() for file in found if file is not None), None)
 
 
 def _read_caption(root: Path, name: str, limits: Limits) -> str:
     limits.check(root / name, f"the caption {name}")
-    if is_lfs_pointer(root / name):
-        raise Rejected("lfs_pointer", f"the caption {name} is a Git LFS pointer, not the text", LFS_REMEDY)
     try:
+        if is_lfs_pointer(root / name):
+            raise Rejected("lfs_pointer", f"the caption {name} is a Git LFS pointer, not the text", LFS_REMEDY)
         return (root / name).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        remedy = "Save the file as UTF-8, so that it may be read"
-        raise Rejected("unreadable_text", f"the caption {name} cannot be read ({error})", remedy) from error
+    except OSError as error:
+        message = f"the caption {name} cannot be read ({error.strerror})"
+        raise Rejected("unreadable_text", message, "Check the file and its permissions") from error
+    except UnicodeDecodeError as error:
+        message = f"the caption {name} cannot be read ({error})"
+        raise Rejected("unreadable_text", message, "Save the file as UTF-8") from error
 
 
 def find_masks(path: Path, limits: Limits) -> Path | None:
@@ -202,11 +272,11 @@ def read_masks(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """
     images: dict[str, str] = {}
     for name in filter(is_image_name, limits.walk(path / IMAGES)):
-        if images.setdefault(str(PurePosixPath(name).with_suffix("")), name) != name:
+        if images.setdefault(stem_of(name), name) != name:
             yield Note("image", "not used: a different image has the same name", Place(f"{IMAGES}/{name}"))
     used = set()
     for name in filter(is_image_name, limits.walk(path / MASKS)):
-        stem = str(PurePosixPath(name).with_suffix(""))
+        stem = stem_of(name)
         thing, _, below = stem.partition("/")
         place = Place(f"{MASKS}/{name}")
         try:

@@ -1,23 +1,41 @@
-"""Lists what a dataset holds, and what became of it: every file, column and split that was given has its line."""
+"""Lists what a dataset holds, and what became of it: every file, column and split that was given has its line.
+
+What was found is used, or metadata because nothing else was asked for, or ignored with a reason; `RecordSource.read`
+checks the sum for the columns of each record, and `Found.finish` for the files.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from visual_grpo.common.errors import counted
+from visual_grpo.data.columns import NO_FILE, NOT_FETCHED
 from visual_grpo.data.edit_folders import folder_of
 from visual_grpo.data.folders import CAPTIONS
-from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, is_system_file, is_video_name
+from visual_grpo.data.media import each, held
+from visual_grpo.data.record import (
+    Record,
+    Rejected,
+    find_file,
+    is_image_name,
+    is_video_name,
+    listed,
+    stem_of,
+)
 from visual_grpo.data.sources import RecordSource
 from visual_grpo.data.splits import split_in_path
 
-UNNAMED = "pictures that no record names"
+CLOSED = "folders that cannot be opened"
 _MAX_LISTED = 1000
 """Ignored files that are listed one by one; all are counted."""
+_MAX_BESIDE = 10_000
+"""Entries next to a single file that are looked at."""
 
 
 class Found:
@@ -37,8 +55,8 @@ class Found:
     def add(self, item: Record | Rejected) -> None:
         files = set(self._files(item))
         if self._source.folder is not None and isinstance(item, Record):
-            extra = (value for value in item.extra.values() if isinstance(value, str) and is_image_name(value))
-            self._mentioned |= {self._relative(item.folder / value) for value in extra}
+            names = (one for value in item.extra.values() for one in each(held(value, "")) if isinstance(one, str))
+            self._mentioned |= {self._relative(item.folder / name) for name in names}
         if item.split in self._source.chosen:
             self._used |= files
             for column, became in item.columns.items() if isinstance(item, Record) else ():
@@ -50,24 +68,52 @@ class Found:
         """Returns files, columns and splits as JSON-compatible values; files used and ignored add up to those found."""
         found, used = self._on_disk()
         ignored = sorted(found - used)
+        reasons = Counter(map(self._reason, ignored))
+        if len(used) + reasons.total() != len(found | used):
+            raise AssertionError(f"{len(used)} files used and {reasons.total()} ignored of {len(found | used)} found")
         splits, chosen = self._source.splits, self._source.chosen
         return {
             "files": {
                 "found": len(found | used),
                 "used": len(used),
-                "ignored": dict(Counter(map(self._reason, ignored)).most_common()),
+                "ignored": dict(reasons.most_common()),
                 "listed": ignored[:_MAX_LISTED],
             },
             "columns": {column: dict(counts.most_common()) for column, counts in self._columns.items()},
+            "unread": self._unread(ignored),
             "found_splits": {str(name): {"records": n, "used": name in chosen} for name, n in splits.items() if name},
         }
+
+    def leaves_out(self) -> bool:
+        """Returns whether pictures or videos are left that no record has."""
+        found, used = self._on_disk()
+        return any(self._unread(found - used).values())
+
+    def _unread(self, ignored: Iterable[str]) -> dict[str, list[str]]:
+        """Returns pictures and videos that no record has: files, but for those of other splits, folders that
+        cannot be opened, and columns."""
+        files = [name for name in ignored if not self._of_other_split(name)] if self._source.folder else self._beside()
+        return {
+            "pictures": sorted(filter(is_image_name, files)),
+            "videos": sorted(filter(is_video_name, files)),
+            "folders": sorted(name for name in files if name.endswith("/")),
+            "columns": [column for column, became in self._columns.items() if {NOT_FETCHED, NO_FILE} & {*became}],
+        }
+
+    def _beside(self) -> list[str]:
+        """Returns the files next to the single file that is read, also in the folders there."""
+        if not self._source.path.is_file():
+            return []
+        folder = self._source.path.parent
+        entries = chain(folder.glob("[!.]*"), folder.glob("[!.]*/[!.]*"))
+        return [file.relative_to(folder).as_posix() for file in islice(entries, _MAX_BESIDE) if file.is_file()]
 
     def _on_disk(self) -> tuple[set[str], set[str]]:
         """Returns the files of the folder, and those of them that are used, spelt as on the disk."""
         folder = self._source.folder
         if folder is None:
             return set(), set()
-        found, used = set(_walk(folder)), {self._relative(self._source.path)} - {"."}
+        found, used = set(listed(folder)), {self._relative(self._source.path)} - {"."}
         for name in self._used:
             if name in found:
                 used.add(name)
@@ -92,25 +138,31 @@ class Found:
     def _relative(self, file: Path) -> str:
         return Path(os.path.relpath(file, self._source.folder)).as_posix()
 
+    @cached_property
+    def _clips(self) -> set[str]:
+        return {stem_of(name) for name in self._used if is_video_name(name)}
+
+    def _of_other_split(self, name: str) -> str | None:
+        """Returns the split of a file that is not read because of it: records were found in it."""
+        split = self._other.get(name, split_in_path(name))
+        return split if split in self._source.splits and split not in self._source.chosen else None
+
     def _reason(self, name: str) -> str:
         """Says why a file is not used."""
-        split = self._other.get(name, split_in_path(name))
-        if split is not None and split not in self._source.chosen:
+        if (split := self._of_other_split(name)) is not None:
             return f"of the split {split}"
-        if is_image_name(name):
-            return "pictures that only metadata name" if name in self._mentioned else UNNAMED
-        if is_video_name(name):
-            return "videos that no record names" + " (data.frames is not set)" * (not self._source.limits.videos)
+        if name.endswith("/"):
+            return CLOSED
+        if is_image_name(name) or is_video_name(name):
+            kind = "pictures" if is_image_name(name) else "videos"
+            if stem_of(name).rpartition("/")[0] in self._clips:
+                return f"{kind} in a folder with the name of a video that is used"
+            frames = " (data.frames is not set)" * (kind == "videos" and not self._source.limits.videos)
+            return f"{kind} that {'only metadata name' if name in self._mentioned else 'no record names'}{frames}"
         kind = PurePosixPath(name).suffix.lower() or "without suffix"
         if self._source.layout == "captions" and name.endswith(CAPTIONS) and folder_of(name) is not None:
             return f"{kind} next to images to edit, not read: a prompt belongs next to the target"
         return f"{kind}, not read as {self._source.layout}"
-
-
-def _walk(folder: Path) -> Iterator[str]:
-    for base, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not is_system_file(name)]
-        yield from ((Path(base) / name).relative_to(folder).as_posix() for name in files if not is_system_file(name))
 
 
 def files_line(files: dict[str, Any]) -> str:

@@ -35,6 +35,7 @@ from visual_grpo.common.images import (
 from visual_grpo.common.masks import AmbiguousMaskError, Mask, read_mask, read_mask_image
 from visual_grpo.common.videos import frame_name
 from visual_grpo.config import DataConfig
+from visual_grpo.data.near_copies import look_of
 from visual_grpo.data.queries import require_fit
 from visual_grpo.data.record import (
     LFS_REMEDY,
@@ -75,6 +76,8 @@ class PreparedImage(NamedTuple):
     original_sha256: str
     original_size: Size
     """Upright."""
+    look: bytes | None = None
+    """`near_copies.look_of` the picture, or of a video's first frame; None for a mask."""
 
 
 class PreparedQuery(NamedTuple):
@@ -107,18 +110,22 @@ class ImageStore:
         digest = image_digest(original)
         stem = self._file(record_id, role, digest, *([] if mask is None or mask.label is None else [mask.label]))
         file = stem.with_name(f"{stem.name}.png")
-        size = self._size(original)
-        if not is_intact_png(file):
+        size, look = self._size(original), None
+        if is_intact_png(file):
+            look = None if mask is not None else look_of(read_image(file))
+        else:
             self.folder.mkdir(parents=True, exist_ok=True)
             draft = self.folder / f".{uuid.uuid4().hex}.png"
             try:
                 image = _open(read_image, original) if mask is None else mask.image
                 resize = _RESIZES.get(role.rstrip("0123456789"), fit)
-                resize(image, self.config.height, self.config.width).save(draft, compress_level=_COMPRESSION)
+                resized = resize(image, self.config.height, self.config.width)
+                look = None if mask is not None else look_of(resized)
+                resized.save(draft, compress_level=_COMPRESSION)
                 draft.replace(file)
             finally:
                 draft.unlink(missing_ok=True)
-        return PreparedImage(file.name, image_digest(file), digest, size)
+        return PreparedImage(file.name, image_digest(file), digest, size, look)
 
     def prepare_video(self, original: Original, record_id: str, role: str) -> PreparedImage:
         """Resizes the frames of a video and stores them as a folder of pictures, named after the result.
@@ -135,7 +142,7 @@ class ImageStore:
                     fitted = fit(frame, self.config.height, self.config.width)
                     fitted.save(fresh / name.name, compress_level=_COMPRESSION)
         _require_size(original.name, frames[0].size)
-        return PreparedImage(folder.name, clip_digest(folder), digest, frames[0].size)
+        return PreparedImage(folder.name, clip_digest(folder), digest, frames[0].size, look_of(frames[0]))
 
     def _file(self, record_id: str, role: str, digest: str, *choices: object) -> Path:
         """Returns the path, without a suffix, of what is prepared from the original of a digest with these choices."""

@@ -1,7 +1,7 @@
 """Turns records as they are read into the manifest: checks them, prepares the images, splits.
 
-Records stream from the reader to the manifest, a few dozen at a time; only their ids and hashes stay in memory, some
-hundred bytes a record.
+Records stream from the reader to the manifest, a few dozen at a time; only their ids, hashes and looks stay in memory,
+about half a kilobyte a record.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,16 +30,29 @@ from visual_grpo.data.checks import checked
 from visual_grpo.data.found import Found
 from visual_grpo.data.image_store import CHOOSE_VALUE, ImageStore, PreparedImage
 from visual_grpo.data.manifest import RecordTable, write_manifest
+from visual_grpo.data.near_copies import NearCopies
 from visual_grpo.data.preparation_report import Report, also_rejected
 from visual_grpo.data.record import Item, Note, Place, Record, Rejected
 from visual_grpo.data.sources import find_records
-from visual_grpo.data.splits import ALL, HELD_OUT, Groups, assign_splits, is_split, split_group, usual_name
+from visual_grpo.data.splits import (
+    ALL,
+    HELD_OUT,
+    SEALED,
+    Groups,
+    assign_splits,
+    is_split,
+    prompt_key,
+    split_group,
+    usual_name,
+)
 
 IMAGES = "images"
 """Folder of the prepared images, next to the manifest."""
 _MAX_THREADS = 8
 _SAME_SHAPE = 1.02
 """Ratio of two aspect ratios that is still taken for rounding."""
+_CROPPED = 1.51
+"""Ratio of aspect ratios, with rounding, above which more than a third is cropped away: 16:9 to 1:1 loses 44%."""
 _BATCH = 8
 """Records of each thread that are prepared together."""
 
@@ -52,6 +65,10 @@ class Prepared(NamedTuple):
     """What no other split may show: the group that the record has if none is given, and digests of its pictures."""
     notes: Sequence[Note]
     label: int | None
+    looks: tuple[bytes, ...]
+    """Of its pictures (`near_copies.look_of`); none where a group is given, which says what is seen together."""
+    query: tuple[str, str] | None = None
+    """Of a query: its text and the digest of its image."""
 
 
 class Preparation:
@@ -62,6 +79,8 @@ class Preparation:
         self.source = find_records(config, parameter)
         self._report, self._found = Report(config), Found(self.source)
         self._groups = Groups(holds_out=bool(config.held_out_split))
+        self._looks: list[tuple[bytes, ...]] = []
+        """Of the pictures of each row of the draft."""
 
     def write(self, manifest: Path, progress: Callable[[], object] = lambda: None) -> Report:
         """Prepares every record, calling ``progress`` after each; the manifest has the report, too.
@@ -88,8 +107,7 @@ class Preparation:
         """Yields the manifest's rows in the records' order, without their splits; rejections go to the report."""
         threads = min(_MAX_THREADS, os.cpu_count() or 1)
         items = with_ids(self.source.read(self._found.add))
-        ids: set[str] = set()
-        labels: dict[str, int] = {}
+        earlier = _Earlier()
         with ThreadPoolExecutor(threads) as pool:
             while batch := list(islice(items, _BATCH * threads)):
                 outcomes = pool.map(lambda item: self._prepare(item, store), batch)
@@ -97,16 +115,16 @@ class Preparation:
                     if isinstance(outcome, Note):
                         self._report.note(outcome)
                         continue
-                    if isinstance(outcome, Prepared) and (conflict := _conflict(outcome, ids, labels)) is not None:
-                        outcome = conflict.at(item.place, outcome.row["id"])
+                    if isinstance(outcome, Prepared):
+                        outcome = earlier.conflict(outcome, item.place) or outcome
                     if isinstance(outcome, Rejected):
                         self._report.reject(outcome)
                     else:
-                        ids.add(outcome.row["id"])
                         for note in outcome.notes:
                             self._report.note(note.at(item.place))
                         is_held_out = outcome.row["split"] == HELD_OUT
                         self._groups.add(outcome.row["split_group"], outcome.contents, held_out=is_held_out)
+                        self._looks.append(outcome.looks)
                         yield outcome.row
                     progress()
 
@@ -127,7 +145,8 @@ class Preparation:
         known = ((self._groups.of(row["split_group"]), row["id"]) for row in draft.rows() if row["split"] != HELD_OUT)
         free = [(key, name) for key, name in known if key not in held_out]
         splits, self._report.groups = iter(assign_splits(free, self._config)), len({key for key, _ in free})
-        for row in draft.rows():
+        near = NearCopies()
+        for row, looks in zip(draft.rows(), self._looks, strict=True):
             key = self._groups.of(row["split_group"])
             if row["split"] != HELD_OUT and key in held_out:
                 message = f"its prompt, its picture or its group is in the split {self._config.held_out_split}, too"
@@ -137,7 +156,10 @@ class Preparation:
             row["split"] = row["split"] or next(splits)
             row["split_group"] = hashlib.sha256(key.encode()).hexdigest()
             self._report.accept(row)
+            if row["split"] != SEALED:
+                near.add(row["target_file"] or row["id"], looks, held_out=row["split"] == HELD_OUT)
             yield row
+        self._report.warnings += near.notes()
 
     def _prepare(self, item: Item, store: ImageStore) -> Prepared | Rejected | Note:
         if not isinstance(item, Record):
@@ -182,7 +204,9 @@ class Preparation:
         notes += self._notes(record.prompt, sources, target)
         shown = [*sources, *([] if target is None or is_query else [target])]  # Many queries may have the same mask.
         ungrouped = split_group(replace(record, group=None), originals, self._config.task)
-        return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label)
+        query = (prompt_key(record.prompt), sources[0].sha256) if is_query else None
+        looks = tuple(image.look for image in shown if image.look is not None and record.group is None)
+        return Prepared(row, (ungrouped, *(image.sha256 for image in shown)), notes, label, looks, query)
 
     def _notes(self, prompt: str, sources: Sequence[PreparedImage], target: PreparedImage | None) -> Iterator[Note]:
         for image in sources[:1]:  # Those after the first keep their shape.
@@ -200,22 +224,41 @@ class Preparation:
     def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Note]:
         """Says what becomes of an original of a different size, (width, height); queries are stretched, not cropped."""
         (width, height), (to_width, to_height) = size, (self._config.width, self._config.height)
-        if self._config.task != "segmentation" and not 1 / 2 <= width / height * to_height / to_width <= 2:
-            yield Note(kind, "of a different shape: more than half is cropped away")
+        ratio = width / height * to_height / to_width
+        if self._config.task != "segmentation" and max(ratio, 1 / ratio) > _CROPPED:
+            yield Note(kind, "of a different shape: more than a third is cropped away")
         if width < to_width or height < to_height:
             yield Note(kind, "smaller than the prepared size: enlarged")
 
 
-def _conflict(prepared: Prepared, ids: Set[str], labels: dict[str, int]) -> Rejected | None:
-    """Returns why a record cannot be used with the earlier ones, given their ``ids`` and each query's label."""
-    row, label = prepared.row, prepared.label
-    if row["id"] in ids:
-        remedy = "Give every record its own id, or leave ids out to get them made"
-        return Rejected("duplicate_id", "an earlier record has the same id", remedy)
-    if label is not None and (first := labels.setdefault(row["prompt"], label)) != label:
-        message = f"the object is stored as {label}, and as {first} in an earlier mask of {row['prompt']!r}"
-        return Rejected("ambiguous_mask", message, CHOOSE_VALUE)
-    return None
+class _Earlier:
+    """What the accepted records have, with which later ones must not conflict."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+        self._labels: dict[str, int] = {}
+        """Query -> the number that its object is stored as."""
+        self._queries: dict[tuple[str, str], Place] = {}
+        """Query and digest of its image -> the first record."""
+
+    def conflict(self, prepared: Prepared, place: Place) -> Rejected | None:
+        """Returns why the record at a place cannot be used with the earlier ones; None adds it to them."""
+        rejected = self._conflict(prepared, place)
+        return None if rejected is None else rejected.at(place, prepared.row["id"])
+
+    def _conflict(self, prepared: Prepared, place: Place) -> Rejected | None:
+        row, label = prepared.row, prepared.label
+        if row["id"] in self._ids:
+            remedy = "Give every record its own id, or leave ids out to get them made"
+            return Rejected("duplicate_id", "an earlier record has the same id", remedy)
+        if label is not None and (number := self._labels.setdefault(row["prompt"], label)) != label:
+            message = f"the object is stored as {label}, and as {number} in an earlier mask of {row['prompt']!r}"
+            return Rejected("ambiguous_mask", message, CHOOSE_VALUE)
+        if prepared.query is not None and (first := self._queries.setdefault(prepared.query, place)) != place:
+            message = f"an earlier record, {first}, asks the same about the same image"
+            return Rejected("duplicate_query", message, "Merge their masks into one, or remove one of the records")
+        self._ids.add(row["id"])
+        return None
 
 
 def with_ids(items: Iterator[Item]) -> Iterator[Item]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from visual_grpo.common.errors import UserError, counted, sanitize
 from visual_grpo.config import DataConfig, Task
-from visual_grpo.data.found import UNNAMED
+from visual_grpo.data.found import CLOSED
 from visual_grpo.data.manifest import FEW_PROMPTS, prompt_hash
 from visual_grpo.data.record import Note, Place, Rejected
 from visual_grpo.data.splits import HELD_OUT, SEALED, SPLITS, fewest
@@ -80,20 +80,18 @@ class Report:
         if not self._records["train"]:
             raise UserError(none_to_train_on(accepted, self._config) + also_rejected(self.rejections, rejected))
         self._warn(accepted)
-        if not self._pictures and (unused := found["files"]["ignored"].get(UNNAMED)):
-            remedy = (
-                "if a column names them, their paths must be relative to the table (data.columns.target=NAME names the"
-                " column)"
-                if found["columns"]
-                else "if each has a text of its name, data.layout=captions reads those"
-            )
-            self.warnings.append(f"no record has a picture, and there are {counted(unused, 'picture')}: {remedy}")
+        if not self._pictures and (unread := _unread(found["unread"], bool(found["columns"]), self._config)):
+            self.warnings.append(unread)
+        if closed := found["files"]["ignored"].get(CLOSED):
+            first = found["unread"]["folders"][0]
+            self.warnings.append(f"{counted(closed, 'folder')} (such as {first}) cannot be opened: check permissions")
         listed = [
             {"id": one.id, **asdict(one.place), "reason": one.reason, "message": one.message, "remedy": one.remedy}
             for one in self.rejections
         ]
         return {
             **found,
+            "unread": {kind: names[:_MAX_LISTED] for kind, names in found["unread"].items()},
             "records": accepted + rejected,
             "accepted": accepted,
             "example": sanitize(self._example),
@@ -118,6 +116,25 @@ class Report:
             self.warnings.append(f"{shared}: they are held out together or not at all")
         for (kind, text), (count, place) in self._notes.items():
             self.warnings.append(f"{counted(count, kind)} (such as {place}) {text}")
+
+
+def _unread(unread: Mapping[str, Sequence[str]], is_table: bool, config: DataConfig) -> str | None:
+    """Says what pictures and videos there are where no record has any; None if there are none."""
+    kinds = [kind for kind in ("picture", "video") if unread[f"{kind}s"]]
+    counts = [f"{counted(len(names := unread[f'{kind}s']), kind)} (such as {names[0]})" for kind in kinds]
+    if columns := unread["columns"]:
+        names = f"{' and '.join(columns)} {'names' if len(columns) == 1 else 'name'} some that cannot be read"
+        remedy = f"{names}: paths are relative to the table, and URLs are not fetched"
+    elif kinds == ["video"] and config.frames is None:
+        remedy = "videos are read where data.frames says how many frames they have"
+    elif is_table:
+        remedy = "if a column names them, their paths must be relative to the table (data.columns.target=NAME names it)"
+    else:
+        remedy = "if each has a text of its name, data.layout=captions reads those"
+    if not counts and not columns:
+        return None
+    found = f", and the data have {' and '.join(counts)}" if counts else ""
+    return f"no record has a picture{found}: {remedy}"
 
 
 def few_held_out(records: Mapping[str, int], held_out: int, groups: int, config: DataConfig) -> str | None:

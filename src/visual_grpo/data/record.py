@@ -6,7 +6,7 @@ import codecs
 import hashlib
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -91,10 +91,12 @@ class Record:
     """Checked: a JSON object as text, with ``extra``."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Other keys of the record; they become metadata."""
+    found: Collection[str] = ()
+    """Columns of the table's row, or keys of the annotation, that the record was read from."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Column of a table -> what it became."""
+    """What each of ``found`` became."""
     caption: str | None = None
-    """The text file of the prompt, relative to ``folder``."""
+    """The text file of the prompt, or of the picture's path, relative to ``folder``."""
     split: str | None = None
     """The split that the reader found it in, if its file and pictures do not tell."""
 
@@ -214,6 +216,16 @@ class Limits:
             yield from ((below / name).as_posix() for name in sorted(files) if not is_system_file(name))
 
 
+def listed(folder: Path) -> Iterator[str]:
+    """Yields the files below a folder as relative paths with ``/``, and with a ``/`` at its end each folder that cannot
+    be opened, such as one of a different user. Links to folders are not followed."""
+    closed = list[str]()
+    for base, folders, files in os.walk(folder, onerror=lambda error: closed.append(error.filename)):
+        folders[:] = [name for name in folders if not is_system_file(name)]
+        yield from ((Path(base) / name).relative_to(folder).as_posix() for name in files if not is_system_file(name))
+    yield from (f"{Path(name).relative_to(folder).as_posix()}/" for name in closed)
+
+
 def is_lfs_pointer(path: Path) -> bool:
     """True if Git LFS has left a pointer in place of the file."""
     with path.open("rb") as file:
@@ -235,12 +247,18 @@ def find_file(folder: Path, name: str) -> Path | None:
 
     None if it does not exist or is not an ordinary file.
     """
-    for text in (name, name.replace("\\", "/")):
-        for spelling in (text, unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)):
-            with suppress(OSError):  # A name may be too long, in one of the forms only.
-                if (folder / spelling).is_file():
-                    return folder / spelling
+    texts = (name, name.replace("\\", "/"))
+    forms = (unicodedata.normalize(form, text) for text in texts for form in ("NFC", "NFD"))
+    for spelling in dict.fromkeys((*texts, *forms)):
+        with suppress(OSError, ValueError):  # A name may be too long, in one of the forms only.
+            if (folder / spelling).is_file():
+                return folder / spelling
     return None
+
+
+def stem_of(name: str) -> str:
+    """Returns a path without suffix, as names of files that belong together are compared: in one Unicode form."""
+    return unicodedata.normalize("NFC", str(PurePosixPath(name).with_suffix("")))
 
 
 def is_image_name(name: str) -> bool:

@@ -14,7 +14,18 @@ from visual_grpo.common.files import settled
 from visual_grpo.config import DataConfig
 from visual_grpo.data import coco, folders, tabular
 from visual_grpo.data.archives import unzipped
-from visual_grpo.data.record import VIDEO_SUFFIXES, Item, Limits, Note, Record, Rejected, is_image_name, is_system_file
+from visual_grpo.data.hub_dataset import HUB
+from visual_grpo.data.record import (
+    VIDEO_SUFFIXES,
+    Item,
+    Limits,
+    Note,
+    Record,
+    Rejected,
+    is_image_name,
+    is_system_file,
+    listed,
+)
 from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
 
@@ -97,6 +108,8 @@ class RecordSource:
             if isinstance(item, Note):
                 yield item
                 continue
+            if isinstance(item, Record) and (forgotten := {*item.found} - {*item.columns}):
+                raise AssertionError(f"{self.layout}, {item.place}: nothing says what became of {sorted(forgotten)}")
             item = replace(item, split=split_found(item, self.layout))
             see(item)
             if item.split in self.chosen:
@@ -112,13 +125,17 @@ def find_records(data: DataConfig, parameter: str = "data.path") -> RecordSource
     Raises UserError if the path does not exist, no layout fits, several folders below are datasets of their own, or the
     file with the records leads outside the data's folder.
     """
-    if data.path.startswith(tabular.HUB):
-        path = Path(data.path.removeprefix(tabular.HUB), "none")  # No local file belongs to the dataset.
+    if data.path.startswith(HUB):
+        path = Path(data.path.removeprefix(HUB), "none")  # No local file belongs to the dataset.
         return RecordSource("table", path, Limits.from_config(data, path), data)
     path = settled(Path(data.path))
-    if not path.exists():
-        draws = Remedy("starter", {"data.path": None}) if parameter == "data.path" else None
-        raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}", remedy=draws)
+    try:
+        if not path.exists():
+            raise UserError(f"{parameter}: {path} does not exist.{_suggestions(path, parameter)}")
+        if path.is_dir():
+            next(path.iterdir(), None)
+    except OSError as error:
+        raise UserError(f"{parameter}: {path} cannot be opened ({error.strerror}). Check its permissions.") from error
     if path.suffix.lower() == ".zip" and path.is_file():
         path = unzipped(path, data)
     limits = Limits.from_config(data, path)
@@ -173,9 +190,9 @@ def _suggestions(path: Path, parameter: str) -> str:
         return f" DVC has it in {path.name}.dvc: fetch it with dvc pull."
     text = f"{nearest_hint(path.name, siblings)} Give a folder or file with records: --params={parameter}=FOLDER."
     if not path.is_absolute() and len(path.parts) == 2 and not path.parent.is_dir():
-        text += f" For a dataset of the Hugging Face hub: --params={parameter}={tabular.HUB}{path}."
+        text += f" For a dataset of the Hugging Face hub: --params={parameter}={HUB}{path}."
     if parameter == "data.path":
-        text += " Or generate the default dataset."
+        text += " Without data.path, the pipeline starter renders the default dataset."
     return text
 
 
@@ -184,7 +201,8 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
     image = next((PurePath(name).name for name in names if is_image_name(name)), None)
-    hint = ""
+    closed = [name for name in listed(path) if name.endswith("/")] if path.is_dir() else []
+    hint = f" The folder {', '.join(closed)} cannot be opened: check its permissions." if closed else ""
     if image and "captions" in layouts:
         hint = f" No image has a caption: for {image} there is no {PurePath(image).stem}.txt."
     texts = [name for name in names if PurePath(name).suffix.lower() in (".json", ".txt", ".csv")]

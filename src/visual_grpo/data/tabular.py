@@ -22,11 +22,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from huggingface_hub.constants import HF_HUB_CACHE
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
 from visual_grpo.data.archives import tar_rows
 from visual_grpo.data.columns import prompt_columns, record_from_row
+from visual_grpo.data.hub_dataset import HUB, load_hub_dataset
 from visual_grpo.data.record import (
     LFS_REMEDY,
     NULLS,
@@ -41,10 +43,11 @@ from visual_grpo.data.record import (
     open_text,
     shorten,
 )
-from visual_grpo.data.splits import ALL, COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
+from visual_grpo.data.splits import COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
 
-HUB = "hf://datasets/"
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".tar")
+_MAX_LINE = 10_000_000
+"""Characters of a JSON line that is looked at."""
 _ROWS_IN_MEMORY = 16
 """Of a Parquet table."""
 Row = dict[str, Any] | Rejected | Note
@@ -145,22 +148,11 @@ def _datasets(path: Path, limits: Limits, data: DataConfig) -> dict[str | None, 
     import datasets
 
     with _name_in_errors(data.path):
-        if not is_hub:
-            _require_own_files(path, limits)
-            dataset = datasets.load_from_disk(str(path))
-            return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
-        name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
-        asked = {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}
-        builder = datasets.load_dataset_builder(name, revision=data.revision)
-        # What the dataset's own description names may be files of this machine.
-        listed = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
-        if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
-            raise ValueError(f"it names {shorten(odd[0])!r}, which is not a file of the hub")
-        builder.download_and_prepare()
-        for split in asked:  # Also a part of one: train[:100].
-            dataset = builder.as_dataset(split=split)
-            loaded |= dataset if isinstance(dataset, dict) else {split: dataset}
-        return loaded
+        if is_hub:
+            return load_hub_dataset(data)
+        _require_own_files(path, limits)
+        dataset = datasets.load_from_disk(str(path))
+        return dict(dataset) if isinstance(dataset, dict) else {None: dataset}
 
 
 def _require_own_files(saved: Path, limits: Limits) -> None:
@@ -195,7 +187,17 @@ def _is_table(file: Path) -> bool:
     if suffix != ".json":
         return suffix in _SUFFIXES
     with open_text(file) as text:  # Other JSON files next to data are seldom lists.
-        return text.read(100).lstrip().startswith("[")
+        return text.read(100).lstrip().startswith("[") or _has_json_lines(file)
+
+
+def _has_json_lines(file: Path) -> bool:
+    """Returns whether a file begins with two lines of which each is a JSON object, as `Dataset.to_json` writes them."""
+    with open_text(file) as lines:  # Other JSON may be one line of any length.
+        first = [lines.readline(_MAX_LINE) for _ in range(2)]
+    try:
+        return all(isinstance(json.loads(line), dict) for line in first)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, canonical: bool = False) -> Iterator[Item]:
@@ -219,6 +221,8 @@ def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, cano
         ".jsonl": _json_lines,
         ".tar": partial(_tar_rows, limits=limits),
     }
+    if suffix == ".json" and _has_json_lines(file):
+        suffix = ".jsonl"
     for number, row in readers.get(suffix, partial(_csv_rows, data=data))(file):
         place = Place(name, number)
         if isinstance(row, dict):
@@ -370,7 +374,7 @@ def _name_in_errors(name: object) -> Iterator[None]:
     unreadable = (pa.ArrowException, tarfile.TarError, datasets.exceptions.DatasetsError)
     try:
         yield
-    except (*unreadable, OSError, ValueError, KeyError, TypeError) as error:
+    except (*unreadable, OSError, ValueError, KeyError, TypeError, HTTPError) as error:
         if isinstance(name, Path) and name.is_file() and is_lfs_pointer(name):
             raise UserError(f"{name} is a Git LFS pointer, not the file. {LFS_REMEDY}.") from error
         text = str(error).strip().partition("\n")[0]

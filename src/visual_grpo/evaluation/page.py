@@ -51,6 +51,7 @@ _LINEAGE = {
 """Facts of a training (``training.json``) in the order of the page, and their names there."""
 _LONG = 120
 """Characters of a value in the lineage."""
+REMOVED = "removed"
 _RUNS_OWN = ("output", "resume")
 """Parameters that say where a run writes and how it went on: never a difference in settings."""
 
@@ -86,6 +87,7 @@ def render(
         "hyphenated": lambda name: name.replace("_", "-"),
         "short": lambda value: f"{value[:12]}…" if re.fullmatch(r"[0-9a-f]{20,}", value) else value,
         "number": format,
+        "sampler": _parameter_of,
     }
     return environment.get_template("report.html.j2").render(
         script=script,
@@ -121,16 +123,42 @@ def render(
 def configuration(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, list[tuple[str, Any, Any]]]:
     """Lists ``changed`` and ``all`` parameters as (dotted name, value, value in conf/base).
 
-    ``parameters`` is the tree, or already flat; ``before`` has those of conf/base, flat. If it is empty, nothing
-    counts as changed.
+    ``before`` has those of conf/base, flat. If it is empty, nothing counts as changed. Of an entry that only
+    ``parameters`` have, such as a reward, what is null, false or empty is left out; one that only conf/base has is one
+    row, whose value is `REMOVED`.
     """
     now = flatten(parameters)
-    sections = {name.partition(".")[0] for name in now}
-    # A section that is not there at all, such as how to retrain, is none of the result's.
-    absent = [name for name in sorted(before) if name not in now and name.partition(".")[0] in sections]
-    rows = [(name, now.get(name), before.get(name)) for name in [*sorted(now), *absent]]
-    changed = [row for row in rows if before and row[1] != row[2] and row[0] not in _RUNS_OWN]
-    return {"changed": changed, "all": rows[: len(now)]}
+    rows = [(name, value, before.get(name, "")) for name, value in sorted(now.items())]
+    changed = [row for row in rows if row[0] not in _RUNS_OWN and _differs(row, row[0] in before)]
+    changed += [(name, REMOVED, "") for name in _removed(parameters, before)]
+    return {"changed": changed if before else [], "all": rows}
+
+
+def _differs(row: tuple[str, Any, Any], is_in_base: bool) -> bool:
+    _, value, base = row
+    if is_in_base:
+        return bool(value != base)
+    return any(value) if isinstance(value, list) else bool(value)
+
+
+def _removed(parameters: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Returns the dotted names of the entries of conf/base that the sections of ``parameters`` lack."""
+    gone = []
+    for name in before:
+        tree: Any = parameters
+        path = name.split(".")
+        for depth, key in enumerate(path):
+            if not isinstance(tree, Mapping) or key not in tree:
+                # A section that is not there at all, such as how to retrain, is none of the result's.
+                gone += [".".join(path[: depth + 1])] if depth and isinstance(tree, Mapping) else []
+                break
+            tree = tree[key]
+    return list(dict.fromkeys(gone))
+
+
+def _parameter_of(sampler: str) -> str:
+    """Returns the parameter of a sampler, so that ``eval`` means the prompts alone."""
+    return f"sampling.{sampler}" if sampler in ("eval", "rollout") else sampler
 
 
 def _source(name: str) -> str:
@@ -216,7 +244,7 @@ def _card(row: Mapping[str, Any], baseline: Path, trained: Path, side: int) -> d
     return {
         "prompt": row["prompt"],
         "split": row["split"],
-        "sampler": row["sampler"],
+        "sampler": _parameter_of(row["sampler"]),
         "index": row["index"],
         "given": [(name, data_uri(baseline / path, side)) for name, path in given(row).items()],
         "baseline": data_uri(baseline / row["file_baseline"], side),

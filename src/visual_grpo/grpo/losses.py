@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from visual_grpo.common.decisions import MAX_LOG_RATIO, GaussianLikelihoods, Likelihoods, k3
+from visual_grpo.common.decisions import MAX_LOG_RATIO, GaussianLikelihoods, Likelihoods, Matches, k3
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores, TrainBatch
 from visual_grpo.config import GRPOConfig
@@ -238,8 +238,49 @@ class DPPO(Algorithm[GaussianLikelihoods]):
         return torch.where(masked, 0.0, -ratio * advantages), {"ratio": ratio, "clip_fraction": masked}
 
 
-LOSSES: dict[str, type[Algorithm[Any]]] = {"grpo": GRPO, "dr_grpo": DrGRPO, "dapo": DAPO, "gspo": GSPO, "dppo": DPPO}
+@dataclass(frozen=True, kw_only=True)
+class NFT(Algorithm[Matches]):
+    """DiffusionNFT, arXiv 2509.16117, with the weights of its code (NVlabs/DiffusionNFT, scripts/train_nft_sd3.py).
+
+    The policy that moves by ``nft_beta`` from the old one towards the present velocity should match good samples; its
+    mirror image, on the other side of the old one, bad ones. A sample with the advantage A is good with the probability
+    ``(1 + A / advantage_clip) / 2``. Unlike a clipped ratio, this pulls back a policy that has moved too far.
+    """
+
+    needs: ClassVar[type[Likelihoods]] = Matches
+    nft_beta: float = 1.0
+    advantage_clip: float = 5.0
+
+    def __call__(self, decisions: Matches, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        old, moved = decisions.old_velocity, self.nft_beta * (decisions.velocity - decisions.old_velocity)
+        good = 0.5 + (advantages[:, None] / self.advantage_clip).clamp(-1, 1) / 2
+        loss = good * self.distance(decisions, old + moved) + (1 - good) * self.distance(decisions, old - moved)
+        return self.advantage_clip / self.nft_beta * loss, {}
+
+    @staticmethod
+    def distance(decisions: Matches, velocity: Tensor) -> Tensor:
+        """[b, s] on the CPU: squared distance of a velocity's sample from the one that was noised, divided by their
+        mean absolute distance, so that it grows only linearly."""
+        level = decisions.level.to(velocity).view(1, -1, *[1] * (velocity.ndim - 2))
+        error = (level * (velocity - decisions.target)).flatten(2)
+        return (error.square().mean(2) / error.detach().abs().mean(2).clamp(min=1e-5)).cpu()
+
+
+LOSSES: dict[str, type[Algorithm[Any]]] = {
+    "grpo": GRPO,
+    "dr_grpo": DrGRPO,
+    "dapo": DAPO,
+    "gspo": GSPO,
+    "dppo": DPPO,
+    "nft": NFT,
+}
 """By the names that ``grpo.loss`` chooses from."""
+
+
+def unread_clips(config: GRPOConfig) -> list[str]:
+    """Returns the names of the clips that are set, which the loss does not have."""
+    own = {field.name for field in fields(LOSSES[config.loss])}
+    return [name for name in ("clip_low", "clip_high") if getattr(config, name) is not None and name not in own]
 
 
 def step_weights(mask: Tensor, aggregation: Aggregation, *, counted_rows: int, counted_steps: int, rows: int) -> Tensor:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 from kedro.framework.cli.project import run as run_of_kedro
 from kedro.framework.project import pipelines
 from kedro.pipeline import Pipeline
@@ -48,6 +49,28 @@ _CHOOSING["namespaces"] = "node_namespaces"
 """Option of Kedro -> argument of `Pipeline.filter`."""
 
 
+class _Names(click.types.StringParamType):
+    """A text, or several with commas between them, that the shell completes."""
+
+    def __init__(self, known: Callable[[], Iterable[str]]) -> None:
+        self._known = known
+
+    def shell_complete(self, context: click.Context, option: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [CompletionItem(f"{before}{comma}{name}") for name in self._known() if name.startswith(begun)]
+
+
+def _pipelines() -> list[str]:
+    return [name for name in pipelines if name != "__default__"]
+
+
+def _environments() -> list[str]:
+    return sorted(file.parent.name for file in Path("conf").glob("*/parameters.yml"))
+
+
+_COMPLETED = {"pipeline": _pipelines, "pipelines": _pipelines, "env": _environments}
+
+
 def _callback(context: click.Context, option: click.Parameter, value: Any) -> Any:
     return value if isinstance(value, dict) else parsed(value)
 
@@ -67,7 +90,7 @@ def _checked(command: Callable[..., Any] | None) -> Callable[..., Any]:
         named = [*filter(None, [kwargs.get("pipeline"), *(kwargs.get("pipelines") or [])])]
         for name in named:
             if name not in pipelines:
-                known = [own for own in pipelines if own != "__default__"]
+                known = _pipelines()
                 hint = nearest_hint(name, known)
                 raise click.ClickException(f"The pipeline {name!r} does not exist.{hint} Pipelines: {', '.join(known)}")
         if chosen := {option: kwargs[name] for name, option in _CHOOSING.items() if kwargs.get(name)}:
@@ -101,6 +124,8 @@ for _option in run.params:
     assert isinstance(_option, click.Option)
     if _option.name == "params":
         _option.callback, _option.help = _callback, _PARAMS_HELP
+    if _option.name in _COMPLETED:
+        _option.type = _Names(_COMPLETED[_option.name])
     _option.hidden = _option.name in _REFUSED
 run.callback = _on_all_ranks(_checked(run_of_kedro.callback))
 # Kedro merges groups of one name, and the first `run` counts: with a different name, `kedro --help` lists both.

@@ -19,7 +19,7 @@ from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.processes import is_rank
 from visual_grpo.config import Parameters
-from visual_grpo.config.adapter_folder import LATEST, NONE, adapter_digest, read_facts
+from visual_grpo.config.adapter_folder import BASE, LATEST, NONE, read_facts
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
 from visual_grpo.config.presets import OUTPUT, use_catalog
@@ -27,7 +27,7 @@ from visual_grpo.config.schema import Resume, validate
 from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.operations.running import Running
 from visual_grpo.starter.world_defaults import with_world
-from visual_grpo.tracking.adapter_lookup import adapters_or_base, find_adapters, find_version
+from visual_grpo.tracking.adapter_lookup import find_adapters, find_version, start_digest, start_of_training
 from visual_grpo.tracking.tracker import check_packages
 from visual_grpo.tracking.trust import require_adapters, require_checkpoint, require_version
 
@@ -113,6 +113,8 @@ class ParameterHooks:
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
+        if spec is not None and "adapters" in makes:
+            _check_start(spec)
         if parameters.reward != present.reward:
             weights = ", ".join(
                 f"{name}: {'judge' if reward.judge else f'weight {reward.weight:g}'}"
@@ -168,6 +170,15 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
     return validate(with_world(tree))
 
 
+def _check_start(spec: RunSpec) -> None:
+    """Raises UserError if ``train.start`` names a LoRA file that the training cannot start from."""
+    from visual_grpo.models.lora_files import require_startable  # It imports torch.
+
+    start = spec.config.train.start
+    if start != BASE and (file := start_of_training(start, spec.config.place("adapters"))) and file.is_file():
+        require_startable(spec, file)
+
+
 def _for_training(present: Parameters) -> Parameters:
     """Refuses a second adapter to judge besides the one that is trained, and replaces the champion by its version."""
     if present.adapter != LATEST:
@@ -207,8 +218,8 @@ def _same_or_fresh(spec: RunSpec, pipeline: Pipeline, catalog: CatalogProtocol) 
             remedy="train",
         )
     parameters, base_model, records = spec.config, catalog.load("base_model"), catalog.load("records")
-    start = adapters_or_base(parameters.train.start, parameters.place("adapters"))
-    digest = None if start is None else adapter_digest(start)
+    start = start_of_training(parameters.train.start, parameters.place("adapters"))
+    digest = None if start is None else start_digest(start)
     now = provenance.record(spec, base_model, records.digest, digest)
     why = resuming.why_another(Path(parameters.tracking.checkpoints), now)
     if why is not None:

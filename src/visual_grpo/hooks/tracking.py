@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from kedro.framework.context import KedroContext
@@ -19,6 +20,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted, user_error
 from visual_grpo.config import Parameters, flatten
 from visual_grpo.config.adapter_folder import adapter_digest, read_facts
+from visual_grpo.config.decides import Decides, decides
 from visual_grpo.config.pipelines import FLOW
 from visual_grpo.config.presets import UNNAMED_ENVIRONMENTS
 from visual_grpo.config.stated import parameters_digest
@@ -28,7 +30,7 @@ from visual_grpo.operations.command import render
 from visual_grpo.operations.running import Running
 from visual_grpo.tracking import run_origin
 from visual_grpo.tracking.adapter_lookup import find_adapters, training_run
-from visual_grpo.tracking.mlflow_api import NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
+from visual_grpo.tracking.mlflow_api import CHANGED, NOT_EVALUATED, NOTHING_TRAINED, VERDICT, use_project
 from visual_grpo.tracking.sync import TAGGED, made_others, training_params
 from visual_grpo.tracking.tracker import Tracker
 from visual_grpo.tracking.trust import PARAMETERS
@@ -36,12 +38,13 @@ from visual_grpo.tracking.trust import PARAMETERS
 log = logging.getLogger(__name__)
 
 _NAMED = {
-    *("seed", "train.seed", "resume", "output", "adapter", "data.path", "trust"),
+    *("seed", "train.seed", "data.path"),
     *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
 }
-"""Parameters that the run's name shows anyway, or that tell nothing in it."""
+"""Parameters that the run's name shows anyway."""
 _MOST_CHANGES = 3
 """Changed parameters in a name."""
+_LONGEST_VALUE = 40
 
 
 class TrackingHooks:
@@ -77,7 +80,8 @@ class TrackingHooks:
         elif judges_only:
             earlier = _run_of(find_adapters(config.adapter, config.place("adapters")))
         named = os.environ.get("MLFLOW_RUN_ID")
-        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, self._runtime)
+        changed = changed_parameters(config, self._runtime)
+        name = os.environ.get("MLFLOW_RUN_NAME") or run_name(config, modules, names, self._environment, changed)
         tracker = Tracker.start(name, Path(config.output), console.note, earlier=named or earlier)
         catalog[RUNNING] = Running(self._project_path, tracker)
         if earlier is not None and named is None and not tracker.continues:
@@ -91,8 +95,11 @@ class TrackingHooks:
         if trains:
             tracker.own(PARAMETERS, parameters_digest(config.public()))
         tracker.params(training_params(config.public()))
-        if not tracker.continues:
+        if tracker.continues:
+            tracker.rename(name)
+        else:
             tracker.tags({VERDICT: NOT_EVALUATED if trains else NOTHING_TRAINED})
+            tracker.tags({CHANGED: ", ".join(f"{name}={_short(value)}" for name, value in changed.items())})
 
     @hook_impl
     def after_pipeline_run(self) -> None:
@@ -123,6 +130,17 @@ def _run_of(adapters: Path) -> str | None:
     return facts.get("mlflow_run_id")
 
 
+def changed_parameters(config: Parameters, given: Iterable[str]) -> dict[str, Any]:
+    """Returns by their dotted names those parameters that a result depends on and that were ``given`` with
+    ``--params``, then those that differ from the training whose adapters are in the folder of outputs."""
+    now, before = training_params(config.public()), {}
+    with suppress(UserError):  # There are no adapters, or nobody can use them.
+        before = training_params(read_facts(config.place("adapters"))["parameters"])
+    names = [name for name in now if any(name == one or name.startswith(f"{one}.") for one in given)]
+    names += [name for name, value in now.items() if before and before.get(name) != value]
+    return {name: now[name] for name in dict.fromkeys(names) if decides(name, Decides.EVERYTHING, rounding=False)}
+
+
 def run_name(
     config: Parameters,
     modules: Sequence[str],
@@ -130,17 +148,17 @@ def run_name(
     environment: str | None,
     changed: Mapping[str, Any],
 ) -> str:
-    """Names a run: ``ar+dit seed 0 grpo 80 steps lr7e-4+6e-4``, or ``baseline seed 0`` without a training.
+    """Names a run: ``kl_weight=0.1 seed 0 ar+dit grpo 80 steps lr7e-4+6e-4``; without a training ``seed 0 baseline``.
 
-    What usually differs comes first, since tables cut long names.
+    What distinguishes the run comes first, since tables cut long names.
 
     Args:
         modules: those that are trained; () = none.
         environment: Kedro's; None = the default one.
-        changed: parameters given with ``--params``, by their dotted names; those that the name lacks follow the seed.
+        changed: `changed_parameters`; those that the name lacks come first, by the last part of their names.
     """
     if modules:
-        rates = dict.fromkeys(_short(config.grpo_of(module).learning_rate) for module in modules)
+        rates = dict.fromkeys(_scientific(config.grpo_of(module).learning_rate) for module in modules)
         joint = ["joint"] if config.policy.stages == "joint" and len(modules) > 1 else []
         steps = counted(config.grpo.steps, "step")
         what, seed = ["+".join(modules), *joint], config.training_seed
@@ -151,13 +169,16 @@ def run_name(
     start = [] if environment is None else [environment]
     data = [] if config.data_is_drawn else [Path(config.data.path).name]
     unnamed = [name for name in changed if name not in _NAMED and not name.endswith(".learning_rate")]
-    unnamed = [name for name in unnamed if not name.startswith("retrain.")]  # It may have secrets.
-    changes = [f"{name}={changed[name]}" for name in unnamed[:_MOST_CHANGES]]
+    changes = [f"{name.rpartition('.')[2]}={_short(changed[name])}" for name in unnamed[:_MOST_CHANGES]]
     more = ["..."] if len(unnamed) > _MOST_CHANGES else []
-    return " ".join([*start, *data, *what, f"seed {seed}", *changes, *more, *settings])
+    return " ".join([*changes, *more, f"seed {seed}", *start, *data, *what, *settings])
 
 
-def _short(number: float) -> str:
+def _short(value: object) -> str:
+    return shorten(str(value), _LONGEST_VALUE, placeholder="...")
+
+
+def _scientific(number: float) -> str:
     """0.0007 -> 7e-4."""
     mantissa, exponent = f"{number:.2e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"

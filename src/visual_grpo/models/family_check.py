@@ -92,7 +92,7 @@ def check_family(
             f"check_model compares a flow model of one module with its pipeline; {family.name} has the modules"
             f" {', '.join(family.modules)} and the tasks {', '.join(family.tasks)}."
         )
-    config = config.model_copy(update={"base_weights": "full"})
+    config = config.model_copy(update={"base_weights": "full", "options": options.model_dump()})
     policy = PolicyConfig(flow=FlowConfig(window_start=1, window_steps=3), denoise_batch=4)
     settings = ModelSettings(size=size, frames=frames, policy=policy, options=options)
     tasks = [task for task in family.tasks if task in ("t2i", "i2i")]

@@ -14,16 +14,12 @@ import huggingface_hub
 from huggingface_hub import constants
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.hub import REFUSALS, refusal
 
 PIPELINE_FILE, MODEL_FILE = "model_index.json", "config.json"
 """The file that names the class of a pipeline of diffusers, and of a model of transformers."""
@@ -104,13 +100,13 @@ def model_file(path: str, revision: str | None) -> Path | None:
 def _download(path: str, name: str, revision: str | None) -> Path | None:
     try:
         return Path(huggingface_hub.hf_hub_download(path, name, revision=revision))
-    except LocalEntryNotFoundError as error:  # An EntryNotFoundError, too; also for an answer of a busy hub.
-        answered = isinstance(error.__cause__, HfHubHTTPError)
-        raise UserError(_refusal(path, revision, error.__cause__) if answered else _unreachable(path)) from error
-    except EntryNotFoundError:
+    except EntryNotFoundError as error:
+        known = huggingface_hub.try_to_load_from_cache(path, name, revision=revision)  # Not a path: it has none.
+        if isinstance(error, LocalEntryNotFoundError) and known is None:  # Nobody answers, or a busy hub.
+            raise UserError(refusal("model", path, revision, error)) from error
         return None
-    except (HTTPError, HFValidationError, OSError) as error:
-        raise UserError(_refusal(path, revision, error)) from error
+    except REFUSALS as error:
+        raise UserError(refusal("model", path, revision, error)) from error
 
 
 def read_described(file: Path) -> Mapping[str, Any]:
@@ -126,7 +122,10 @@ def read_described(file: Path) -> Mapping[str, Any]:
 
 def _weights(path: str, commit: str, sizes: Mapping[str, int], described: Mapping[str, Any]) -> Iterator[str]:
     """Yields the files of weights that will be read; raises UserError where a network has none."""
-    components = {name for name, entry in described.items() if isinstance(entry, list) and any(entry)}
+    parts = described.items() if "_class_name" in described else ()  # A model of transformers lists other things.
+    components = {name for name, entry in parts if isinstance(entry, list) and any(entry)}
+    if lacking := sorted(components - {name.partition("/")[0] for name in sizes}):
+        raise UserError(f"model.path: {path} lacks the folders {', '.join(lacking)}, which its {PIPELINE_FILE} names.")
     by_folder = defaultdict[str, list[PurePosixPath]](list)
     for name in map(PurePosixPath, sizes):
         if name.suffix in _WEIGHTS and (str(name.parent) in components if components else str(name.parent) == "."):
@@ -160,35 +159,3 @@ def _variant(file: PurePosixPath) -> str | None:
 
 def _is_cached(path: str, name: str, commit: str) -> bool:
     return isinstance(huggingface_hub.try_to_load_from_cache(path, name, revision=commit), str)
-
-
-def _unreachable(path: str) -> str:
-    why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
-    return (
-        f"model.path: {path} is not a folder on this machine, it was not downloaded before, and {why}. Check the name"
-        " of the folder, or download the model where there is a network."
-    )
-
-
-def _refusal(path: str, revision: str | None, error: BaseException | None) -> str:
-    """Says why the hub does not give a file, and what to do."""
-    page, logged_in = f"{constants.ENDPOINT}/{path}", huggingface_hub.get_token() is not None
-    if isinstance(error, GatedRepoError):
-        who = "the account of your token has no access yet" if logged_in else "this machine has no token"
-        login = "" if logged_in else ", then run `hf auth login` or set HF_TOKEN"
-        return f"model.path: {path} is gated, and {who}. Accept its licence at {page}{login}."
-    if isinstance(error, RevisionNotFoundError):
-        return f"model.revision is {revision!r}, which is not a branch, tag or commit of {path} ({page}/commits)."
-    if isinstance(error, RepositoryNotFoundError):
-        who = "your token does not show it to you" if logged_in else "it needs a token (`hf auth login`, or HF_TOKEN)"
-        return f"model.path: the hub has no model {path}; or it is private, and {who}. Check the name at {page}."
-    if isinstance(error, HFValidationError):
-        return (
-            f"model.path is {path!r}, which is neither a folder on this machine nor a hub id. Expected OWNER/NAME, as"
-            " in the address of its page."
-        )
-    if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code
-        later = {429: "too many requests", 500: "an error of the hub", 503: "the hub is overloaded"}
-        return f"model.path: the hub answers {status} for {path} ({later.get(status, 'refused')}). Try again later."
-    return f"model.path: {path} cannot be looked up on the hub: {error}"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import diffusers
 import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerBase
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.digests import may_be_hub_id
@@ -20,12 +23,13 @@ from visual_grpo.grpo.distributed import sharding
 from visual_grpo.models.hub import MODEL_FILE, PIPELINE_FILE, model_file, read_described
 from visual_grpo.models.offload import enable_offload
 from visual_grpo.models.quantized import check_base_weights, quantize
-from visual_grpo.models.without_weights import unread_networks
+from visual_grpo.models.without_weights import networks_of
 
 _POINTER = "adapter_config.json"
 """The file by which transformers loads the model that it names, which may be on the hub, with an adapter."""
 
-M = TypeVar("M")
+_OF_TRANSFORMERS = ["*.json", "*.txt", "*.jinja", "*.model", "model*.safetensors"]
+"""Files that a model of transformers is loaded from."""
 
 
 def load_pipeline(
@@ -50,20 +54,21 @@ def load_pipeline(
     loader = getattr(diffusers, pipeline_class)
     with loading(path):
         # diffusers loads a pipeline that was saved without a component only where it is told so.
-        described = loader.load_config(path, revision=config.revision)
+        described = _described(path, config.revision)
         absent = {name for name in optional if described.get(name) == [None, None]}.union(without)
+        left_out = dict.fromkeys(sorted(absent))
+        folder = Path(path)
+        if not folder.is_dir():
+            folder = Path(loader.download(path, revision=config.revision, use_safetensors=True, **left_out))
         named = {name for name, entry in described.items() if isinstance(entry, list) and any(entry)} - absent
-        if Path(path).is_dir() and (missing := [name for name in sorted(named) if not Path(path, name).is_dir()]):
-            raise FileNotFoundError(f"it lacks {', '.join(missing)}.")  # transformers makes up a missing tokenizer.
-        dtype = getattr(torch, config.dtype)
-        pipeline = loader.from_pretrained(
-            path,
-            dtype=dtype,
-            revision=config.revision,
-            use_safetensors=True,
-            **unread_networks({name: described[name] for name in named}, path, dtype),
-            **dict.fromkeys(sorted(absent)),
-        )
+        with hidden_progress_bars():
+            if missing := [name for name in sorted(named) if not (folder / name).is_dir()]:
+                raise FileNotFoundError(f"it lacks {', '.join(missing)}.")  # transformers makes up a missing tokenizer.
+            dtype = getattr(torch, config.dtype)
+            networks = networks_of({name: described[name] for name in named}, folder, dtype)
+            pipeline = loader.from_pretrained(folder, dtype=dtype, use_safetensors=True, **networks, **left_out)
+        for name, part in pipeline.components.items():
+            check_tokenizer(part, folder / name)
     pipeline.set_progress_bar_config(disable=True)
     networks = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     for network in networks.values():
@@ -88,23 +93,44 @@ def place(networks: Mapping[str, Any], device: torch.device, offload: str = "non
             network.to(device)
 
 
+def downloaded(path: str, revision: str | None) -> Path:
+    """Returns the folder with a model of transformers: ``path``, or what is downloaded of a hub id."""
+    if Path(path).is_dir():
+        return Path(path)
+    ignored = ["*/*", "model.*.safetensors"]  # Other formats, and variants such as model.fp16.safetensors.
+    return Path(snapshot_download(path, revision=revision, allow_patterns=_OF_TRANSFORMERS, ignore_patterns=ignored))
+
+
+def check_tokenizer(part: Any, folder: Path) -> None:
+    """Raises FileNotFoundError for a tokenizer, or a processor's, whose vocabulary is not in ``folder``: transformers
+    makes one up."""
+    tokenizer = getattr(part, "tokenizer", part)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    *parts, whole = sorted(tokenizer.vocab_files_names.values(), key="tokenizer.json".__eq__) or [""]
+    if not (folder / whole).exists() and not (parts and all((folder / name).is_file() for name in parts)):
+        either = f", or {' and '.join(parts)}" if parts else ""
+        raise FileNotFoundError(f"{folder} has no vocabulary for its {type(tokenizer).__name__}: {whole}{either}.")
+
+
 @contextmanager
 def loading(path: str) -> Iterator[None]:
-    """Turns what the hub's client and the model libraries raise into a UserError.
-
-    A folder loads in a moment and shows no progress bar; a download keeps its bars.
-    """
-    with hidden_progress_bars() if Path(path).exists() else nullcontext():
-        try:
-            if pointers := [*Path(path).glob(_POINTER), *Path(path).glob(f"*/{_POINTER}")]:
-                raise ValueError(f"{pointers[0]} names a different model, to which it belongs. Merge the two.")
-            yield
-        except (OSError, ValueError, AttributeError, SafetensorError) as error:
-            raise UserError(
-                f"The model {path!r} cannot be loaded: {error}\n"
-                "A hub id needs a network or a download made before; a folder must be complete: each component with its"
-                " configuration and its whole .safetensors files."
-            ) from error
+    """Turns what the hub's client and the model libraries raise into a UserError."""
+    try:
+        if pointers := [*Path(path).glob(_POINTER), *Path(path).glob(f"*/{_POINTER}")]:
+            raise ValueError(f"{pointers[0]} names a different model, to which it belongs. Merge the two.")
+        yield
+    except HTTPError as error:
+        raise UserError(
+            f"The download of the model {path!r} broke off: {str(error).strip() or type(error).__name__}\nStart the"
+            " command again: it goes on with the files that are still missing."
+        ) from error
+    except (OSError, ValueError, AttributeError, SafetensorError) as error:
+        raise UserError(
+            f"The model {path!r} cannot be loaded: {error}\n"
+            "A hub id needs a network or a download made before; a folder must be complete: each component with its"
+            " configuration and its whole .safetensors files."
+        ) from error
 
 
 def saved_class(path: str, revision: str | None = None) -> str | None:
@@ -112,12 +138,17 @@ def saved_class(path: str, revision: str | None = None) -> str | None:
 
     Raises UserError where nothing can be read at ``path``.
     """
+    described = _described(path, revision)
+    return described.get("_class_name") or next(iter(described.get("architectures") or []), None)
+
+
+def _described(path: str, revision: str | None) -> Mapping[str, Any]:
     here = (Path(path) / name for name in (PIPELINE_FILE, MODEL_FILE))
     file = model_file(path, revision) if may_be_hub_id(path) else next(filter(Path.is_file, here), None)
     if file is None:
+        holds = f"holds neither {PIPELINE_FILE} nor {MODEL_FILE}" if Path(path).exists() else "does not exist"
         raise UserError(
-            f"model.path is {path}, which holds neither {PIPELINE_FILE} nor {MODEL_FILE}; expected a folder saved by"
+            f"model.path is {path}, which {holds}; expected a folder saved by"
             " save_pretrained, a hub id that is reachable or downloaded, or null for the starter's model."
         )
-    described = read_described(file)
-    return described.get("_class_name") or next(iter(described.get("architectures") or []), None)
+    return read_described(file)

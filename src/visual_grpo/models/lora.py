@@ -36,6 +36,7 @@ _PLAIN = {
     *("auto_mapping", "base_model_name_or_path", "revision", "peft_version"),
 }
 """Keys of peft's configuration that a plain LoRA may set."""
+_BLOCK = re.compile(r"blocks\.\d+\.")
 _UNUSABLE = (OSError, ValueError, RuntimeError, TypeError, AttributeError, LookupError)
 
 
@@ -139,7 +140,7 @@ class PeftAdapter(Adapter):
             stated = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
             if stated.get("peft_type") != "LORA":  # Other kinds name further adapters, which may be on the hub.
                 raise ValueError(f"its peft_type is {stated.get('peft_type')!r}; expected LORA")
-            _require_plain(stated)
+            require_plain(stated)
             return cls(PeftModel.from_pretrained(base, str(folder)))
 
     def save(self, folder: Path | str) -> None:
@@ -151,7 +152,11 @@ class DiffusersAdapter(Adapter):
 
     file = "pytorch_lora_weights.safetensors"
     plain = "pipe.transformer.load_lora_adapter(folder, prefix=None, use_safetensors=True)"
-    prefix: ClassVar[str | None] = None
+    prefix: ClassVar[str] = ""
+    tensor_prefix: ClassVar[str] = ""
+    """What names in the file begin with: those of its configuration, and those of its tensors."""
+    parts: ClassVar[Mapping[str, str]] = {}
+    """Name of a layer, within its block -> its name in the file; the others have the same name there."""
 
     @classmethod
     def _add(cls, base: Any, config: LoraConfig) -> Self:
@@ -161,8 +166,9 @@ class DiffusersAdapter(Adapter):
     @classmethod
     def load(cls, base: Any, folder: Path) -> Self:
         with _loading(folder, cls.file):
-            _require_plain({name.split(".")[-1]: value for name, value in _config(folder / cls.file).items()})
-            base.load_lora_adapter(str(folder), prefix=cls.prefix, adapter_name="default", use_safetensors=True)
+            config = {name.removeprefix(cls.prefix): value for name, value in _config(folder / cls.file).items()}
+            require_plain(config)
+            base.load_lora_adapter(cls.saved(folder), prefix=None, adapter_name="default", metadata=config)
             if not hasattr(base, "peft_config"):  # diffusers only warns where it finds nothing.
                 raise ValueError("it has no tensors for this module")
         adapter = cls(base)._in_single_precision()
@@ -184,18 +190,40 @@ class DiffusersAdapter(Adapter):
 
     @classmethod
     def saved(cls, folder: Path) -> dict[str, Tensor]:
-        return {name.removeprefix(_start(cls.prefix)): value for name, value in super().saved(folder).items()}
+        parts = {in_file: name for name, in_file in cls.parts.items()}
+        saved = super().saved(folder)
+        return {_renamed(name.removeprefix(cls.tensor_prefix), parts): value for name, value in saved.items()}
 
     def save(self, folder: Path | str) -> None:
+        """Gives the file alpha equal to the rank, with the scale in B: what does not read the configuration, as
+        ComfyUI, takes alpha to be the rank. Equal adapters are equal files: diffusers writes several entries of
+        metadata, and the names in a set, in any order."""
         self.model.save_lora_adapter(str(folder))
-        _rewrite(Path(folder) / self.file, self.prefix)
+        file = Path(folder) / self.file
+        config = _config(file)
+        tensors = _scaled(load_file(file), _scale(config))
+        config["lora_alpha"] = config["r"]
+        if isinstance(config["target_modules"], list):
+            config["target_modules"].sort()
+        tensors = {f"{self.tensor_prefix}{_renamed(name, self.parts)}": value for name, value in tensors.items()}
+        told = json.dumps({f"{self.prefix}{name}": value for name, value in config.items()}, sort_keys=True)
+        save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: told})
 
 
 class PipelineAdapter(DiffusersAdapter):
     """A LoRA on the transformer of a pipeline that loads adapters itself, by ``pipeline.load_lora_weights(folder)``."""
 
     plain = "pipe.load_lora_weights(folder)"
-    prefix = "transformer"
+    prefix = tensor_prefix = "transformer."
+
+
+class OriginalAdapter(PipelineAdapter):
+    """One whose tensors have the names of the model's authors, as diffusers and ComfyUI read them.
+
+    ComfyUI (comfy/lora.py) has no other names for Wan and LTX-Video.
+    """
+
+    tensor_prefix = "diffusion_model."
 
 
 class AdapterPolicy(Policy[T]):
@@ -263,7 +291,7 @@ def _loading(folder: Path, file: str) -> Iterator[None]:
         raise UserError(f"The adapter in {folder} cannot be loaded: {error}\nTrain again.", remedy="train") from error
 
 
-def _require_plain(stated: Mapping[str, Any]) -> None:
+def require_plain(stated: Mapping[str, Any]) -> None:
     """Raises ValueError unless peft's configuration is a plain LoRA: other kinds import modules or read files."""
     usual = LoraConfig().to_dict()
     other = [name for name, value in stated.items() if name not in _PLAIN and value and value != usual.get(name)]
@@ -275,8 +303,12 @@ def _require_plain(stated: Mapping[str, Any]) -> None:
         raise ValueError(f"its r, lora_alpha and target_modules are {rank!r}, {alpha!r} and {targets!r}")
 
 
-def _start(prefix: str | None) -> str:
-    return f"{prefix}." if prefix else ""
+def _renamed(tensor: str, parts: Mapping[str, str]) -> str:
+    """The name of a LoRA's tensor where ``parts`` rename layers within their blocks."""
+    layer, lora, rest = tensor.partition(".lora_")
+    block = _BLOCK.match(layer)
+    start, name = ("", layer) if block is None else (block[0], layer[block.end() :])
+    return f"{start}{parts.get(name, name)}{lora}{rest}"
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -296,18 +328,3 @@ def _scale(config: Mapping[str, Any]) -> float:
 
 def _scaled(state: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
     return {name: value * scale if ".lora_B." in name else value for name, value in state.items()}
-
-
-def _rewrite(file: Path, prefix: str | None) -> None:
-    """Gives names and configuration their prefix, makes alpha the rank, and equal adapters equal files.
-
-    A pipeline reads only what has the prefix. What does not read the configuration, as ComfyUI, takes alpha to be the
-    rank: so B has the scale. diffusers writes several metadata entries, and the names in a set, in any order.
-    """
-    config = _config(file)
-    tensors = _scaled(load_file(file), _scale(config))
-    config["lora_alpha"] = config["r"]
-    if isinstance(config["target_modules"], list):
-        config["target_modules"].sort()
-    tensors, config = ({_start(prefix) + name: value for name, value in part.items()} for part in (tensors, config))
-    save_file(tensors, file, metadata={_DIFFUSERS_CONFIG: json.dumps(config, sort_keys=True)})

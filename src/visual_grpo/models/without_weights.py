@@ -1,8 +1,9 @@
-"""Networks from their configuration files alone, for a plan (on the meta device) and for measurements (random ones)."""
+"""Networks with their weights, each tensor of them; or from their configuration files alone, for a plan (on the meta
+device) and for measurements (random ones)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -15,6 +16,8 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedModel
 
 _device: str | None = None
+_SHOWN = 3
+"""Tensors that a message names."""
 
 
 @contextmanager
@@ -28,29 +31,60 @@ def without_weights(device: str) -> Iterator[None]:
         _device = before
 
 
-def unread_networks(described: Mapping[str, Any], folder: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Returns the networks among a pipeline's parts (name -> library and class); none outside `without_weights`."""
-    if _device is None:
-        return {}
+def networks_of(described: Mapping[str, Any], folder: str | Path, dtype: torch.dtype) -> dict[str, nn.Module]:
+    """Returns the networks among a pipeline's parts (name -> library and class); without weights inside
+    `without_weights`.
+
+    Raises ValueError for files that are not the weights of their class.
+    """
     classes = {
         name: getattr(getattr(pipelines, library, None) or import_module(library), kind)
         for name, (library, kind) in described.items()
     }
     return {
-        name: network_of(kind, Path(folder, name), dtype, _device)
+        name: _whole(kind.from_pretrained, Path(folder, name), dtype)
+        if _device is None
+        else network_of(kind, Path(folder, name), dtype, _device)
         for name, kind in classes.items()
         if issubclass(kind, nn.Module)
     }
 
 
-def load_network(auto_class: Any, path: str, dtype: torch.dtype, **given: Any) -> Any:
-    """Calls ``auto_class.from_pretrained`` of transformers; reads no weights inside `without_weights`."""
+def load_network(auto_class: Any, folder: str | Path, dtype: torch.dtype) -> Any:
+    """Calls ``auto_class.from_pretrained`` of transformers; reads no weights inside `without_weights`.
+
+    Raises ValueError for files that are not the weights of their class.
+    """
     if _device is None:
         # By default the user is asked whether to run a model's code.
-        return auto_class.from_pretrained(path, dtype=dtype, use_safetensors=True, trust_remote_code=False, **given)
-    configuration = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        return _whole(auto_class.from_pretrained, Path(folder), dtype, trust_remote_code=False)
+    configuration = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     build = partial(auto_class.from_config, configuration, trust_remote_code=False)
-    return _generating(frozen(build, dtype, _device), Path(path))
+    return _generating(frozen(build, dtype, _device), Path(folder))
+
+
+def _whole(load: Callable[..., Any], folder: Path, dtype: torch.dtype, **given: Any) -> Any:
+    """Calls the ``from_pretrained`` of diffusers or transformers, which gives what it does not find random values."""
+    network, report = load(
+        folder, dtype=dtype, use_safetensors=True, ignore_mismatched_sizes=True, output_loading_info=True, **given
+    )
+    parts = {name for name, _ in network.named_children()}
+    # What is outside of the network's own parts is the head of a different class, as of a language model whose
+    # inner layers encode prompts.
+    surplus = [key for key in report["unexpected_keys"] if key.partition(".")[0] in parts]
+    shapes = [f"{key} ({list(saved)} for {list(own)})" for key, saved, own in report["mismatched_keys"]]
+    faults = {"lacks": report["missing_keys"], "has in a different shape": shapes, "has in addition": surplus}
+    told = [f"{what} {_named(keys)}" for what, keys in faults.items() if keys]
+    if told:
+        kind = type(network).__name__
+        raise ValueError(f"the weights in {folder} are not those of the {kind} that it describes: it {'; '.join(told)}")
+    return network
+
+
+def _named(keys: Iterable[str]) -> str:
+    """Names a few tensors."""
+    first = sorted(keys)
+    return ", ".join(first[:_SHOWN]) + (f" and {len(first) - _SHOWN} more" if len(first) > _SHOWN else "")
 
 
 def network_of(kind: Any, folder: Path, dtype: torch.dtype, device: str) -> Any:

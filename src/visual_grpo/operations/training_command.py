@@ -25,7 +25,7 @@ from visual_grpo.common.types import PromptRecord, Sample, StepMetrics
 from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import ADJUSTED, CHANGES, FACTS, HELD_OUT, START_RUN, read_facts
 from visual_grpo.data.manifest import RecordTable, read_seen, write_seen
-from visual_grpo.data.splits import SEALED
+from visual_grpo.data.splits import SEALED, SPLITS
 from visual_grpo.evaluation.alarm import picture_of
 from visual_grpo.evaluation.pictures import caption, grid, of_file, of_sample, scaled, table
 from visual_grpo.operations.command import APART, Command, is_stage_of_dvc
@@ -211,8 +211,9 @@ def training_provenance(
     records, *others = (config.place(name) for name in ("records", "base_model", "baseline"))
     now = running.facts([config.data.path, present["model"], records.parent, *others])
     now |= {name: present[name] for name in provenance.RUNTIME}
-    if start is not None and (run_id := read_facts(start).get("mlflow_run_id")) is not None:
-        now[START_RUN] = run_id
+    made_by = None if start is None or start.is_file() else read_facts(start).get("mlflow_run_id")
+    if made_by is not None:
+        now[START_RUN] = made_by
     if origin is None:
         return {**inputs, **now}
     adjusted = [*origin.provenance.get(ADJUSTED, "").splitlines(), *resuming.adjusted(origin, config.public())]
@@ -232,14 +233,17 @@ def complete_adapters(
     # The line that loads each adapter without this package.
     loading = {module: run.spec.family.modules[module].adapter.plain for module in run.spec.modules}
     finished = datetime.now(UTC).isoformat(" ", timespec="minutes")
-    facts = run.write_adapters(folder, {RUN_NAME: run_name, "finished": finished, "loading": loading})
+    counts = {split: len(records.split(split)) for split in SPLITS}
+    about = {RUN_NAME: run_name, "finished": finished, "loading": loading, "records": counts}
+    facts = run.write_adapters(folder, about)
     if changes:
         (folder / CHANGES).write_bytes(changes)
     never_seen = sorted({record.prompt for record in records.split("held_out", SEALED)})
     (folder / HELD_OUT).write_text(json.dumps(never_seen, ensure_ascii=False), encoding="utf-8")
-    earlier = frozenset() if start is None else read_seen(start)
+    earlier = frozenset() if start is None or start.is_file() else read_seen(start)
     write_seen((record.prompt for record in records.split("train", "eval")), folder, earlier)
-    (folder / CARD).write_text(model_card(facts, list(loading)), encoding="utf-8")
+    judged_by = str(Command.current().for_pipeline("evaluate"))
+    (folder / CARD).write_text(model_card(facts, list(loading), judged_by=judged_by), encoding="utf-8")
 
 
 def show_training(progress: Progress, steps: int) -> None:

@@ -17,10 +17,11 @@ from visual_grpo.data.manifest import RecordTable
 from visual_grpo.evaluation import report
 from visual_grpo.evaluation.alarm import alarm_notes
 from visual_grpo.evaluation.limits import limit_notes
-from visual_grpo.evaluation.verdict import change, decimals, extent, result
+from visual_grpo.evaluation.verdict import change, decimals, extent, lines, result
 from visual_grpo.models.run_spec import RunSpec
 from visual_grpo.starter.world_defaults import default_parameters
 from visual_grpo.tracking.adapter_lookup import find_adapters
+from visual_grpo.tracking.model_card import CARD, model_card
 from visual_grpo.training import components
 from visual_grpo.training.evaluation_samples import generate_samples
 
@@ -46,6 +47,12 @@ def create_pipeline() -> Pipeline:
                 ["evaluation", "baseline", "trained", "judged_adapters", "draft"],
                 "evaluation_report",
                 name="write_report",
+            ),
+            Node(
+                complete_card,
+                ["evaluation", "adapters", "judged_adapters", "evaluation_report"],
+                None,
+                name="complete_card",
             ),
             Node(show, ["evaluation", "evaluation_report"], None, name="show_evaluation"),
         ],
@@ -110,6 +117,17 @@ def write_report(evaluation: dict[str, Any], baseline: Path, trained: Path, adap
     history = report.read_history(adapters)
     report.write_report(draft, evaluation, baseline, trained, history, adapters, default_parameters())
     return draft
+
+
+def complete_card(evaluation: dict[str, Any], adapters: Path, judged: Path, evaluation_report: Path) -> None:
+    """Writes the result on the card of this output folder's adapters, which no digest and no DVC counts (.dvcignore).
+
+    Adapters from elsewhere belong to somebody: their folder is only read.
+    """
+    facts = read_facts(judged)
+    if judged == adapters and "parameters" in facts:
+        card = model_card(facts, modules_of(judged), lines(evaluation["headline"]))
+        (judged / CARD).write_text(card, encoding="utf-8")
 
 
 def show(evaluation: dict[str, Any], evaluation_report: Path) -> None:

@@ -40,7 +40,7 @@ from visual_grpo.operations.training_command import (
     training_provenance,
 )
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.tracking.adapter_lookup import adapters_or_base
+from visual_grpo.tracking.adapter_lookup import start_digest, start_of_training
 from visual_grpo.tracking.sync import DIGEST
 from visual_grpo.tracking.tracker import open_logs
 from visual_grpo.training import components, resuming
@@ -70,10 +70,15 @@ def train(
     """
     config, tracker = spec.config, running.log
     components.check_unchanged(base_model, spec)
-    start = adapters_or_base(config.train.start, config.place("adapters"))
-    if start is not None:
+    start = start_of_training(config.train.start, config.place("adapters"))
+    if start is not None and start.is_file():
+        console.note(
+            f"train.start: the LoRA {config.train.start} (sha256 {start_digest(start)[:12]}) is the adapter that is"
+            " trained on. Baseline, controls and KL are of the base model without it."
+        )
+    elif start is not None:
         _check_start(spec, start)
-    digest = None if start is None else adapter_digest(start)
+    digest = None if start is None else start_digest(start)
     present = provenance.record(spec, base_model, records.digest, digest)
     # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
     origin = resuming.resumed_run(config, present)

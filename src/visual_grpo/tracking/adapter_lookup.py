@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visual_grpo.common.digests import digest_once
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
@@ -28,6 +29,12 @@ WEIGHTS = "weights.digest"
 """Tag of a version: `config.adapter_folder.weights_digest`."""
 ADAPTERS = "data/visual_grpo/adapters"
 """Folder of the adapters among a version's files (`served_model`)."""
+SAFETENSORS = ".safetensors"
+_WEIGHTS = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/(.+)")
+_DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
+"""Name of a LoRA where a program gives it none of its own."""
 _URI = re.compile(r"models:/(?P<name>[^/]+?)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
@@ -95,16 +102,71 @@ def adapters_or_base(named: str, latest: Path) -> Path | None:
     return folder
 
 
+def start_of_training(named: str, latest: Path) -> Path | None:
+    """Returns what ``train.start`` names: a file of a LoRA, the folder of a training's adapters, or None for the base.
+
+    A LoRA is a file here, or on the hub as OWNER/NAME or OWNER/NAME/FILE. Raises UserError as `adapters_or_base` does,
+    and for a file that is not safetensors.
+    """
+    path = settled(Path(named).expanduser())
+    if path.is_file() or named.endswith(_WEIGHTS):
+        on_hub = None if path.is_file() else _HUB_FILE.fullmatch(named)
+        if not named.endswith(SAFETENSORS):
+            raise UserError(f"train.start is {named}: only {SAFETENSORS} is read, since other files can bring code.")
+        if on_hub is None and not path.is_file():
+            raise UserError(f"train.start is {named}, a file that does not exist.")
+        return path if on_hub is None else _lora_on_hub(*on_hub.groups())
+    if not path.exists() and _HUB_ID.fullmatch(named):
+        return _lora_on_hub(named, None)
+    return adapters_or_base(named, latest)
+
+
+def _lora_on_hub(repository: str, file: str | None) -> Path:
+    """Downloads a LoRA; without a ``file``, the one that diffusers would load. Raises UserError if it cannot."""
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    refused: dict[type[Exception], str] = {  # Gated is a kind of not found.
+        errors.GatedRepoError: "it is gated. Accept its licence on its page, then run `hf auth login` or set HF_TOKEN",
+        errors.RepositoryNotFoundError: "the hub has no such repository, or it is private (`hf auth login`)",
+        errors.LocalEntryNotFoundError: "it was not downloaded before, and the hub does not answer",
+        errors.EntryNotFoundError: f"the repository has no {file}",
+    }
+    try:
+        if file is None:
+            listed = [entry.rfilename for entry in huggingface_hub.model_info(repository).siblings or ()]
+            found = [name for name in listed if name.endswith(SAFETENSORS)]
+            file = _DIFFUSERS_FILE if _DIFFUSERS_FILE in found else found[0] if len(found) == 1 else None
+            if file is None:
+                shown = ", ".join(found[:10]) or f"none in {SAFETENSORS}"
+                raise UserError(
+                    f"train.start is {repository}, whose files of weights are: {shown}. Name one, as"
+                    " train.start=OWNER/NAME/FILE."
+                )
+        return Path(huggingface_hub.hf_hub_download(repository, file))
+    except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # type: ignore[attr-defined]
+        why = next((text for kind, text in refused.items() if isinstance(error, kind)), str(error).partition("\n")[0])
+        raise UserError(
+            f"train.start is {repository}, which is neither a folder nor a file here, and cannot be downloaded: {why}."
+        ) from error
+
+
+def start_digest(start: Path) -> str:
+    """sha256 of what `start_of_training` gives, 64 hex digits."""
+    return digest_once(start) if start.is_file() else adapter_digest(start)
+
+
 def find_start(named: str, digest: str, latest: Path, run: str | None = None) -> Path:
-    """Returns the adapters with ``digest`` that a training started from; raises UserError if no place has them.
+    """Returns the adapters, or the file, with ``digest`` that a training started from; raises UserError if no place has
+    them.
 
     ``named`` is its ``train.start``, which may have changed; ``run`` the MLflow run that made them, if known.
     """
     for name in filter(None, (named, run)):
         with suppress(UserError):
-            folder = find_adapters(name, latest)
-            if folder.is_dir() and adapter_digest(folder) == digest:
-                return folder.resolve()
+            start = start_of_training(name, latest)
+            if start is not None and start.exists() and start_digest(start) == digest:
+                return start.absolute()
     for version in versions_with(digest):
         with suppress(UserError):
             return version.adapters().resolve()

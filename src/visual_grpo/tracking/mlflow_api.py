@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.common.errors import UserError, chain
@@ -29,31 +29,45 @@ T = TypeVar("T")
 Point = tuple[str, float, int, int]
 """A point of a curve: name, value, milliseconds since 1970, step."""
 
+
+class Input(NamedTuple):
+    """What a run read: its ``context`` (data or base model), where it is, its digest, and what is known about it."""
+
+    context: str
+    place: str
+    digest: str
+    profile: Mapping[str, object]
+
+
 SQLITE = "sqlite:///"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
 EXPERIMENT, ARTIFACTS = "visual_grpo", "mlartifacts"
+GAIN, CHANGED = "gain", "changed"
+"""Tags of a run: its gain with the interval; what was changed for it, as ``--params`` takes it."""
+NOTE = "mlflow.note.content"
+"""MLflow's own tag of a run's description."""
 COLUMNS = {
-    "metrics.`result/gain`": 105,
+    "tags.`gain`": 190,
+    "tags.`verdict`": 110,
+    "tags.`changed`": 230,
     "metrics.`result/by_judge`": 120,
-    "metrics.`result/low`": 95,
-    "metrics.`result/gain_over_control`": 175,
+    "metrics.`result/gain_over_control`": 120,
     "metrics.`result/task`": 95,
-    "tags.`verdict`": 160,
 }
 """From left to right, with widths in pixels: together they fit into a window of 1400 pixels."""
 _SHOWN = {"deleted": False, "isGenerated": False}
-_SECTION = {"uuid": "first", "name": "Samples and gain", "display": True, "isReordered": True, **_SHOWN}
+_SECTION = {"uuid": "first", "name": "Gain and samples", "display": True, "isReordered": True, **_SHOWN}
 _CHART = {"metricSectionId": "first", "runsCountToCompare": 10, **_SHOWN}
 VIEW = {
-    "orderByKey": next(iter(COLUMNS)),
+    "orderByKey": "metrics.`result/gain`",
     "orderByAsc": False,
     "selectedColumns": list(COLUMNS),
     "columnOrder": list(COLUMNS),
     "columnWidths": COLUMNS,
     "compareRunSections": [_SECTION],
     "compareRunCharts": [
-        _CHART | {"uuid": "samples", "type": "IMAGE", "imageKeys": ["samples"], "step": 1, "showRunParams": False},
         _CHART | {"uuid": "gain", "type": "BAR", "metricKey": "result/gain"},
+        _CHART | {"uuid": "samples", "type": "IMAGE", "imageKeys": ["samples"], "step": 1, "showRunParams": False},
     ],
     "isAccordionReordered": True,
 }
@@ -61,6 +75,8 @@ VIEW = {
 experiment; it adds the other charts below."""
 KEY = "run.key"
 """Tag of a run: the id that stands for it if MLflow was away at its start, or if an earlier run was deleted."""
+NAMED = "run.named"
+"""Tag of a run: the name that it was given at first, from which a name that the user chose differs."""
 EVALUATION, OUTPUT = "evaluate.status", "output"
 """Tags of a run: how its evaluation after its end goes; machine and folder of outputs (`output_tag`)."""
 VERDICT, NOT_EVALUATED, NOTHING_TRAINED = "verdict", "not evaluated", "trains nothing"
@@ -231,6 +247,29 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
     from mlflow.entities import RunTag
 
     client.log_batch(run_id, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+
+
+def log_inputs(client: MlflowClient, run_id: str, *inputs: Input) -> None:
+    """Logs what a run read as MLflow's datasets."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    client.log_inputs(
+        run_id,
+        [
+            DatasetInput(
+                Dataset(
+                    Path(one.place).name,
+                    one.digest[:12],
+                    "local",
+                    json.dumps({"uri": one.place}),
+                    None,
+                    json.dumps(one.profile),
+                ),
+                [InputTag("mlflow.data.context", one.context)],
+            )
+            for one in inputs
+        ],
+    )
 
 
 def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) -> None:

@@ -23,7 +23,7 @@ from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
 from visual_grpo.config.presets import place
-from visual_grpo.evaluation.verdict import lines
+from visual_grpo.evaluation.verdict import change, lines
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
 
@@ -46,7 +46,7 @@ _OF_MODULE = {
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
 _DIGITS = 4
-"""Of a result's metrics; the files next to them have all."""
+"""Significant digits of a result's metrics; the files next to them have all."""
 _OF_RESULT = {"gain": "difference", "low": "ci_low", "high": "ci_high", "base": "baseline", "trained": "trained"}
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
@@ -133,11 +133,25 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     for alarm in facts.get("alarms", ()):
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
     mlflow_api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
+    if run.inputs is None or not run.inputs.dataset_inputs:
+        mlflow_api.log_inputs(client, run_id, *_inputs(facts, config))
     client.log_artifacts(run_id, str(adapters), "adapters")
     gone = {mlflow_api.VERDICT: mlflow_api.NOT_EVALUATED}
     if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is about earlier adapters.
-        gone |= dict.fromkeys(("result", mlflow_api.EVALUATION, EVALUATION_DIGEST), "")
+        gone |= dict.fromkeys(
+            ("result", mlflow_api.EVALUATION, EVALUATION_DIGEST, mlflow_api.GAIN, mlflow_api.NOTE), ""
+        )
     mlflow_api.set_tags(client, run_id, gone)
+
+
+def _inputs(facts: Mapping[str, Any], config: Parameters) -> list[mlflow_api.Input]:
+    """Returns the prepared data, with the records of each split, and the base model of a training."""
+    records = {name: facts["records"][name] for name in facts.get("records", ())}
+    base = facts.get("model_content") or facts["model_digest"]
+    return [
+        mlflow_api.Input("data", config.data.path, facts["data"], {"task": config.data.task, "records": records}),
+        mlflow_api.Input("base model", facts["model"], base, {"family": config.model.family}),
+    ]
 
 
 def _curves(adapters: Path, rewards: Sequence[str]) -> list[mlflow_api.Point]:
@@ -166,7 +180,22 @@ def _add_evaluation(client: MlflowClient, run: Run, output: Path, facts: Mapping
     points = [(name, value, at, facts["steps"]) for name, value in result_metrics(headline).items()]
     client.log_batch(run_id, metrics=mlflow_api.to_metrics(points))
     said = " ".join([headline["sentence"], *headline["notes"]])
-    mlflow_api.set_tags(client, run_id, {mlflow_api.VERDICT: headline["verdict"], "result": said})
+    tags = {mlflow_api.VERDICT: headline["verdict"], "result": said}
+    tags |= {mlflow_api.NOTE: _description(run_id, headline, report)}
+    if headline["difference"] is not None:
+        tags |= {mlflow_api.GAIN: change(headline)}
+    mlflow_api.set_tags(client, run_id, tags)
+
+
+def _description(run_id: str, headline: Mapping[str, Any], report: Path) -> str:
+    """Returns the description of a run on MLflow's page, in Markdown: the verdict, the report, and a picture of it."""
+    sentence, *rest = lines(headline)
+    page, picture = (
+        f"{words}(get-artifact?run_uuid={run_id}&path=evaluation/{name})" if (report / name).is_file() else ""
+        for words, name in (("[Open the report.]", "evaluation.html"), ("![Samples]", "samples.png"))
+    )
+    # MLflow shows the first lines only until it is asked for more.
+    return "\n\n".join([f"**{sentence}** {page}", *rest, picture])
 
 
 def _modified(file: Path) -> int:
@@ -202,7 +231,7 @@ def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
     if headline["judges"]:
         metrics["by_judge"] = min(judge["difference"] for judge in headline["judges"])
     # MLflow's table shows every digit.
-    return {f"result/{name}": round(float(value), _DIGITS) for name, value in metrics.items() if value is not None}
+    return {f"result/{name}": float(f"{value:.{_DIGITS}g}") for name, value in metrics.items() if value is not None}
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:

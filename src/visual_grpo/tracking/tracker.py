@@ -108,6 +108,17 @@ class Tracker:
         self._own[tag] = digest
         self.tags(self._own)
 
+    def rename(self, name: str) -> None:
+        """Names the run that was resumed by what it has become, unless the user has renamed it."""
+
+        def request(client: MlflowClient, run_id: str) -> None:
+            run = client.get_run(run_id)
+            if run.data.tags.get(mlflow_api.NAMED) == run.info.run_name:
+                client.update_run(run_id, name=name)
+                client.set_tag(run_id, mlflow_api.NAMED, name)
+
+        self._put(request)
+
     def params(self, mapping: Mapping[str, object]) -> None:
         self._put(lambda client, run: mlflow_api.set_params(client, run, mapping))
 
@@ -167,7 +178,8 @@ class Tracker:
         self.continues = run is not None and mlflow_api.is_active(run)
         if run is None or not mlflow_api.is_active(run):
             experiment = mlflow_api.experiment_id(client)
-            run = client.create_run(experiment, tags={mlflow_api.KEY: self._key}, run_name=self.run_name)
+            tags = {mlflow_api.KEY: self._key, mlflow_api.NAMED: self.run_name}
+            run = client.create_run(experiment, tags=tags, run_name=self.run_name)
         client.update_run(run.info.run_id, status="RUNNING")  # Whatever ended it.
         client.set_tag(run.info.run_id, mlflow_api.OUTPUT, mlflow_api.output_tag(self._output))
         self._run = run

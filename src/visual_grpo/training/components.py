@@ -15,6 +15,7 @@ from visual_grpo.config import Dtype, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.config.adapter_folder import check_base, check_weights
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
+from visual_grpo.models import lora_files
 from visual_grpo.models.execution import attention_of, set_execution
 from visual_grpo.models.family import find_family, is_own
 from visual_grpo.models.family_check import check_before_training
@@ -96,12 +97,14 @@ def build_trainer(
 ) -> Trainer:
     """Builds the trainer of ``policy.train``'s modules, which all ranks of the command share.
 
-    Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``. Judges score no
-    rollout.
+    Their adapters on ``model`` are fresh ones, or have the weights of those in the folder ``start``, or the effect of
+    the LoRA in that file. Judges score no rollout.
     """
     config, scorer = spec.config, scorer.without_judges()
     model.adapters.attach({module: config.lora_of(module) for module in spec.modules}, config.training_seed)
-    if start is not None:
+    if start is not None and start.is_file():
+        lora_files.start_from(model.adapters[spec.modules[0]], lora_files.read_lora(spec.family, start))
+    elif start is not None:
         model.adapters.start_from(start)
     trainers: dict[str, GRPOTrainer[Any]] = {}
     for module in spec.modules:
@@ -143,6 +146,7 @@ def load_model(
     train: Sequence[str] = (),
     adapters: Path | str | None = None,
     family: str = "auto",
+    revision: str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     base_weights: Literal["full", "8bit", "4bit"] = "full",
@@ -157,6 +161,7 @@ def load_model(
         model: folder or hub id, whose family ``auto`` recognises.
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
+        revision: branch, tag or commit of a hub id; None = main.
         train: the modules that get an adapter.
         adapters: folder with the saved adapters of these modules (by default of all that it has) to sample with,
             instead of fresh ones to train; also one that a policy's ``save_adapter`` wrote.
@@ -165,21 +170,23 @@ def load_model(
         near = tuple(max(32, round(side / 32) * 32) for side in size)
         raise UserError(f"size is {size}; expected (height, width) in multiples of 32 pixels, such as {near}.")
     config = policy or PolicyConfig()
-    model_family = find_family(family, model)
-    model_family.check_frames(frames)
-    given = options or {}
-    settings = ModelSettings(size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, given))
     model_config = ModelConfig(
         path=model,
+        revision=revision,
         dtype=dtype,
         base_weights=base_weights,
         device=device,
         attention=attention,
         compile=compile,
-        options=given,
+        options=options or {},
+    )
+    model_family = find_family(family, model_config.path, revision)
+    model_family.check_frames(frames)
+    settings = ModelSettings(
+        size=size, frames=frames, fps=fps, policy=config, options=options_of(model_family, model_config.options)
     )
     attention_of(model_config, model_family.modules)
-    built = model_family.build(model_family.load(model, model_config), settings)
+    built = model_family.build(model_family.load(model_config.path, model_config), settings)
     require_quantized(built.adapters.networks, base_weights)
     set_execution(built.adapters.networks, built.modules, model_config)
     if adapters is not None:
@@ -200,6 +207,7 @@ def load_policy(
     rollout: SamplerConfig | None = None,
     kl_reference: bool = False,
     family: str = "auto",
+    revision: str | None = None,
     options: dict[str, object] | None = None,
     dtype: Dtype = "float32",
     device: str = "auto",
@@ -211,10 +219,12 @@ def load_policy(
         module: ``ar`` or ``dit`` of GLM-Image, ``dit`` of the other flow models, ``vl`` of Qwen2.5-VL; None = first.
         size: (height, width) in pixels, multiples of 32.
         frames: of a video, and how many a second (``fps``, which LTX-Video reads); None = images.
+        revision: branch, tag or commit of a hub id; None = main.
         rollout: how training samples are generated; None = 4 denoising steps at guidance 1.5, temperature 1.
         kl_reference: needed where ``GRPOConfig.kl_weight`` is above 0.
     """
-    model_family = find_family(family, model)
+    model = ModelConfig(path=model).path
+    model_family = find_family(family, model, revision)
     name = module or next(iter(model_family.modules))
     if name not in model_family.modules:
         raise UserError(f"{model_family.name} has no module {name!r}; it has {', '.join(model_family.modules)}")
@@ -226,6 +236,7 @@ def load_policy(
         policy=policy,
         train=[name],
         family=family,
+        revision=revision,
         options=options,
         dtype=dtype,
         device=device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -52,8 +53,8 @@ CASES: Mapping[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "qwen_image_edit_plus": (lambda: qwen_image.pipeline(plus=True), {"negative_prompt": "blurry"}),
     "qwen_image_edit_plus, 2511": (lambda: qwen_image.pipeline(plus=True, zero_cond_t=True), {}),
     "flux2_klein, distilled": (lambda: flux2_klein.pipeline(distilled=True), {"max_sequence_length": 100}),
-    "wan": (wan.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200}),
-    "wan, saved with Euler": (lambda: wan.pipeline(unipc=False), {"max_sequence_length": 100}),
+    "wan": (wan.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 200, "shift": 8.0}),
+    "wan, saved with Euler": (lambda: wan.pipeline(unipc=False), {"max_sequence_length": 100, "shift": 8.0}),
     "wan_i2v": (lambda: wan.pipeline(i2v=True), {"negative_prompt": "blurry"}),
     "ltx": (ltx.pipeline, {"negative_prompt": "blurry", "max_sequence_length": 100}),
 }
@@ -79,6 +80,27 @@ TRAINED = {
     "flux2_klein": ("ff_context.linear_out", "transformer_blocks.0.attn.to_out", "attn.to_qkv_mlp_proj"),
 }
 """Some of the matrices that have a LoRA."""
+
+
+_QKVO = r"(to_[qkv]|to_out\.0)"
+_MMDIT = rf"transformer\.transformer_blocks\.\d+\.(attn\.({_QKVO}|add_[qkv]_proj|to_add_out)|%s)"
+_FLUX = rf"{_MMDIT % r'ff(_context)?.net.(0.proj|2)'}|transformer\.single_transformer_blocks\.\d+\.attn\.to_[qkv]"
+_WAN = r"(self_attn\.[qkvo]|cross_attn\.([qkvo]|[kv]_img)|ffn\.[02])"
+COMFYUI = {
+    "sd3": _MMDIT % rf"ff(_context)?\.net\.(0\.proj|2)|attn2\.{_QKVO}",
+    **dict.fromkeys(("flux", "flux_kontext"), _FLUX),
+    "flux2_klein": rf"{_MMDIT % r'ff(_context)?.linear_(in|out)'}"
+    r"|transformer\.single_transformer_blocks\.\d+\.attn\.(to_qkv_mlp_proj|to_out)",
+    **dict.fromkeys(_QWEN, _MMDIT % r"(img|txt)_mlp\.net\.(0\.proj|2)"),
+    "z_image": rf"transformer\.(layers|(context|noise)_refiner)\.\d+\.(attention\.{_QKVO}|feed_forward\.w[123])",
+    **dict.fromkeys(("wan", "wan_i2v"), rf"diffusion_model\.blocks\.\d+\.{_WAN}"),
+    "ltx": rf"diffusion_model\.transformer_blocks\.\d+\.(attn[12]\.{_QKVO}|ff\.net\.(0\.proj|2))",
+}
+"""Layers that ComfyUI's loader finds, by their names in a file, before ``.lora_A.weight`` and ``.lora_B.weight``.
+
+From github.com/Comfy-Org/ComfyUI: ``model_lora_keys_unet`` of comfy/lora.py (17358c8f), the maps of comfy/utils.py
+(09708eae), and the names of modules in comfy/ldm/wan/model.py (0c9a69ae) and comfy/ldm/lightricks/model.py (e03185cf).
+"""
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * ("," in name)) for name in CASES])
@@ -151,8 +173,9 @@ _brightness_of_videos.needs = Needs(video=True)  # type: ignore[attr-defined]
 def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
     case: tuple[str, Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """As ComfyUI reads the file: up times down, at strength 1. The pipeline reads the configuration as well."""
+    """As ComfyUI reads the file: its own names, up times down, strength 1. The pipeline reads the configuration too."""
     name, folder, _ = case
+    known = COMFYUI[name.partition(",")[0]]
     lora, frames = PolicyConfig(lora=LoraParams(rank=4, alpha=12)), FRAMES.get(name.partition(",")[0])
     policy: Any = load_policy(str(folder), size=SIZE, frames=frames, policy=lora, device="cpu")
     stir(policy)
@@ -160,9 +183,11 @@ def test_a_reader_that_takes_alpha_for_the_rank_gets_the_trained_effect(
     pipeline = find_family("auto", str(folder)).load(str(folder), CPU)
     pipeline.load_lora_weights(str(tmp_path), adapter_name="mine")
     saved = load_file(tmp_path / "pytorch_lora_weights.safetensors")
+    assert [key for key in saved if not re.fullmatch(rf"({known})\.lora_[AB]\.weight", key)] == []
+    state = policy.adapter.saved(tmp_path)  # By the names of the transformer's layers.
     layers = {name: layer for name, layer in policy.model.transformer.named_modules() if isinstance(layer, LoraLayer)}
     for name, layer in layers.items():
-        down, up = (saved[f"transformer.{name}.lora_{part}.weight"] for part in "AB")
+        down, up = (state[f"{name}.lora_{part}.weight"] for part in "AB")
         torch.testing.assert_close(up @ down, layer.get_delta_weight("default"), rtol=1e-5, atol=1e-6)
         read = pipeline.transformer.get_submodule(name).get_delta_weight("mine")
         torch.testing.assert_close(read, layer.get_delta_weight("default"), rtol=1e-5, atol=1e-6)

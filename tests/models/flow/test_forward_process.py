@@ -17,7 +17,7 @@ from visual_grpo.common.decisions import Likelihoods, Matches
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Scores
 from visual_grpo.config import FlowConfig, GRPOConfig, PolicyConfig
-from visual_grpo.grpo.losses import LOSSES, Algorithm
+from visual_grpo.grpo.losses import LOSSES, NFT, Algorithm
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.flow.flow_policy import FlowPolicy
 from visual_grpo.models.rows import random_seeds
@@ -133,7 +133,37 @@ def test_an_algorithm_may_know_velocities_alone_and_reports_what_it_likes(monkey
         list(GRPOTrainer(steps_policy(), Contrast(), config).fit(RECORDS))
 
 
-@pytest.mark.parametrize("changes", [{}, {"loss": "dppo", "divergence_limit": 0.01}, {"kl_weight": 0.01}])
+@pytest.mark.parametrize("beta", [1.0, 0.25])
+@pytest.mark.parametrize("advantage", [-7.0, -1.0, 0.0, 2.0, 5.0])
+def test_nft_is_the_loss_of_its_authors_code(beta: float, advantage: float) -> None:
+    """Their code (NVlabs/DiffusionNFT, train_nft_sd3.py) compares samples; here the same in float64."""
+    policy = policy_with(window_steps=2)
+    got = rollout(policy)
+    rows = torch.arange(6)
+    with torch.no_grad():
+        policy.model.transformer.slope -= 0.3
+    for column, chunk in enumerate(chunks(policy, got, rows)):
+        state, target = (part[:, column].double() for part in (got.trajectory.states, got.trajectory.next_states))
+        level = ToyFlow.sigmas[got.trajectory.steps[column]]
+        clean = state - level * target
+        old, new = (slope * state + OFFSETS for slope in (-0.4, -0.7))
+
+        def distance(velocity: Tensor, state: Tensor = state, level: float = level, clean: Tensor = clean) -> Tensor:
+            sample = state - level * velocity
+            return ((sample - clean) ** 2 / (sample - clean).abs().mean((1, 2, 3), keepdim=True)).mean((1, 2, 3))
+
+        good = min(max(advantage / 5, -1), 1) / 2 + 0.5
+        better, worse = beta * new + (1 - beta) * old, (1 + beta) * old - beta * new
+        want = 5 * (good * distance(better) / beta + (1 - good) * distance(worse) / beta)
+        loss, metrics = NFT(nft_beta=beta)(chunk, torch.full((6,), advantage), torch.ones(6, 1, dtype=torch.bool))
+        torch.testing.assert_close(loss.detach()[:, 0].double(), want, rtol=1e-4, atol=1e-5)
+        assert metrics == {}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"loss": "dppo", "divergence_limit": 0.01}, {"kl_weight": 0.01}, {"loss": "nft", "nft_beta": 0.5}],
+)
 def test_it_raises_the_reward(changes: dict[str, Any]) -> None:
     policy = policy_with(window_steps=None, draws=2)
     policy.kl_reference = "kl_weight" in changes

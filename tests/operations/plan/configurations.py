@@ -24,7 +24,10 @@ CONFIGURATIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "glm_image",
         {**_OFFLOADED, "policy": {**_SMALL, "train": "dit"}, "plan": {"gpu": "RTX 4090"}},
     ),
-    "qwen_image, 48 GB": ("qwen_image", {**_OFFLOADED, "plan": {"gpu": "RTX A6000"}}),
+    "qwen_image, 48 GB": (
+        "qwen_image",
+        {**_OFFLOADED, "policy": {"lora": {"rank": 32, "alpha": 64}}, "plan": {"gpu": "RTX A6000"}},
+    ),
     "glm_image, 4 bits, 24 GB": (
         "glm_image",
         {"model": {"base_weights": "4bit"}, "policy": _SMALL, "plan": {"gpu": "RTX 4090"}},

@@ -58,7 +58,7 @@ MEASURED = {
     "glm_image, replay of 8 rows": (214e12, 0.81e12, 27_510, 1.03),
     "qwen2_5_vl 3B, replay of 2 rows": (178e12, 0.69e12, 83_447, 2.58),
 }
-"""(operations, bytes, kernels) as they are counted, seconds on the H200 of docs/results.md."""
+"""(operations, bytes, kernels) as they are counted, seconds on the H200 of docs/experiments/gpu.md."""
 
 
 @pytest.mark.parametrize("phase", MEASURED)

@@ -204,7 +204,7 @@ def test_where_only_the_first_records_were_read_it_is_said(monkeypatch):
 @pytest.mark.parametrize("output", ["generated", "comparison"])
 def test_a_model_that_is_not_there_is_told_before_anything_else(output):
     said = refusal(None, {output}, model={"path": "no/such/folder"})
-    assert "model.path is no/such/folder, which holds neither model_index.json nor config.json" in said
+    assert "model.path is no/such/folder, which does not exist; expected a folder" in said
     settle(None, {output}, rewards={"shapes": {"weight": 0}})
 
 
@@ -404,7 +404,7 @@ def test_a_named_family_does_not_load_the_model_of_another(tmp_path):
     said = "model.family is flux, which loads FluxPipeline, but the model at .* is a FluxKontextPipeline"
     with pytest.raises(UserError, match=said):
         check_model(parameters(model={"path": kontext, "family": "flux"}, **FLOW_ONLY))
-    with pytest.raises(UserError, match="holds neither model_index"):
+    with pytest.raises(UserError, match="which does not exist"):
         check(parameters(model={"family": "glm_image", "path": "/nowhere/at/all"}))
 
 

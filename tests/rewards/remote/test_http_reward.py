@@ -282,31 +282,60 @@ BATCH = Batch(
 )
 
 
-def test_this_projects_own_body_and_answer() -> None:
-    own = PROTOCOLS["worker"]
-    assert own.body(BATCH) == {**SENT, "metadata": [{"k": 1}, {}], "sources": [["SS"], ["S1", "S2"]]}
-    first, second = own.answers({"scores": [0.5, None], "parts": {"fine": [1, "x"]}}, BATCH)
+FORMATS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "worker": (
+        "docs/reward_workers.md",
+        "/score",
+        {**SENT, "metadata": [{"k": 1}, {}], "sources": [["SS"], ["S1", "S2"]]},
+        {"scores": [0.5, 1]},
+    ),
+    "flow_factory": (
+        "X-GenGroup/Flow-Factory, reward_server/example_server.py at a0b2bc5a (2 May 2026)",
+        "/compute",
+        {"image": ["AA", "BB"], "prompt": ["a cat", "a dog"], "condition_images": [["SS"], ["S1", "S2"]]},
+        {"rewards": [0.5, 1]},
+    ),
+    "unirl": (
+        "Tencent-Hunyuan/UniRL, unirl-reward-service/reward_service/schemas.py at 1a7b501e (13 June 2026)",
+        "/score",
+        {
+            "requests": [
+                {
+                    "history": [{"text": "", "image_b64": "SS"}, {"text": "a cat", "image_b64": "AA"}],
+                    "required_rewards": ["overall_quality"],
+                    "metadata": {"k": 1},
+                },
+                {
+                    "history": [
+                        {"text": "", "image_b64": "S1"},
+                        {"text": "", "image_b64": "S2"},
+                        {"text": "a dog", "image_b64": "BB"},
+                    ],
+                    "required_rewards": ["overall_quality"],
+                    "metadata": {},
+                },
+            ]
+        },
+        {"results": [{"overall_quality": {"overall_quality": 0.5}}, {"overall_quality": {"mean": 1.0}}], "errors": []},
+    ),
+}
+"""Protocol -> where its server's code is, the path, the request for `BATCH`, and an answer of 0.5 and 1."""
+
+
+def test_requests_and_answers_are_those_of_the_servers_code() -> None:
+    assert FORMATS.keys() == PROTOCOLS.keys()
+    for name, (_, path, request, answer) in FORMATS.items():
+        protocol = PROTOCOLS[name]
+        assert (protocol.path, protocol.body(BATCH)) == (path, request)
+        assert protocol.answers(answer, BATCH) == [ScoredSample(0.5), ScoredSample(1.0)]
+
+
+def test_parts_and_nulls_of_a_worker() -> None:
+    first, second = PROTOCOLS["worker"].answers({"scores": [0.5, None], "parts": {"fine": [1, "x"]}}, BATCH)
     assert first == ScoredSample(0.5, {"fine": 1.0})
     assert isinstance(second, ScoredSample)
     assert math.isnan(second.value)
     assert math.isnan(second.parts["fine"])
-
-
-def test_flow_factorys_body_and_answer() -> None:
-    service = PROTOCOLS["flow_factory"]
-    assert service.path == "/compute"
-    assert service.body(BATCH) == {**SENT, "condition_images": [["SS"], ["S1", "S2"]]}
-    assert service.answers({"rewards": [0.25, 1]}, BATCH) == [ScoredSample(0.25), ScoredSample(1.0)]
-
-
-def test_unirls_body_has_the_result_as_the_last_turn() -> None:
-    body = PROTOCOLS["unirl"].body(BATCH)
-    assert body["requests"][0] == {
-        "history": [{"text": "", "image_b64": "SS"}, {"text": "a cat", "image_b64": "AA"}],
-        "required_rewards": ["overall_quality"],
-        "metadata": {"k": 1},
-    }
-    assert [turn["image_b64"] for turn in body["requests"][1]["history"]] == ["S1", "S2", "BB"]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@
       make("span", meta, `${pair.change > 0 ? "+" : ""}${fixed(pair.change)}`, sign);
       meta.append(" ");
     }
-    meta.append(`${pair.sampler} sampler, sample ${pair.index + 1}`);
+    meta.append(`${pair.sampler}, sample ${pair.index + 1}`);
   }
 
   function options(select, key) {

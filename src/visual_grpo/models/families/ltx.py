@@ -29,6 +29,7 @@ from visual_grpo.models.flow.parts import (
     transformer_module,
 )
 from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.lora import OriginalAdapter
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings
 
@@ -112,7 +113,7 @@ def load(path: str, config: ModelConfig) -> Any:
     return pipeline
 
 
-_MODULES = transformer_module(["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"])
+_MODULES = transformer_module(["to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"], OriginalAdapter)
 
 FAMILY = Family(
     name="ltx",

@@ -19,10 +19,11 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
+from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.common.types import PromptRecord, TextSample
 from visual_grpo.config import ModelConfig, SamplerConfig, Strict
 from visual_grpo.models.family import Family
-from visual_grpo.models.loading import loading, place
+from visual_grpo.models.loading import check_tokenizer, downloaded, loading, place
 from visual_grpo.models.lora import PeftAdapter
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings, Module
@@ -213,15 +214,14 @@ def load(path: str, config: ModelConfig) -> Loaded:
     device = resolve_device(config.device)
     check_base_weights(config.base_weights, device)
     with loading(path):
-        processor = AutoProcessor.from_pretrained(path, revision=config.revision, trust_remote_code=False)
-        model = load_network(
-            AutoModelForImageTextToText,
-            path,
-            getattr(torch, config.dtype),
-            revision=config.revision,
-        )
+        folder = downloaded(path, config.revision)
+        with hidden_progress_bars():
+            processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+            check_tokenizer(processor, folder)
+            model = load_network(AutoModelForImageTextToText, folder, getattr(torch, config.dtype))
     if type(model).__name__ not in SAVED_AS:
         raise UserError(f"The model {path!r} is a {type(model).__name__}; qwen2_5_vl loads {' and '.join(SAVED_AS)}.")
+    model.name_or_path = path  # A saved adapter names it as its base model.
     model.eval().requires_grad_(False)
     quantize({"model": model}, config.base_weights, device, kept=device)
     place({"model": model}, device)

@@ -23,6 +23,7 @@ from visual_grpo.models.flow.parts import (
     decoded,
     latent_shape,
     mmdit_modules,
+    shift_of,
     tokens_and_limit,
 )
 from visual_grpo.models.loading import load_pipeline
@@ -47,9 +48,13 @@ class Sd3:
         self.latent_shape = latent_shape(pipeline, size, self.transformer.config.in_channels)
 
     def schedule(self, steps: int) -> Schedule:
-        """Returns the pipeline's schedule, whose shift does not depend on the size."""
-        self.pipeline.scheduler.set_timesteps(steps)
-        return Schedule.of(self.pipeline.scheduler)
+        """Returns the pipeline's schedule; its shift depends on the size only where the scheduler says so."""
+        scheduler, (_, h, w) = self.pipeline.scheduler, self.latent_shape
+        tokens = h * w // self.transformer.config.patch_size**2
+        scheduler.set_timesteps(
+            steps, mu=shift_of(scheduler, tokens) if scheduler.config.use_dynamic_shifting else None
+        )
+        return Schedule.of(scheduler)
 
     @torch.no_grad()
     def conditions(self, records: Sequence[PromptRecord], seeds: Sequence[int], guidance_scale: float) -> Conditions:
@@ -93,7 +98,7 @@ _MODULES = mmdit_modules("ff", "ff_context")
 
 def load(path: str, config: ModelConfig) -> Any:
     """Loads a folder or hub id, frozen; T5 may be missing, and is not loaded if ``max_sequence_length`` is 0."""
-    without = _T5 if config.options.get("max_sequence_length") == 0 else ()
+    without = _T5 if Sd3Options.model_validate(config.options).max_sequence_length == 0 else ()
     return load_pipeline("StableDiffusion3Pipeline", path, config, optional=_T5, without=without)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
@@ -23,6 +23,7 @@ from visual_grpo.models.family import Family
 from visual_grpo.models.flow.flow_model import Schedule, Velocity
 from visual_grpo.models.flow.parts import TextConditions, as_videos, tokens_and_limit, transformer_module
 from visual_grpo.models.loading import load_pipeline
+from visual_grpo.models.lora import OriginalAdapter
 from visual_grpo.models.model import Model
 from visual_grpo.models.module import ModelSettings
 
@@ -30,6 +31,9 @@ from visual_grpo.models.module import ModelSettings
 class WanOptions(Strict):
     max_sequence_length: int = Field(512, ge=1, le=512, description="text tokens of a prompt, padded to so many")
     negative_prompt: str = Field("", description="what guidance steers away from")
+    shift: float | None = Field(
+        None, gt=0, description="shift of the noise levels: more steps at high noise; null = the checkpoint's"
+    )
     tiles: bool = Field(
         False, description="decode in tiles of 256 pixels that overlap: less memory, more time, slightly other pixels"
     )
@@ -53,7 +57,7 @@ class Wan:
             pipeline.vae.enable_tiling()
 
     def schedule(self, steps: int) -> Schedule:
-        """Returns Euler's schedule with the checkpoint's shift, which does not depend on the size."""
+        """Returns Euler's schedule, whose shift does not depend on the size."""
         self.pipeline.scheduler.set_timesteps(steps)
         return Schedule.of(self.pipeline.scheduler)
 
@@ -105,14 +109,21 @@ class Wan:
 
 def load(path: str, config: ModelConfig, pipeline_class: str = "WanPipeline") -> Any:
     """Loads a folder or hub id, frozen, with Euler's steps in place of the checkpoint's UniPC, whose steps depend on
-    earlier ones and have no likelihood; VAE and image encoder in float32, as their authors use them."""
+    earlier ones and have no likelihood, and with the shift of ``config.options``; VAE and image encoder in float32, as
+    their authors use them."""
     pipeline = load_pipeline(pipeline_class, path, config, prepare=_in_full_precision)
     if pipeline.transformer_2 is not None or pipeline.config.expand_timesteps:
         raise UserError(f"The model {path!r} is of Wan 2.2; the families wan and wan_i2v need Wan 2.1.")
     pipeline.vae.enable_slicing()  # One video is decoded at a time.
-    if not isinstance(pipeline.scheduler, FlowMatchEulerDiscreteScheduler):
-        pipeline.saved_scheduler, shift = pipeline.scheduler, pipeline.scheduler.config.flow_shift
-        pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=shift)
+    saved, given = pipeline.scheduler, config.options.get("shift")
+    if isinstance(saved, FlowMatchEulerDiscreteScheduler):
+        if given is not None:
+            pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(saved.config, shift=given)
+        return pipeline
+    if given is not None:
+        saved = type(saved).from_config(saved.config, flow_shift=given)
+    pipeline.saved_scheduler = saved
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(shift=saved.config.flow_shift)
     return pipeline
 
 
@@ -122,8 +133,30 @@ def _in_full_precision(pipeline: Any) -> None:
             network.float()
 
 
+class WanAdapter(OriginalAdapter):
+    parts: ClassVar = {
+        **{
+            f"{attention}.{name}": f"{original}.{part}"
+            for attention, original in (("attn1", "self_attn"), ("attn2", "cross_attn"))
+            for name, part in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
+        },
+        **{f"attn2.add_{part}_proj": f"cross_attn.{part}_img" for part in "kv"},
+        "ffn.net.0.proj": "ffn.0",
+        "ffn.net.2": "ffn.2",
+        **{
+            f"condition_embedder.{name}_embedder.linear_{number}": f"{name}_embedding.{layer}"
+            for name in ("text", "time")
+            for number, layer in ((1, 0), (2, 2))
+        },
+        "condition_embedder.time_proj": "time_projection.1",
+        "condition_embedder.image_embedder.ff.net.0.proj": "img_emb.proj.1",
+        "condition_embedder.image_embedder.ff.net.2": "img_emb.proj.3",
+        "proj_out": "head.head",
+    }
+
+
 MODULES = transformer_module(
-    ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj", "add_v_proj", "ffn.net.0.proj", "ffn.net.2"]
+    ["to_q", "to_k", "to_v", "to_out.0", "add_k_proj", "add_v_proj", "ffn.net.0.proj", "ffn.net.2"], WanAdapter
 )
 """``add_*``: of image to video."""
 FRAME_COUNTS = range(5, 82, 4)

@@ -178,11 +178,15 @@ def unpacked(tokens: Tensor, height: int) -> Tensor:
 
 def shifted_schedule(scheduler: Any, steps: int, tokens: int) -> Schedule:
     """The pipelines' schedule: noise levels shifted by the number of image tokens (arXiv 2403.03206, section 5.3.2)."""
+    scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=shift_of(scheduler, tokens))
+    return Schedule.of(scheduler)
+
+
+def shift_of(scheduler: Any, tokens: int) -> float:
+    """Returns the logarithm of the shift, linear in the number of image tokens."""
     config = scheduler.config
     slope = (config.max_shift - config.base_shift) / (config.max_image_seq_len - config.base_image_seq_len)
-    offset = config.base_shift - slope * config.base_image_seq_len
-    scheduler.set_timesteps(sigmas=np.linspace(1, 1 / steps, steps), mu=tokens * slope + offset)
-    return Schedule.of(scheduler)
+    return float(config.base_shift + slope * (tokens - config.base_image_seq_len))
 
 
 _ATTENTION = ["to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out"]
@@ -192,9 +196,9 @@ _ADVICE = (
 )
 
 
-def transformer_module(targets: str | list[str]) -> dict[str, Module]:
+def transformer_module(targets: str | list[str], adapter: type[PipelineAdapter] = PipelineAdapter) -> dict[str, Module]:
     """The one module of a pipeline; ``targets`` are peft's: the matrices that get a LoRA."""
-    return {"dit": Module(kind="flow", adapter=PipelineAdapter, targets=targets, advice=_ADVICE)}
+    return {"dit": Module(kind="flow", adapter=adapter, targets=targets, advice=_ADVICE)}
 
 
 def mmdit_modules(*feed_forwards: str) -> dict[str, Module]:

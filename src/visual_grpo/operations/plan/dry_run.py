@@ -36,7 +36,10 @@ from visual_grpo.training import components
 from visual_grpo.training.ema import AdapterAverage
 
 _RELEASED = Path(__file__).with_name("released")
-"""Configuration files of released models by hub id. Their tokenizers only count words."""
+"""Configuration files of released models by hub id, as the installed libraries write them, with the published sizes.
+
+The tokenizers are made up and only count words; those that are released have other classes and files
+(tests/models/released.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,7 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
     """
     folder, source = configuration_folder(config.model.path)
     family, model = find_family(config.model.family, folder), config.model
+    spec = resolve(config, family=family)
     if not measured:
         with without_weights("meta"):
             loaded = family.load(folder, model.model_copy(update={"device": "meta"}))
@@ -66,7 +70,6 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
         source = f"random weights, sizes from {source}"
         with without_weights(built_on):
             loaded = family.load(folder, model)
-    spec = resolve(config, family=family)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
     built = family.build(loaded, spec.settings)

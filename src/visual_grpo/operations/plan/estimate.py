@@ -1,6 +1,6 @@
 """Makes a plan: does a training fit on a card, how long does it take, and what would help. Its seconds are estimated.
 
-The constants of the estimate come from steps that were measured on one H200 (docs/results.md).
+The constants of the estimate come from steps that were measured on one H200 (docs/experiments/gpu.md).
 """
 
 from __future__ import annotations

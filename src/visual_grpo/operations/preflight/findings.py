@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,10 +15,11 @@ from visual_grpo.common.types import Needs, PromptRecord
 from visual_grpo.config import DataConfig, Task
 from visual_grpo.config.presets import PresetName
 from visual_grpo.data.checks import checked
+from visual_grpo.data.found import Found
 from visual_grpo.data.image_store import image_digest
 from visual_grpo.data.preparation import with_ids
 from visual_grpo.data.preparation_report import also_rejected, few_held_out, no_records_left, none_to_train_on
-from visual_grpo.data.record import Note, Original, Record, Rejected, is_image_name
+from visual_grpo.data.record import Note, Original, Record, Rejected
 from visual_grpo.data.sources import EMBEDDING, RecordSource, find_records
 from visual_grpo.data.splits import HELD_OUT, Groups, assign_splits, is_split, split_group
 from visual_grpo.operations.command import Command
@@ -164,7 +166,7 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task]) -> Findings:
     first: list[Record] = []
     rejected: list[Rejected] = []
     rejections = 0
-    for item in _survey(source, data.task):
+    for item in _survey(source):
         if isinstance(item, Record):
             findings.add(_prompt_record(item, data.task))
             first += [item] * (len(first) <= MOST)
@@ -175,8 +177,9 @@ def look_at_folder(data: DataConfig, tasks: Sequence[Task]) -> Findings:
     if data.strict and rejected:
         findings.problems.append(UserError(f"{rejected[0]} (data.strict stops at the first rejected record)"))
     if not first:
-        problem = _of_another_task(source, data, tasks) or UserError(no_records_left(rejected, rejections))
-        findings.problems.append(problem)
+        found = no_records_left(rejected, rejections)
+        guess, remedy = _of_another_task(source, data, tasks) if rejected else ("", None)
+        findings.problems.append(UserError("\n".join(filter(None, (found, guess))), remedy=remedy))
     elif findings.records + rejections < MOST:  # All have been read.
         counts, groups = _count_splits(first, data)
         if not counts["train"]:
@@ -204,48 +207,54 @@ def _path(image: Original) -> Path:
     return image if isinstance(image, Path) else Path(image.name)
 
 
-def _survey(source: RecordSource, task: Task) -> Iterator[Record | Rejected]:
+def _survey(
+    source: RecordSource, see: Callable[[Record | Rejected], object] = lambda item: None
+) -> Iterator[Record | Rejected]:
     """Yields the records that the preparation will accept, unless an image is damaged, and those it will reject."""
-    source = replace(source, data=source.data.model_copy(update={"task": task}))
-    items = (item for item in with_ids(source.read()) if not isinstance(item, Note))
+    items = (item for item in with_ids(source.read(see)) if not isinstance(item, Note))
     for item in islice(items, MOST if source.layout in EMBEDDING else None):
         try:
-            yield checked(item, task, source.limits) if isinstance(item, Record) else item
+            yield checked(item, source.data.task, source.limits) if isinstance(item, Record) else item
         except Rejected as rejected:
             yield rejected.at(item.place, item.id)
 
 
-def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Task]) -> UserError | None:
-    """Names the task that the first records are of; None if they are of none."""
+def _of_another_task(source: RecordSource, data: DataConfig, tasks: Sequence[Task]) -> tuple[str, Remedy | None]:
+    """Names the task that every record is of, and how to choose it; "" where there is none."""
     kinds: dict[Task, str] = {
         "t2i": "have no source_image, so they are prompts",
         "i2i": "have a source_image, so they are edits",
         "segmentation": "are queries about an image with a mask",
     }
     for task, kind in kinds.items():
-        if task == data.task:
+        if task == data.task or (having_targets := _read_as(source, task)) is None:
             continue
-        records = [item for item in islice(_survey(source, task), MOST) if isinstance(item, Record)]
-        # Edits whose pictures are somewhere else are not prompts.
-        names = (str(value) for record in records for value in record.extra.values())
-        if records and not (task == "t2i" and any(map(is_image_name, names))):
-            text = f"The records in {data.path} {kind}, and data.task is {data.task}."
-            if task == "t2i" and data.task == "i2i" and source.layout == "captions":  # No target has one.
-                return UserError(
-                    f"The captions in {data.path} are next to images to edit, where nothing reads them. Write each"
-                    " next to its target, or write records.jsonl with prompt and source_image on each line."
-                )
-            if task == "t2i" and any(record.target_image is not None for record in records):
-                return UserError(
-                    f"The records in {data.path} have one picture each, and an edit (data.task=i2i) needs one to edit."
-                    " If it is that one, name its column with data.columns.source=NAME; if it is what the prompt should"
-                    " give, the task is t2i."
-                )
-            if task == "segmentation":  # A different model, with different settings, answers queries.
-                return UserError(text, remedy=Remedy(environment="negative_points"))
-            if task not in tasks:
-                return UserError(f"{text} The model does {' and '.join(tasks)} only.")
-            return UserError(text, remedy=Remedy(parameters={"data.task": task}))
+        text = f"The records in {data.path} {kind}, and data.task is {data.task}."
+        if task == "t2i" and having_targets:
+            return (
+                f"The records in {data.path} have one picture each, and an edit (data.task=i2i) needs one to edit."
+                " If it is that one, name its column with data.columns.source=NAME; if it is what the prompt should"
+                " give, the task is t2i."
+            ), None
+        if task == "segmentation":  # A different model, with different settings, answers queries.
+            return text, Remedy(environment="negative_points")
+        if task not in tasks:
+            return f"{text} The model does {' and '.join(tasks)} only.", None
+        return text, Remedy(parameters={"data.task": task})
+    return "", None
+
+
+def _read_as(source: RecordSource, task: Task) -> int | None:
+    """Returns the number of records with a target, read as a task; None where one does not fit it, or the task would
+    leave out pictures."""
+    source = replace(source, data=source.data.model_copy(update={"task": task}))
+    found, having_targets = Found(source), 0
+    with suppress(UserError):
+        for item in _survey(source, found.add):
+            if not isinstance(item, Record):
+                return None
+            having_targets += item.target_image is not None
+        return None if task == "t2i" and found.leaves_out() else having_targets
     return None
 
 

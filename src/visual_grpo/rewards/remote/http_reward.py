@@ -55,9 +55,19 @@ class Protocol:
     """The models that GET /health names; None if it names none."""
 
 
-def _body(batch: Batch, sources: str) -> dict[str, Any]:
-    body: dict[str, Any] = {"images": batch.images, "prompts": [record.prompt for record in batch.records]}
-    return body if batch.sources is None else {**body, sources: batch.sources}
+def _body(batch: Batch) -> dict[str, Any]:
+    body = {
+        "images": batch.images,
+        "prompts": [record.prompt for record in batch.records],
+        "metadata": [dict(record.metadata) for record in batch.records],
+    }
+    return body if batch.sources is None else {**body, "sources": batch.sources}
+
+
+def _flow_factory_body(batch: Batch) -> dict[str, Any]:
+    prompts = [record.prompt for record in batch.records]
+    body = {"image": batch.images, "prompt": prompts}
+    return body if batch.sources is None else {**body, "condition_images": batch.sources}
 
 
 def _unirl_body(batch: Batch) -> dict[str, Any]:
@@ -94,7 +104,7 @@ def _unirl_scored(result: Any, errors: Any, reward: str | None) -> ScoredSample 
 PROTOCOLS = {
     "worker": Protocol(
         path="/score",
-        body=lambda batch: _body(batch, "sources") | {"metadata": [dict(record.metadata) for record in batch.records]},
+        body=_body,
         answers=lambda answer, batch: (
             _read_texts(answer["texts"], batch.records)
             if "texts" in answer
@@ -104,7 +114,7 @@ PROTOCOLS = {
     ),
     "flow_factory": Protocol(
         path="/compute",
-        body=lambda batch: _body(batch, "condition_images"),
+        body=_flow_factory_body,
         answers=lambda answer, batch: _scored(answer.get("rewards"), None, len(batch.images)),
         models=lambda health: None,
     ),
@@ -115,7 +125,8 @@ PROTOCOLS = {
         models=lambda health: list(health["rewards"]) if isinstance(health.get("rewards"), dict) else None,
     ),
 }
-"""``flow_factory`` and ``unirl``: as their documentation describes them in 2026."""
+"""``flow_factory``: as the code of its example server has it (reward_server/example_server.py, since January 2026);
+``unirl``: as that of UniRL's reward service (reward_service/schemas.py, June 2026)."""
 
 
 def _scored(scores: Any, parts: Any, count: int) -> list[ScoredSample | RequestError]:

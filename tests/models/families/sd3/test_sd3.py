@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from tests.models import flow_checks
 from tests.models.families.sd3 import tiny
-from visual_grpo.config import ModelConfig, SamplerConfig
+from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.families.sd3 import FAMILY, Sd3, Sd3Options
+from visual_grpo.models.module import ModelSettings
+from visual_grpo.models.plain_pipeline import run_plain
 from visual_grpo.training.components import load_model
 
 RECORDS = flow_checks.records_of()
@@ -63,3 +66,10 @@ def test_saved_adapters_draw_the_same_again(pipeline: Any, tmp_path: Path) -> No
     sampler = SamplerConfig(steps=flow_checks.STEPS, guidance_scale=4.5)
     images = [one.generate(RECORDS, [1, 2, 3], sampler) for one in (again, model)]
     assert torch.equal(torch.stack(images[0]), torch.stack(images[1]))
+
+
+def test_a_shift_that_depends_on_the_size_is_the_pipelines(pipeline: Any) -> None:
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    settings = ModelSettings(size=tiny.SIZE, policy=PolicyConfig(), options=Sd3Options())
+    run = run_plain(FAMILY, pipeline, settings, RECORDS[:1], 5, 1.0)
+    assert Sd3(pipeline, tiny.SIZE, Sd3Options()).schedule(5).sigmas == pytest.approx(run.schedule.sigmas)

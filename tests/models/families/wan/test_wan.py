@@ -8,19 +8,22 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
+from tests.conftest import SIZE, stir
 from tests.models.families.wan import tiny
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
 from visual_grpo.common.types import PromptRecord, VideoSample
-from visual_grpo.config import ModelConfig, PolicyConfig, SamplerConfig
+from visual_grpo.config import LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.models.families.wan import FAMILY, Wan, WanOptions
 from visual_grpo.models.families.wan_i2v import WanI2V, WanI2VOptions
 from visual_grpo.models.family import find_family
 from visual_grpo.models.module import ModelSettings
 from visual_grpo.models.run_spec import options_of
-from visual_grpo.training.components import load_model
+from visual_grpo.training.components import load_model, load_policy
 
 CPU = ModelConfig(path="unused", device="cpu")
 
@@ -137,3 +140,32 @@ def test_the_vae_keeps_its_precision_and_unipc_is_replaced(tmp_path: Path) -> No
     model = load_model(str(tmp_path), size=(64, 64), frames=5, dtype="bfloat16", device="cpu")
     [video] = model.generate([PromptRecord(id="1", prompt="a cat")], [0], SamplerConfig(steps=2, guidance_scale=3.0))
     assert isinstance(video, VideoSample)
+
+
+@pytest.mark.parametrize("unipc", [False, True])
+def test_a_shift_replaces_the_checkpoints(tmp_path: Path, unipc: bool) -> None:
+    tiny.pipeline(unipc=unipc).save_pretrained(tmp_path)
+    policy: Any = load_policy(str(tmp_path), size=(64, 64), frames=5, options={"shift": 8.0}, device="cpu")
+    want = FlowMatchEulerDiscreteScheduler(shift=8.0)
+    want.set_timesteps(10)
+    assert policy.model.schedule(10).sigmas == pytest.approx(want.sigmas.tolist())
+    pipeline = FAMILY.load(str(tmp_path), CPU.model_copy(update={"options": {"shift": 8.0}}))
+    assert not unipc or pipeline.saved_scheduler.config.flow_shift == 8.0
+
+
+@pytest.mark.parametrize("i2v", [False, True])
+def test_a_lora_on_every_layer_loads_into_the_plain_pipeline(i2v: bool, tmp_path: Path) -> None:
+    """Its file has the names of Wan's authors for layers outside the blocks, too."""
+    tiny.pipeline(i2v=i2v).save_pretrained(tmp_path / "model")
+    lora = PolicyConfig(lora=LoraParams(rank=4, alpha=12, target_modules="all-linear"))
+    policy: Any = load_policy(str(tmp_path / "model"), size=SIZE, frames=9, policy=lora, device="cpu")
+    stir(policy)
+    policy.save_adapter(tmp_path / "adapter")
+    names = {name.split(".")[0] for name in policy.adapter.saved(tmp_path / "adapter")}
+    assert names == {"blocks", "condition_embedder", "proj_out"}
+    pipeline = find_family("auto", str(tmp_path / "model")).load(str(tmp_path / "model"), CPU)
+    pipeline.load_lora_weights(str(tmp_path / "adapter"), adapter_name="mine")
+    for name, layer in policy.model.transformer.named_modules():
+        if isinstance(layer, LoraLayer):
+            read = pipeline.transformer.get_submodule(name).get_delta_weight("mine")
+            torch.testing.assert_close(read, layer.get_delta_weight("default"), rtol=1e-5, atol=1e-6)

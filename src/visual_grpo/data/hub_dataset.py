@@ -1,0 +1,97 @@
+"""A dataset of the hub, at the commit that its branch is at; never a local folder, a different configuration or an
+earlier version in its place."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
+
+from visual_grpo.common.errors import UserError
+from visual_grpo.common.hub import refusal, unreachable
+from visual_grpo.config import DataConfig
+from visual_grpo.data.record import shorten
+from visual_grpo.data.splits import ALL
+
+HUB = "hf://datasets/"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def load_hub_dataset(data: DataConfig) -> dict[str | None, Any]:
+    """Downloads the dataset at ``data.path`` and returns it by its splits.
+
+    Raises UserError where the hub refuses, the dataset is a script, or ``data.config`` does not name one of several.
+    Without a network, what was downloaded before is read.
+    """
+    name, loaded = data.path.removeprefix(HUB), dict[str | None, Any]()
+    commit = _commit(name, data.revision)
+    builder = _builder(data, name, commit)
+    # What the dataset's own description names may be files of this machine.
+    listed = [str(file) for files in (builder.config.data_files or {}).values() for file in files]
+    if odd := [file for file in listed if not file.startswith(("hf://", "https://")) or "::" in file]:
+        raise ValueError(f"it names {shorten(odd[0])!r}, which is not a file of the hub")
+    builder.download_and_prepare()
+    for split in {None} if data.split in (None, ALL) else {data.split, data.held_out_split or data.split}:
+        dataset = builder.as_dataset(split=split)  # Also a part of one: train[:100].
+        loaded |= dataset if isinstance(dataset, dict) else {split: dataset}
+    return loaded
+
+
+def _commit(name: str, revision: str | None) -> str | None:
+    """Returns the commit that ``revision`` (None = main) is at; None without a network."""
+    hub = huggingface_hub.HfApi()
+    try:
+        info = hub.dataset_info(name, revision=revision)
+        if info.gated:  # Anyone may look at it.
+            hub.auth_check(name, repo_type="dataset")
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise UserError(refusal("dataset", name, revision, error)) from error
+    except (HTTPError, OSError):
+        return None
+    script = f"{name.rpartition('/')[2]}.py"
+    if any(file.rfilename == script for file in info.siblings or []):
+        raise UserError(
+            f"data.path: {name} is a script, {script}, which would have to be run; only tables and images are read."
+            " Choose a dataset that holds them, or a data.revision of it, such as refs/convert/parquet."
+        )
+    return info.sha
+
+
+def _builder(data: DataConfig, name: str, commit: str | None) -> Any:
+    import datasets
+
+    if commit is None and not _cached(name):
+        raise UserError(unreachable("dataset", name))
+    try:
+        # By its address, and at a commit: a name may be a local folder's, and only main has tables of its own.
+        builder = datasets.load_dataset_builder(data.path, data.config, revision=commit or data.revision)
+    except ValueError as error:
+        names = datasets.get_dataset_config_names(data.path, revision=commit or data.revision)
+        if data.config in names or (data.config is None and len(names) < 2):
+            raise
+        raise UserError(_which(data, names)) from error
+    # Where the hub gives nothing, the library takes what it read last.
+    if commit is None and data.config is None and len(cached := _cached(name)) > 1:
+        raise UserError(_which(data, cached))
+    wanted = commit or (data.revision if _COMMIT.fullmatch(data.revision or "") else None)
+    if wanted is not None and builder.hash != wanted:
+        raise UserError(f"data.path: {name} cannot be read at commit {wanted}: only {builder.hash} is on this machine.")
+    return builder
+
+
+def _cached(name: str) -> list[str]:
+    """The configurations that were read before."""
+    from datasets import config
+    from datasets.naming import camelcase_to_snakecase
+
+    owner, _, own = name.rpartition("/")
+    folder = Path(config.HF_DATASETS_CACHE, f"{owner}___{camelcase_to_snakecase(own)}")
+    return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+
+def _which(data: DataConfig, names: list[str]) -> str:
+    got = "none is named" if data.config is None else f"data.config is {data.config!r}"
+    return f"data.path: {data.path} has the configurations {', '.join(names)}, and {got}: set data.config to one."

@@ -1,0 +1,201 @@
+"""LoRA files of other programs, in the names of diffusers, kohya's scripts or ai-toolkit: read by diffusers' own
+converters, and trained on."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from visual_grpo.common.errors import UserError, counted
+from visual_grpo.models.family import Family
+from visual_grpo.models.loading import loading
+from visual_grpo.models.lora import Adapter, require_plain
+from visual_grpo.models.run_spec import RunSpec
+from visual_grpo.models.without_weights import frozen
+
+_PREFIX = "transformer."
+_PAIR = ("lora_A.weight", "lora_B.weight")
+_OTHER_KINDS = {
+    "dora_scale": "DoRA",
+    "lokr_": "LoKr",
+    "hada_": "LoHa",
+    "lora_mid": "LoCon",
+    "oft_": "OFT",
+    "lora_magnitude": "DoRA",
+    "diff_b": "LoRA with biases",
+    ".diff": "LoRA with whole weights",
+    "lora_B.bias": "LoRA with biases",
+}
+"""Part of a tensor's name -> the kind of adapter that has it."""
+_TEXT_ENCODER = re.compile(r"lora_te\d?_|text_encoders?(_\d)?\.|base_model\.model\.text_")
+_CONVERTERS_RAISE = (ValueError, LookupError, AttributeError, TypeError, AssertionError, RuntimeError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraFile:
+    """A LoRA by the names of the transformer's layers."""
+
+    file: Path
+    layers: Mapping[str, tuple[Tensor, Tensor]]
+    """Name -> A [rank, inputs] and B [outputs, rank] in float32; the effect is B @ A."""
+
+    @property
+    def rank(self) -> int:
+        """The largest of its layers."""
+        return max(len(down) for down, _ in self.layers.values())
+
+    def __str__(self) -> str:
+        return f"the LoRA in {self.file} ({counted(len(self.layers), 'layer')}, rank {self.rank})"
+
+
+def read_lora(family: Family, file: Path) -> LoraFile:
+    """Reads a LoRA on the transformer of the family's pipeline.
+
+    Raises UserError for what is no LoRA in safetensors, or one that changes more than the transformer's layers; some
+    of a different model are told by `require_fit` only.
+    """
+    loader: Any = getattr(diffusers, family.saved_as[0], None)
+    if not hasattr(loader, "lora_state_dict"):
+        raise UserError(f"{file}: diffusers reads no LoRA files for the family {family.name}. {_ONLY}")
+    _require_lora(file)
+    try:
+        state, *alphas, config = loader.lora_state_dict(
+            str(file.parent),
+            weight_name=file.name,
+            use_safetensors=True,
+            return_alphas=True,
+            return_lora_metadata=True,
+        )
+        scale = _scale_of(config or {})
+        pairs = _pairs(state)
+        layers = {
+            name: (down.float(), up.float() * (scale or _alpha(name, alphas, len(down)) / len(down)))
+            for name, (down, up) in pairs.items()
+        }
+    except _CONVERTERS_RAISE as error:
+        raise UserError(
+            f"{file} is not a LoRA of {family.name} in names that diffusers converts ({str(error) or repr(error)})."
+            f" {_ONLY}"
+        ) from error
+    return LoraFile(file=file, layers=layers)
+
+
+_ONLY = (
+    "train.start takes a plain LoRA of this model's transformer, in safetensors, in the names of diffusers, kohya's"
+    " scripts or ai-toolkit."
+)
+
+
+def require_startable(spec: RunSpec, file: Path) -> None:
+    """Raises UserError where the training of ``spec`` cannot start from a LoRA file; loads no weights of the model."""
+    lora, config = read_lora(spec.family, file), spec.config
+    module, revision = spec.modules[0], config.model.revision
+    with loading(spec.model):
+        described = diffusers.DiffusionPipeline.load_config(spec.model, revision=revision)
+        kind = getattr(diffusers, described["transformer"][1])
+        sizes = kind.load_config(spec.model, subfolder="transformer", revision=revision)
+    network = frozen(lambda: kind.from_config(sizes), torch.float32)
+    parts = spec.family.modules[module]
+    require_fit(parts.adapter.attach(network, config.lora_of(module), parts.targets, 0), lora)
+
+
+def start_from(adapter: Adapter, lora: LoraFile) -> None:
+    """Gives the fresh ``adapter`` the effect of ``lora``: its layers begin with these matrices, filled up with fresh
+    rows of A and zeros of B. Raises UserError as `require_fit` does."""
+    require_fit(adapter, lora)
+    config, state = adapter.model.peft_config["default"], adapter.state()
+    for name, (down, up) in lora.layers.items():
+        own_down, own_up = (state[f"{name}.{part}"] for part in _PAIR)
+        own_down[: len(down)] = down.to(own_down)
+        own_up[:, : len(down)] = (up * (config.r / config.lora_alpha)).to(own_up)
+    adapter.load_state(state)
+
+
+def require_fit(adapter: Adapter, lora: LoraFile) -> None:
+    """Raises UserError where ``lora`` is of a different model, or the adapter has fewer layers or a lower rank."""
+    network = adapter.model
+    known = {name: layer for name, layer in network.named_modules() if hasattr(layer, "in_features")}
+    trained = {name for name, layer in known.items() if isinstance(layer, LoraLayer)}
+    for name, (down, up) in lora.layers.items():
+        if name not in known:
+            raise UserError(f"{lora} is of a different model: {type(network).__name__} has no layer {name}.")
+        expected, found = (known[name].in_features, known[name].out_features), (down.shape[1], len(up))
+        if found != expected:
+            raise UserError(
+                f"{lora} is of a different model: its layer {name} has {found[0]} inputs and {found[1]} outputs, that"
+                f" of {type(network).__name__} has {expected[0]} and {expected[1]}."
+            )
+    lacking, rank = lora.layers.keys() - trained, network.peft_config["default"].r
+    changes = [f"policy.lora.rank={lora.rank} (now {rank})"] if lora.rank > rank else []
+    if lacking:
+        names = sorted({re.sub(r"^.*?\.\d+\.", "", name) for name in {*lora.layers, *trained}})
+        changes.append(f"policy.lora.target_modules=[{','.join(names)}], which adds {', '.join(sorted(lacking)[:2])}")
+    if changes:
+        raise UserError(
+            f"{lora} is larger than the adapter that is trained on from it. Set {' and '.join(changes)}. Or merge it"
+            " into the model, save that, and train it (docs/own_model.md)."
+        )
+
+
+def _require_lora(file: Path) -> None:
+    """Raises UserError, from the names of the tensors alone, unless a file may be a plain LoRA of a transformer."""
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = list(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file} is not an intact file in safetensors ({error}). Download it again.") from error
+    if (text := next(filter(_TEXT_ENCODER.match, names), None)) is not None:
+        raise UserError(f"{file} changes the text encoder too ({text}), which is not trained here. {_ONLY}")
+    for part, kind in _OTHER_KINDS.items():
+        if (other := next((name for name in names if part in name), None)) is not None:
+            raise UserError(f"{file} is a {kind} ({other}). {_ONLY}")
+    if not any("lora" in name for name in names):
+        shown = f"such as {names[0]}" if names else "none"
+        raise UserError(f"{file} is not a LoRA: no tensor of it has lora in its name ({shown}). {_ONLY}")
+
+
+def _pairs(state: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Name of a layer -> A and B. Raises ValueError for any other tensor."""
+    found = defaultdict[str, dict[str, Tensor]](dict)
+    for name, value in state.items():
+        layer, part = _layer(name)
+        if part is None or not name.startswith(_PREFIX):
+            raise ValueError(f"unknown tensor {name}")
+        found[layer.removeprefix(_PREFIX)][part] = value
+    incomplete = [name for name, parts in found.items() if len(parts) != len(_PAIR)]
+    if incomplete or not found:
+        raise ValueError(f"half of a pair is missing: {', '.join(incomplete[:2])}" if found else "it is empty")
+    return {name: (parts[_PAIR[0]], parts[_PAIR[1]]) for name, parts in found.items()}
+
+
+def _layer(name: str) -> tuple[str, str | None]:
+    part = next((part for part in _PAIR if name.endswith(f".{part}")), None)
+    return (name, None) if part is None else (name.removesuffix(f".{part}"), part)
+
+
+def _scale_of(config: Mapping[str, Any]) -> float | None:
+    """alpha / rank of all layers, by the configuration that diffusers writes into its files; None without one."""
+    own = {name.removeprefix(_PREFIX): value for name, value in config.items() if name.startswith(_PREFIX)}
+    if not own:
+        return None
+    require_plain(own)
+    return float(own["lora_alpha"] / own["r"])
+
+
+def _alpha(layer: str, alphas: Iterable[Mapping[str, Any] | None], rank: int) -> float:
+    """The alpha that a file has beside a layer (of FLUX.1; the other converters apply it); the rank without one."""
+    for known in filter(None, alphas):
+        for name, value in known.items():
+            if name.removeprefix(_PREFIX) == f"{layer}.alpha":
+                return float(torch.as_tensor(value))
+    return float(rank)
