@@ -307,7 +307,7 @@ def test_a_training_starts_from_a_lora_file_and_knows_it_again(
     [kl] = project.run(**own).load("training_history")["kl"]
     assert kl > 1e-6, "the reference is the base model without the LoRA"
     digest = file_digest(file)
-    assert f"the LoRA theirs.safetensors (sha256 {digest[:12]}) is the adapter" in capsys.readouterr().out
+    assert f"continues from the LoRA theirs.safetensors (sha256 {digest[:12]})" in capsys.readouterr().out
     assert json.loads((tmp_path / "adapters/training.json").read_text())["start"] == digest
     assert find_start("theirs.safetensors", digest, tmp_path) == file
     file.write_bytes(file.read_bytes()[:-1] + b"1")
