@@ -97,7 +97,7 @@ def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: py
     weights = tmp_path / "start/ar/adapter_model.safetensors"
     weights.write_bytes(b"weights")
     base_model = {"model": "data/06_models/base", "digest": "digest", "content": None}
-    hooks = hooks_of("resume=same,train.start=start")
+    hooks = hooks_of("resume=same,train.start=start,policy.train=ar")
     config = hooks._parameters
     (tmp_path / "start/training.json").write_text(json.dumps({"parameters": config.public()}))
     made = provenance.record(resolve(config), base_model, "data", adapter_digest(tmp_path / "start"))
