@@ -14,7 +14,7 @@ from uuid import UUID
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
-from visual_grpo.data.media import each, from_json, held, is_there, is_url, is_video
+from visual_grpo.data.media import each, from_json, held, is_page, is_there, is_url, is_video
 from visual_grpo.data.queries import mask_image, parse_solution
 from visual_grpo.data.record import EmbeddedImage, Place, Record, Rejected, shorten
 
@@ -46,6 +46,8 @@ QUERIES: Mapping[str, tuple[str, ...]] = {
     "target": ("target_image", "mask"),
 }
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
+_SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|mask|depth|thumbnail", re.IGNORECASE)
+"""What the name of a column has whose URLs are of pictures, whatever they end in."""
 IGNORED, METADATA, EMPTY = "ignored", "metadata", "empty"
 NOT_FETCHED, NO_FILE = "metadata (URLs, which are not fetched)", "metadata (files that do not exist)"
 """What a column of pictures becomes that cannot be read."""
@@ -64,13 +66,14 @@ class _Row:
             name: pictures
             for name, value in self.left.items()
             if (pictures := held(value, f"{place}, column {name}")) is not None
+            and (name in self._named or _says_picture(name) or not all(map(is_page, each(pictures))))
         }
-        """Column -> the pictures and videos that it holds (`media.held`)."""
+        """Column -> the pictures and videos that it holds (`media.held`); links to pages are none."""
 
     def take(self, field: str, known: Iterable[str], named: str | None = None) -> Any:
         """Takes the column ``named`` by hand, else the first of the ``known`` ones with a value, or the first.
 
-        A column that is named by hand serves no other field. One in capitals counts where none has the very name.
+        A column that is named by hand serves no other field. Names match case-insensitively if there is no exact match.
         """
         return None if (name := self._found(known, named)) is None else self._taken(name, field)
 
@@ -114,6 +117,11 @@ class _Row:
         if any(map(is_url, each(pictures))):
             return NOT_FETCHED
         return METADATA if all(map(self._is_there, each(pictures))) else NO_FILE
+
+
+def _says_picture(name: str) -> bool:
+    known = (*PICTURES["source"], *PICTURES["target"])
+    return name.lower() in known or _SAYS_PICTURE.search(name) is not None
 
 
 def record_from_row(
