@@ -336,7 +336,11 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (urls("image_url"), {}, "target_image 'https:// ... ' is a URL, and URLs are not fetched"),
     (urls("image"), {}, "target_image 'https:// ... ' is a URL, and URLs are not fetched"),
     *(
-        (urls("href", end), {}, "href -> metadata (URLs, which are not fetched) ... no record has a picture: href names")
+        (
+            urls("href", end),
+            {},
+            "href -> metadata (URLs, which are not fetched) ... no record has a picture: href names",
+        )
         for end in ("{}.png", "{}.MP4?width=80")
     ),
     (urls("photo_url"), {}, "photo_url -> metadata (URLs, which are not fetched) ... no record has a picture"),
@@ -344,6 +348,8 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (pictures_beside_prompts, {}, "the data have 8 pictures (such as train/0.png)"),
     (noun_phrases, QUERIES, "noun_phrase -> prompt, category -> ignored"),
     (lambda data: noun_phrases(data, "images"), QUERIES, "text_input -> prompt, category -> ignored"),
+    (noun_phrases, QUERIES, "image_id -> metadata, category_id -> metadata, segmentation -> target"),
+    (noun_phrases, QUERIES, "file_name -> source, width -> target, height -> target"),
     (two_masks, QUERIES, "an earlier record, masks/box/0.jpg, asks the same about the same image"),
     (two_rows_of_a_query, QUERIES | {"layout": "table"}, "an earlier record, list.jsonl, line 1, asks the same"),
     (of_a_different_machine, {}, "'/home/me/project/data/0.png' does not exist ... There is '0.png' in the folder"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -48,7 +49,7 @@ QUERIES: Mapping[str, tuple[str, ...]] = {
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 _SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|mask|depth|thumbnail", re.IGNORECASE)
 """What the name of a column has whose URLs are of pictures, whatever they end in."""
-IGNORED, METADATA, EMPTY = "ignored", "metadata", "empty"
+IGNORED, METADATA, EMPTY, REJECTED = "ignored", "metadata", "empty", "rejected with its row"
 NOT_FETCHED, NO_FILE = "metadata (URLs, which are not fetched)", "metadata (files that do not exist)"
 """What a column of pictures becomes that cannot be read."""
 _NUMBERED = re.compile(r"(.*?)_?(\d*)", re.DOTALL)
@@ -148,7 +149,7 @@ def record_from_row(
         if data.task == "segmentation":
             target, prompts_of_mask = _take_prompts_of_mask(columns, target, record_id, folder)
     except Rejected as rejected:
-        return rejected.at(place, record_id)
+        return replace(rejected.at(place, record_id), columns=dict.fromkeys(row, REJECTED))
     is_object = canonical or isinstance(columns.left.get("metadata"), Mapping)
     metadata = columns.take("metadata", ["metadata"] if is_object else [])
     unread = columns.unread([*each(target), *each(source)])
