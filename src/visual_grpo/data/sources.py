@@ -25,6 +25,7 @@ from visual_grpo.data.record import (
     is_image_name,
     is_system_file,
     listed,
+    shorten,
 )
 from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
@@ -103,17 +104,26 @@ class RecordSource:
         return chosen_splits(self.splits, self.data)
 
     def read(self, see: Callable[[Record | Rejected], object] = lambda item: None) -> Iterator[Item]:
-        """Yields the records of the chosen splits, each with its split; ``see`` is called with all records."""
+        """Yields the records of the chosen splits, each with its split; ``see`` is called with all records.
+
+        Raises UserError at the end if no record of a table has a column of ``data.columns.ignored``."""
+        columns = dict[str, None]()
         for item in LAYOUTS[self.layout].read(self.path, self.limits, self.data):
             if isinstance(item, Note):
                 yield item
                 continue
             if isinstance(item, Record) and (forgotten := {*item.found} - {*item.columns}):
                 raise AssertionError(f"{self.layout}, {item.place}: nothing says what became of {sorted(forgotten)}")
+            columns |= dict.fromkeys(item.columns)
             item = replace(item, split=split_found(item, self.layout))
             see(item)
             if item.split in self.chosen:
                 yield item
+        if columns and (missing := [name for name in self.data.columns.ignored if name not in columns]):
+            raise UserError(
+                f"The column {missing[0]!r} of data.columns.ignored does not exist; the columns are"
+                f" {shorten(', '.join(columns))}. Correct data.columns.ignored.{nearest_hint(missing[0], columns)}"
+            )
 
     def count(self) -> int:
         return sum(self.splits[split] for split in self.chosen)
