@@ -20,12 +20,12 @@ from visual_grpo.data.record import (
     Item,
     Limits,
     Note,
+    Place,
     Record,
     Rejected,
     is_image_name,
     is_system_file,
     listed,
-    shorten,
 )
 from visual_grpo.data.splits import chosen_splits, split_found, usual_name
 from visual_grpo.data.tabular import is_saved
@@ -104,9 +104,7 @@ class RecordSource:
         return chosen_splits(self.splits, self.data)
 
     def read(self, see: Callable[[Record | Rejected], object] = lambda item: None) -> Iterator[Item]:
-        """Yields the records of the chosen splits, each with its split; ``see`` is called with all records.
-
-        Raises UserError at the end if no record of a table has a column of ``data.columns.ignored``."""
+        """Yields the records of the chosen splits, each with its split; ``see`` is called with all records."""
         columns = dict[str, None]()
         for item in LAYOUTS[self.layout].read(self.path, self.limits, self.data):
             if isinstance(item, Note):
@@ -119,11 +117,10 @@ class RecordSource:
             see(item)
             if item.split in self.chosen:
                 yield item
-        if columns and (missing := [name for name in self.data.columns.ignored if name not in columns]):
-            raise UserError(
-                f"The column {missing[0]!r} of data.columns.ignored does not exist; the columns are"
-                f" {shorten(', '.join(columns))}. Correct data.columns.ignored.{nearest_hint(missing[0], columns)}"
-            )
+        for name in self.data.columns.ignored if columns else ():
+            if name not in columns:
+                hint = nearest_hint(name, columns)
+                yield Note("column", f"of data.columns.ignored is in no record.{hint}", Place(name))
 
     def count(self) -> int:
         return sum(self.splits[split] for split in self.chosen)
