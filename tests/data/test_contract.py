@@ -124,7 +124,8 @@ def table(maker: Maker, layout: str) -> Planted:
         kinds += ["bytes", "list"]
     chosen = {column: rng.choice(kinds) for column in columns}
     for column, kind in chosen.items():
-        (planted.readable if kind in (*READABLE, "bytes") else planted.unreadable)[column] = kind
+        if (column, kind) != ("url", "URL without suffix"):  # It may be of a page.
+            (planted.readable if kind in (*READABLE, "bytes") else planted.unreadable)[column] = kind
     prompt = rng.choice(PROMPTS) if layout != "records.jsonl" else "prompt"
     rows = [
         {prompt: f"thing {n}", "score": n} | {column: maker.cell(kind, column, n) for column, kind in chosen.items()}

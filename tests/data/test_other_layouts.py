@@ -188,8 +188,8 @@ def fractions(data: Path) -> None:
     rows(data, "train.parquet", {"image": [np.full((32, 32, 3), n / 10).tolist() for n in range(COUNT)]})
 
 
-def urls(column: str) -> Callable[[Path], None]:
-    return lambda data: rows(data, "a.json", {column: [f"https://example.org/get?id={n}" for n in range(COUNT)]})
+def urls(column: str, end: str = "get?id={}") -> Callable[[Path], None]:
+    return lambda data: rows(data, "a.json", {column: [f"https://example.org/{end.format(n)}" for n in range(COUNT)]})
 
 
 def cells_of_csv(data: Path) -> None:
@@ -335,11 +335,21 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (unknown_arrays, {}, "nothing reads the pictures in the column photo"),
     (urls("image_url"), {}, "target_image 'https:// ... ' is a URL, and URLs are not fetched"),
     (urls("image"), {}, "target_image 'https:// ... ' is a URL, and URLs are not fetched"),
-    (urls("href"), {}, "href -> metadata (URLs, which are not fetched) ... no record has a picture: href names"),
+    *(
+        (
+            urls("href", end),
+            {},
+            "href -> metadata (URLs, which are not fetched) ... no record has a picture: href names",
+        )
+        for end in ("{}.png", "{}.MP4?width=80")
+    ),
+    (urls("photo_url"), {}, "photo_url -> metadata (URLs, which are not fetched) ... no record has a picture"),
     (cells_of_csv, EDITS, USED),
     (pictures_beside_prompts, {}, "the data have 8 pictures (such as train/0.png)"),
     (noun_phrases, QUERIES, "noun_phrase -> prompt, category -> ignored"),
     (lambda data: noun_phrases(data, "images"), QUERIES, "text_input -> prompt, category -> ignored"),
+    (noun_phrases, QUERIES, "image_id -> metadata, category_id -> metadata, segmentation -> target"),
+    (noun_phrases, QUERIES, "file_name -> source, width -> target, height -> target"),
     (two_masks, QUERIES, "an earlier record, masks/box/0.jpg, asks the same about the same image"),
     (two_rows_of_a_query, QUERIES | {"layout": "table"}, "an earlier record, list.jsonl, line 1, asks the same"),
     (of_a_different_machine, {}, "'/home/me/project/data/0.png' does not exist ... There is '0.png' in the folder"),
@@ -370,6 +380,17 @@ def test_what_becomes_of_a_dataset(
     assert all(record.target_image is not None for record in found.table)
     assert not found.table.report["files"]["ignored"]
     assert ("source" in found.said) == (settings.get("task") == "i2i"), found.said
+
+
+@pytest.mark.parametrize("column", ["license_url", "source_url", "homepage"])
+def test_links_to_pages_are_no_pictures(column: str, tmp_path: Path) -> None:
+    urls(column)(tmp_path / "data")
+    found = outcome(tmp_path)
+    assert f"{column} -> metadata" in found.said
+    assert "URL" not in found.said
+    assert "no record has a picture" not in found.said
+    (remedy,) = outcome(tmp_path, **EDITS).remedies
+    assert remedy.parameters == {"data.task": "t2i"}
 
 
 def test_a_phrase_is_the_query_and_not_its_category(tmp_path: Path) -> None:

@@ -206,6 +206,27 @@ class TestColumns:
         }
         assert [record.metadata for record in table] == [{"include": [{"n": 1}]}] * 2
 
+    def test_an_ignored_column_is_one_of_the_data(self, tmp_path):
+        jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a"}, {"prompt": "b", "thumbnail": "c"}])
+        assert len(list(prepare(tmp_path, columns={"ignored": ["thumbnail"]}))) == 2, "one record has it"
+        notes = prepare(tmp_path, columns={"ignored": ["thumbnail", "tumbnail"]}).report["warnings"]
+        said = "1 column (such as tumbnail) of data.columns.ignored is in no record. Did you mean 'thumbnail'?"
+        assert said in notes
+
+    def test_columns_of_rejected_rows_are_listed(self, tmp_path):
+        picture(tmp_path / "data/a.png")
+        whole = {"prompt": "a", "control_path_0": "a.png", "control_path_1": "a.png", "target": "a.png"}
+        jsonl(tmp_path / "data/list.jsonl", [whole, {**whole, "control_path_0": None, "stray": "b"}])
+        table = prepare(tmp_path, task="i2i")
+        assert table.report["rejected"]["by_reason"] == {"missing_source": 1}
+        assert table.report["columns"] == {
+            "prompt": {"prompt": 1, "rejected with its row": 1},
+            "control_path_0": {"source": 1, "rejected with its row": 1},
+            "control_path_1": {"source": 1, "rejected with its row": 1},
+            "target": {"target": 1, "rejected with its row": 1},
+            "stray": {"rejected with its row": 1},
+        }
+
     @pytest.mark.parametrize(
         ("task", "row", "named"),
         [

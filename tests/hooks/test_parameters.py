@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,12 +94,12 @@ def test_a_resumed_run_has_its_parameters_and_the_folder_that_is_given(given: st
 def test_resume_same_is_settled_before_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "start/ar").mkdir(parents=True)
-    (tmp_path / "start/training.json").write_text("{}")
     weights = tmp_path / "start/ar/adapter_model.safetensors"
     weights.write_bytes(b"weights")
     base_model = {"model": "data/06_models/base", "digest": "digest", "content": None}
-    hooks = hooks_of("resume=same,train.start=start")
+    hooks = hooks_of("resume=same,train.start=start,policy.train=ar")
     config = hooks._parameters
+    (tmp_path / "start/training.json").write_text(json.dumps({"parameters": config.public()}))
     made = provenance.record(resolve(config), base_model, "data", adapter_digest(tmp_path / "start"))
     metadata = {"parameters": made.pop("parameters"), "provenance": made, "mlflow_run_id": None}
     save_checkpoint(Path(config.tracking.checkpoints), 1, {"a": torch.zeros(1)}, metadata)

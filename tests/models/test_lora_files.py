@@ -207,6 +207,8 @@ REFUSED: list[tuple[str, Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]],
     ("DoRA", lambda t: {**t, "transformer.a.dora_scale": ADDED}, r"is a DoRA \(transformer.a.dora_scale\)"),
     ("LoKr", lambda _: {"lycoris_a.lokr_w1": ADDED}, "is a LoKr"),
     ("biases", lambda t: {**t, "transformer.a.lora_B.bias": ADDED}, "is a LoRA with biases"),
+    ("whole weights", lambda t: {**t, "transformer.a.diff": ADDED}, "is a LoRA with whole weights"),
+    ("one more prefix", lambda t: {f"model.diffusion_model.{n}": v for n, v in t.items()}, "is not a LoRA of sd3 in"),
     ("SDXL", changed(transformer="unet"), "not a LoRA of sd3 in names that diffusers converts .unknown tensor unet"),
     ("half a pair", changed(lora_B="lora_X"), "unknown tensor .*lora_X"),
     ("without B", lambda t: {k: v for k, v in t.items() if "lora_A" in k}, "half of a pair is missing: transf"),
@@ -250,7 +252,7 @@ def test_a_damaged_file_a_pattern_of_scales_and_a_family_without_files_are_refus
 def test_a_file_that_is_larger_than_the_trained_adapter_names_what_to_set(sd3: tuple[Path, Path]) -> None:
     base, theirs = sd3
     require_startable(spec_of(base, rank=RANK), theirs)
-    with pytest.raises(UserError, match=r"Set policy\.lora\.rank=4 \(now 2\)\. Or merge it"):
+    with pytest.raises(UserError, match=r"Set policy\.lora\.rank=4 \(now 2\)\, or the same"):
         require_startable(spec_of(base, rank=2), theirs)
     with pytest.raises(UserError, match=r"policy\.lora\.target_modules=\[(.*)\], which adds transformer_bl") as told:
         require_startable(spec_of(base, rank=RANK, target_modules=["attn.to_q"]), theirs)

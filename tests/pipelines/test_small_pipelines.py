@@ -250,7 +250,7 @@ def test_trainings_on_other_data_share_prompts(trainings: Trainings, capsys: pyt
     other = trainings.add("other", 0.1, data="other", seen=["held_out prompt 0", "held_out prompt 3", "else"])
     found = trainings.compare(first=other, second=trainings.add("second", 0.3))
     assert found["headline"]["prompts"] == 2
-    assert "compared on the 2 of 4 held-out prompts that neither has seen" in capsys.readouterr().out
+    assert "Compared on the 2 of 4 held-out prompts that no training has seen" in capsys.readouterr().out
     assert found["differences"]["data"] == ["other", trainings.records.digest]
 
 

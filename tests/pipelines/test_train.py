@@ -220,8 +220,9 @@ def test_an_extended_run_names_the_commands_of_all_its_parts(
     assert "- Command: `.venv/bin/kedro run --part=0`" in card
     assert "- Resumed by: `.venv/bin/kedro run --part=1`, `.venv/bin/kedro run --part=2`" in card
     assert not any("with the code of" in line for line in card)
-    [plain] = (line for line in card if line.startswith("- `ar`, whose folder is FOLDER/ar: "))
-    assert "`peft.PeftModel.from_pretrained(model, folder)" in plain
+    assert any(line.startswith("- `ar`: `peft.PeftModel.from_pretrained(model, 'FOLDER/ar')") for line in card)
+    [judged_by] = (line for line in card if line.startswith("None yet. To judge the adapter: "))
+    assert "kedro run --pipeline=evaluate`" in judged_by
     facts["parameters"]["rewards"]["second"] = {"function": "engine:read", "judge": True}
     assert "- Judges: second of the total" in model_card(facts, ["ar"]).splitlines()
 
@@ -306,7 +307,7 @@ def test_a_training_starts_from_a_lora_file_and_knows_it_again(
     [kl] = project.run(**own).load("training_history")["kl"]
     assert kl > 1e-6, "the reference is the base model without the LoRA"
     digest = file_digest(file)
-    assert f"the LoRA theirs.safetensors (sha256 {digest[:12]}) is the adapter" in capsys.readouterr().out
+    assert f"continues from the LoRA theirs.safetensors (sha256 {digest[:12]})" in capsys.readouterr().out
     assert json.loads((tmp_path / "adapters/training.json").read_text())["start"] == digest
     assert find_start("theirs.safetensors", digest, tmp_path) == file
     file.write_bytes(file.read_bytes()[:-1] + b"1")

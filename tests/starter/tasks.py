@@ -38,8 +38,9 @@ def fail_once_there(file: Path, advance: Advance) -> None:
     raise ValueError("the ink has run out")
 
 
-def die(advance: Advance) -> None:
-    os._exit(9)
+def die(number: int, advance: Advance) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(60)
 
 
 class Counter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -63,9 +64,11 @@ def test_a_failure_is_raised_with_its_traceback_and_ends_the_others(tmp_path: Pa
     assert has_ended(file)
 
 
-def test_a_process_that_dies_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"ended without a result .*exit code 9.*too little memory"):
-        run_side_by_side([tasks.die], 2, lambda name, done: None)
+@pytest.mark.parametrize(("number", "memory"), [(signal.SIGKILL, True), (signal.SIGABRT, False)])
+def test_a_process_that_dies_is_named(number: signal.Signals, memory: bool) -> None:
+    with pytest.raises(RuntimeError, match=rf"ended without a result .*{number.name}") as told:
+        run_side_by_side([partial(tasks.die, number)], 2, lambda name, done: None)
+    assert ("memory" in str(told.value)) == memory
 
 
 def test_ctrl_c_ends_the_processes(tmp_path: Path) -> None:

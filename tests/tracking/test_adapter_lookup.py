@@ -122,3 +122,18 @@ def lora_repository(folder: Path, files: list[str], monkeypatch: pytest.MonkeyPa
         (folder / "repository" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "repository" / name).write_text(name)
     return folder / "repository"
+
+
+def test_a_folder_below_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "adapters").mkdir()
+    assert find_adapters("~/adapters", tmp_path / "latest") == tmp_path / "adapters"
+
+
+def test_a_misspelt_file_in_a_folder_is_not_asked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/loras").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"data/loras/typo\.safetensors, a file that does not exist"):
+        start_of_training("data/loras/typo.safetensors", tmp_path / "latest")

@@ -12,6 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +20,7 @@ from pycocotools import mask as coco_mask
 
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.config import DataConfig
-from visual_grpo.data.columns import IGNORED
+from visual_grpo.data.columns import IGNORED, METADATA
 from visual_grpo.data.queries import mask_image
 from visual_grpo.data.record import Item, Limits, Place, Record, Rejected, is_image_name, open_text, shorten
 from visual_grpo.data.splits import split_in_path
@@ -28,11 +29,11 @@ from visual_grpo.data.video_frames import require_pixels
 _PHRASES, _PHRASE_OF_IMAGE = ("noun_phrase", "caption"), "text_input"
 """Keys of an annotation, and of an image, with the phrase that SAM 3's data ask for (facebookresearch/sam3:
 scripts/eval/veval and scripts/eval/gold). There a category may be called "object"."""
-_STANDARD = frozenset({"id", "image_id", "category_id", "segmentation", "area", "bbox", "iscrowd", "score"}) | {
-    *("keypoints", "num_keypoints", "width", "height", "file_name", "license", "flickr_url", "coco_url"),
-    "date_captured",
-}
-"""Keys of COCO's format (cocodataset.org, data format) and of its results, which need no word."""
+_OF_CAPTIONS = {"image_id": METADATA, "file_name": "target"}
+_OF_QUERIES = {"image_id": METADATA, "category_id": METADATA, "file_name": "source"} | dict.fromkeys(
+    ("segmentation", "width", "height"), "target"
+)
+"""Keys that are read, and what they become; the others are ignored."""
 ANNOTATIONS = "annotations"
 """The folder of annotation files; their images lie next to it."""
 _OBJECTS, _CAPTIONS = "categories", "caption"
@@ -76,15 +77,14 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
                 message = f"the annotation has no caption or no image with a file_name ({found})"
                 yield Rejected("empty_prompt", message, "Add it, as in COCO's files", place)
             else:
-                columns = _columns("caption", [annotation], image)
                 yield Record(
                     place=place,
                     folder=file.folder,
                     prompt=caption,
                     target_image=target,
                     extra={"image_id": image["id"]},
-                    found=columns.keys(),
-                    columns=columns,
+                    found={*annotation, *image},
+                    columns=_columns("caption", [annotation], image, _OF_CAPTIONS),
                 )
 
 
@@ -115,7 +115,6 @@ def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True
                 yield Rejected("wrong_mask", message, "Add it, as in COCO's files", place)
                 continue
             mask = mask_image(coco_mask.decode(coco_mask.merge(drawn)) > 0, f"{place}, the mask") if draw else ""
-            columns = _columns(key, parts, image)
             yield Record(
                 place=place,
                 folder=file.folder,
@@ -123,16 +122,18 @@ def read_coco(path: Path, limits: Limits, data: DataConfig, *, draw: bool = True
                 source_images=source,
                 target_image=mask,
                 extra={"image_id": image_id, "category_id": parts[0].get("category_id")},
-                found=columns.keys(),
-                columns=columns,
+                found={*chain(image, *parts)},
+                columns=_columns(key, parts, image, _OF_QUERIES),
             )
 
 
-def _columns(prompt: str, annotations: Sequence[Mapping[str, Any]], image: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what the keys beyond COCO's became, and ``category``."""
-    keys = dict.fromkeys(key for entry in (*annotations, image) for key in entry if key not in _STANDARD)
+def _columns(
+    prompt: str, annotations: Sequence[Mapping[str, Any]], image: Mapping[str, Any], read: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns what each key became, and ``category``, the name that an annotation's ``category_id`` stands for."""
     categories = ["category"] if any("category_id" in annotation for annotation in annotations) else []
-    return {prompt: "prompt"} | {key: IGNORED for key in (*categories, *keys) if key != prompt}
+    keys = dict.fromkeys(chain(categories, *annotations, image))
+    return {prompt: "prompt"} | {key: read.get(key, IGNORED) for key in keys if key != prompt}
 
 
 def _files(path: Path, limits: Limits, kind: str) -> Iterator[_AnnotationFile]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,7 +15,7 @@ from uuid import UUID
 from visual_grpo.common.errors import UserError, nearest_hint
 from visual_grpo.config import DataConfig
 from visual_grpo.config.data import ColumnsConfig
-from visual_grpo.data.media import each, from_json, held, is_there, is_url, is_video
+from visual_grpo.data.media import each, from_json, held, is_page, is_there, is_url, is_video
 from visual_grpo.data.queries import mask_image, parse_solution
 from visual_grpo.data.record import EmbeddedImage, Place, Record, Rejected, shorten
 
@@ -46,7 +47,9 @@ QUERIES: Mapping[str, tuple[str, ...]] = {
     "target": ("target_image", "mask"),
 }
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
-IGNORED, METADATA, EMPTY = "ignored", "metadata", "empty"
+_SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|mask|depth|thumbnail", re.IGNORECASE)
+"""What the name of a column has whose URLs are of pictures, whatever they end in."""
+IGNORED, METADATA, EMPTY, REJECTED = "ignored", "metadata", "empty", "rejected with its row"
 NOT_FETCHED, NO_FILE = "metadata (URLs, which are not fetched)", "metadata (files that do not exist)"
 """What a column of pictures becomes that cannot be read."""
 _NUMBERED = re.compile(r"(.*?)_?(\d*)", re.DOTALL)
@@ -64,13 +67,14 @@ class _Row:
             name: pictures
             for name, value in self.left.items()
             if (pictures := held(value, f"{place}, column {name}")) is not None
+            and (name in self._named or _says_picture(name) or not all(map(is_page, each(pictures))))
         }
-        """Column -> the pictures and videos that it holds (`media.held`)."""
+        """Column -> the pictures and videos that it holds (`media.held`); links to pages are none."""
 
     def take(self, field: str, known: Iterable[str], named: str | None = None) -> Any:
         """Takes the column ``named`` by hand, else the first of the ``known`` ones with a value, or the first.
 
-        A column that is named by hand serves no other field. One in capitals counts where none has the very name.
+        A column that is named by hand serves no other field. Names match case-insensitively if there is no exact match.
         """
         return None if (name := self._found(known, named)) is None else self._taken(name, field)
 
@@ -116,6 +120,11 @@ class _Row:
         return METADATA if all(map(self._is_there, each(pictures))) else NO_FILE
 
 
+def _says_picture(name: str) -> bool:
+    known = (*PICTURES["source"], *PICTURES["target"])
+    return name.lower() in known or _SAYS_PICTURE.search(name) is not None
+
+
 def record_from_row(
     row: Mapping[str, Any], place: Place, folder: Path, data: DataConfig, *, canonical: bool = False
 ) -> Record | Rejected:
@@ -140,7 +149,7 @@ def record_from_row(
         if data.task == "segmentation":
             target, prompts_of_mask = _take_prompts_of_mask(columns, target, record_id, folder)
     except Rejected as rejected:
-        return rejected.at(place, record_id)
+        return replace(rejected.at(place, record_id), columns=dict.fromkeys(row, REJECTED))
     is_object = canonical or isinstance(columns.left.get("metadata"), Mapping)
     metadata = columns.take("metadata", ["metadata"] if is_object else [])
     unread = columns.unread([*each(target), *each(source)])

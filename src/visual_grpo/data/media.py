@@ -72,6 +72,15 @@ def is_url(value: Any) -> bool:
     return isinstance(value, str) and _URL.match(value) is not None
 
 
+def is_page(value: Any) -> bool:
+    """Returns whether a `held` value is a URL that does not end, before its query, like a picture's or video's name."""
+    return is_url(value) and not any(is_image_name(text) or is_video_name(text) for text in (value, _path_of(value)))
+
+
+def _path_of(url: str) -> str:
+    return re.split("[?#]", url, maxsplit=1)[0]
+
+
 def is_video(value: Any) -> bool:
     """Returns whether a `held` value is a video, by its name or its first bytes."""
     if isinstance(value, EmbeddedImage):
@@ -96,7 +105,7 @@ def is_there(value: Any, folder: Path) -> bool:
 
 
 def each(value: Any) -> Iterator[Any]:
-    """Yields the single ones of a `held` value."""
+    """Yields each item of a `held` value."""
     yield from value if isinstance(value, list) else [] if value is None else [value]
 
 

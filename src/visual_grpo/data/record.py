@@ -131,6 +131,8 @@ class Rejected(Exception):  # noqa: N818 (an outcome, not a program error)
     place: Place = Place("")
     id: str | None = None
     split: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """What each column of the table's row became, where it has been read."""
 
     def at(self, place: Place, record_id: object = None) -> Self:
         """Returns a copy with its place, without the traceback, whose frames would keep images in memory."""

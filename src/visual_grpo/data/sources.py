@@ -20,6 +20,7 @@ from visual_grpo.data.record import (
     Item,
     Limits,
     Note,
+    Place,
     Record,
     Rejected,
     is_image_name,
@@ -104,16 +105,22 @@ class RecordSource:
 
     def read(self, see: Callable[[Record | Rejected], object] = lambda item: None) -> Iterator[Item]:
         """Yields the records of the chosen splits, each with its split; ``see`` is called with all records."""
+        columns = dict[str, None]()
         for item in LAYOUTS[self.layout].read(self.path, self.limits, self.data):
             if isinstance(item, Note):
                 yield item
                 continue
             if isinstance(item, Record) and (forgotten := {*item.found} - {*item.columns}):
                 raise AssertionError(f"{self.layout}, {item.place}: nothing says what became of {sorted(forgotten)}")
+            columns |= dict.fromkeys(item.columns)
             item = replace(item, split=split_found(item, self.layout))
             see(item)
             if item.split in self.chosen:
                 yield item
+        for name in self.data.columns.ignored if columns else ():
+            if name not in columns:
+                hint = nearest_hint(name, columns)
+                yield Note("column", f"of data.columns.ignored is in no record.{hint}", Place(name))
 
     def count(self) -> int:
         return sum(self.splits[split] for split in self.chosen)

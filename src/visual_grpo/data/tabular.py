@@ -27,7 +27,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from visual_grpo.common.errors import UserError
 from visual_grpo.config import DataConfig
 from visual_grpo.data.archives import tar_rows
-from visual_grpo.data.columns import prompt_columns, record_from_row
+from visual_grpo.data.columns import REJECTED, prompt_columns, record_from_row
 from visual_grpo.data.hub_dataset import HUB, load_hub_dataset
 from visual_grpo.data.record import (
     LFS_REMEDY,
@@ -335,7 +335,7 @@ def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig
             try:
                 cells = {key: _cell(value, f"{place}, column {key}", name, folder) for key, value in row.items()}
             except Rejected as rejection:
-                yield rejection.at(place)
+                yield replace(rejection.at(place), columns=dict.fromkeys(row, REJECTED))
             else:
                 yield record_from_row(cells, place, folder or Path(name, "none"), data)  # No local file belongs to it.
 

@@ -113,7 +113,7 @@ class ParameterHooks:
         put_parameters(parameters, catalog)
         if spec is not None:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
-        if spec is not None and "adapters" in makes:
+        if spec is not None and "adapters" in makes and not (parameters.model_is_pretrained and "base_model" in makes):
             _check_start(spec)
         if parameters.reward != present.reward:
             weights = ", ".join(
@@ -171,12 +171,12 @@ def _with_adapters(present: Parameters, pipeline: Pipeline, runtime: dict[str, A
 
 
 def _check_start(spec: RunSpec) -> None:
-    """Raises UserError if ``train.start`` names a LoRA file that the training cannot start from."""
-    from visual_grpo.models.lora_files import require_startable  # It imports torch.
+    """Raises UserError if ``train.start`` names what the training cannot start from."""
+    from visual_grpo.training.components import check_start  # It imports torch.
 
     start = spec.config.train.start
-    if start != BASE and (file := start_of_training(start, spec.config.place("adapters"))) and file.is_file():
-        require_startable(spec, file)
+    if start != BASE and (found := start_of_training(start, spec.config.place("adapters"))):
+        check_start(spec, found)
 
 
 def _for_training(present: Parameters) -> Parameters:

@@ -33,10 +33,10 @@ _OTHER_KINDS = {
     "oft_": "OFT",
     "lora_magnitude": "DoRA",
     "diff_b": "LoRA with biases",
-    ".diff": "LoRA with whole weights",
+    ".diff.": "LoRA with whole weights",
     "lora_B.bias": "LoRA with biases",
 }
-"""Part of a tensor's name -> the kind of adapter that has it."""
+"""Part of a tensor's name, with a dot at its end -> the kind of adapter that has it."""
 _TEXT_ENCODER = re.compile(r"lora_te\d?_|text_encoders?(_\d)?\.|base_model\.model\.text_")
 _CONVERTERS_RAISE = (ValueError, LookupError, AttributeError, TypeError, AssertionError, RuntimeError)
 
@@ -142,8 +142,9 @@ def require_fit(adapter: Adapter, lora: LoraFile) -> None:
         changes.append(f"policy.lora.target_modules=[{','.join(names)}], which adds {', '.join(sorted(lacking)[:2])}")
     if changes:
         raise UserError(
-            f"{lora} is larger than the adapter that is trained on from it. Set {' and '.join(changes)}. Or merge it"
-            " into the model, save that, and train it (docs/own_model.md)."
+            f"{lora} has more layers or a higher rank than the adapter. Set {' and '.join(changes)}, or the same in"
+            " modules.MODULE.lora where that is set. Or merge it into the model, save that, and train it"
+            " (docs/own_model.md)."
         )
 
 
@@ -157,7 +158,7 @@ def _require_lora(file: Path) -> None:
     if (text := next(filter(_TEXT_ENCODER.match, names), None)) is not None:
         raise UserError(f"{file} changes the text encoder too ({text}), which is not trained here. {_ONLY}")
     for part, kind in _OTHER_KINDS.items():
-        if (other := next((name for name in names if part in name), None)) is not None:
+        if (other := next((name for name in names if part in f"{name}."), None)) is not None:
             raise UserError(f"{file} is a {kind} ({other}). {_ONLY}")
     if not any("lora" in name for name in names):
         shown = f"such as {names[0]}" if names else "none"

@@ -88,7 +88,7 @@ def unseen(
             " where one of them was trained: the same --env and data.path."
         )
     if len(new) < len(rows):
-        console.note(f"Other data: compared on the {len(new)} of {len(rows)} {shown} prompts that neither has seen.")
+        console.note(f"Compared on the {len(new)} of {len(rows)} {shown} prompts that no training has seen.")
     return new
 
 

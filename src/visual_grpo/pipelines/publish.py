@@ -42,7 +42,7 @@ def publish(parameters: Parameters) -> dict[str, Any]:
     """Uploads weights and card of ``adapter`` to ``publish.repository``; returns the repository and its commit."""
     settings = parameters.publish
     if settings.repository is None:
-        raise UserError("publish needs the repository, with or without an adapter: publish.repository=OWNER/NAME")
+        raise UserError("publish: name the repository on the hub with publish.repository=OWNER/NAME")
     adapters = find_adapters(parameters.adapter, parameters.place("adapters"))
     facts = read_facts(adapters)
     require_no_links(adapters)

@@ -10,16 +10,11 @@ from kedro.pipeline import Node, Pipeline
 
 from visual_grpo import provenance
 from visual_grpo.common import console
-from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import StepMetrics
-from visual_grpo.config import Parameters, flatten
+from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import (
     BASELINE,
     adapter_digest,
-    check_base,
-    check_weights,
-    modules_of,
-    read_facts,
 )
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
@@ -71,13 +66,13 @@ def train(
     config, tracker = spec.config, running.log
     components.check_unchanged(base_model, spec)
     start = start_of_training(config.train.start, config.place("adapters"))
+    if start is not None:
+        components.check_start(spec, start)
     if start is not None and start.is_file():
         console.note(
-            f"train.start: the LoRA {config.train.start} (sha256 {start_digest(start)[:12]}) is the adapter that is"
-            " trained on. Baseline, controls and KL are of the base model without it."
+            f"train.start: training continues from the LoRA {config.train.start} (sha256 {start_digest(start)[:12]})."
+            " Baseline, controls and KL are of the base model without it."
         )
-    elif start is not None:
-        _check_start(spec, start)
     digest = None if start is None else start_digest(start)
     present = provenance.record(spec, base_model, records.digest, digest)
     # Before the baseline: its remedy would replace the one that belongs to the checkpoint.
@@ -115,25 +110,6 @@ def train(
     tracker.own(DIGEST, adapter_digest(draft))
     show_training(progress, run.trainer.step)
     return draft, pd.DataFrame(progress.history)
-
-
-def _check_start(spec: RunSpec, start: Path) -> None:
-    """Raises UserError where the modules cannot start from the adapters in the folder ``start``: they are damaged, of
-    a different base model, or lack a module or have a different LoRA on it."""
-    check_weights(start)
-    check_base(start, spec.model)
-    trained, before = modules_of(start), Parameters.model_validate(read_facts(start)["parameters"])
-    for module in spec.modules:
-        if module not in trained:
-            raise UserError(
-                f"train.start: {start} has adapters of {', '.join(trained)}, but {module} is to be trained."
-            )
-        was, now = before.lora_of(module), spec.config.lora_of(module)
-        if was != now:
-            raise UserError(
-                f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
-                f" policy.lora (or modules.{module}.lora), or start from the base model: train.start=base"
-            )
 
 
 def train_on_rank(spec: RunSpec, start: Path | None, arguments: dict[str, Any]) -> None:

@@ -162,9 +162,8 @@ def _run_together(tasks: Sequence[ChildTask], advance: Advance) -> None:
             while not messages.empty():
                 advance(*messages.get())
     except ProcessExitedException as error:
-        raise RuntimeError(
-            f"a process of the starter ended without a result ({error}); the usual cause is too little memory"
-        ) from error
+        memory = "; the system kills a process if memory runs out" if error.signal_name == "SIGKILL" else ""
+        raise RuntimeError(f"a process of the starter ended without a result ({error}){memory}") from error
     finally:
         for process in running.processes:
             process.terminate()

@@ -85,8 +85,8 @@ def find_adapters(named: str, latest: Path) -> Path:
     """
     if named == LATEST:
         return latest
-    if not named.startswith(SCHEME) and settled(Path(named)).is_dir():
-        return Path(named)
+    if not named.startswith(SCHEME) and settled(folder := Path(named).expanduser()).is_dir():
+        return folder
     return _adapters_in_mlflow(named, mlflow_api.tracking_uri())
 
 
@@ -110,7 +110,7 @@ def start_of_training(named: str, latest: Path) -> Path | None:
     """
     path = settled(Path(named).expanduser())
     if path.is_file() or named.endswith(_WEIGHTS):
-        on_hub = None if path.is_file() else _HUB_FILE.fullmatch(named)
+        on_hub = None if path.parent.is_dir() else _HUB_FILE.fullmatch(named)
         if not named.endswith(SAFETENSORS):
             raise UserError(f"train.start is {named}: only {SAFETENSORS} is read, since other files can bring code.")
         if on_hub is None and not path.is_file():
@@ -126,6 +126,7 @@ def _lora_on_hub(repository: str, file: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
+    named = repository if file is None else f"{repository}/{file}"
     refused: dict[type[Exception], str] = {  # Gated is a kind of not found.
         errors.GatedRepoError: "it is gated. Accept its licence on its page, then run `hf auth login` or set HF_TOKEN",
         errors.RepositoryNotFoundError: "the hub has no such repository, or it is private (`hf auth login`)",
@@ -147,7 +148,7 @@ def _lora_on_hub(repository: str, file: str | None) -> Path:
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # type: ignore[attr-defined]
         why = next((text for kind, text in refused.items() if isinstance(error, kind)), str(error).partition("\n")[0])
         raise UserError(
-            f"train.start is {repository}, which is neither a folder nor a file here, and cannot be downloaded: {why}."
+            f"train.start is {named}, which is neither a folder nor a file here, and cannot be downloaded: {why}."
         ) from error
 
 

@@ -11,8 +11,8 @@ import torch
 from visual_grpo.common.digests import content_digest
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.files import settled
-from visual_grpo.config import Dtype, ModelConfig, PolicyConfig, SamplerConfig
-from visual_grpo.config.adapter_folder import check_base, check_weights
+from visual_grpo.config import Dtype, ModelConfig, Parameters, PolicyConfig, SamplerConfig
+from visual_grpo.config.adapter_folder import check_base, check_weights, modules_of, read_facts
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.grpo.two_stage import AlternatingTrainer, JointTrainer
 from visual_grpo.models import lora_files
@@ -134,6 +134,28 @@ def build_trainer(
     if len(trainers) == 1:
         return trainers[spec.modules[0]]
     return AlternatingTrainer(trainers, config.grpo.steps, config.training_seed)
+
+
+def check_start(spec: RunSpec, start: Path) -> None:
+    """Raises UserError where the modules cannot start from ``start``, a LoRA file or a folder of adapters: it is
+    damaged, of a different base model, lacks a module, or has a different LoRA on one."""
+    if start.is_file():
+        lora_files.require_startable(spec, start)
+        return
+    check_weights(start)
+    check_base(start, spec.model)
+    trained, before = modules_of(start), Parameters.model_validate(read_facts(start)["parameters"])
+    for module in spec.modules:
+        if module not in trained:
+            raise UserError(
+                f"train.start: {start} has adapters of {', '.join(trained)}, but {module} is to be trained."
+            )
+        was, now = before.lora_of(module), spec.config.lora_of(module)
+        if was != now:
+            raise UserError(
+                f"train.start: the LoRA of {module} in {start} has {was}, this training has {now}. Give both the same"
+                f" policy.lora (or modules.{module}.lora), or start from the base model: train.start=base"
+            )
 
 
 def load_model(

@@ -34,7 +34,7 @@ def run(folder: Path, processes: int, job: Any, sharded: bool = False, **argumen
     """What ``job`` gives on rank 0."""
     program = [sys.executable, str(toys.command(folder, processes, job, sharded, arguments))]
     done = subprocess.run(program, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return toys.result(folder)
 
 
@@ -107,7 +107,16 @@ def test_a_killed_process_ends_all(victim: int, tmp_path: Path) -> None:
     assert not any(is_there(pid) for pid in pids)
     assert time.monotonic() < began + 150  # Starting takes a minute if busy.
     last = str(raised.value).partition("\nassert ")[0].strip().splitlines()[-1]
-    assert f"Process {victim + 1} of this command (pid {pids[victim]}) terminated with signal SIGKILL" in last
+    told = f"Process {victim + 1} of this command (pid {pids[victim]}) terminated with signal"
+    assert f"{told} SIGKILL. The system sends it if memory runs out" in last
+
+
+def test_the_output_of_a_process_that_aborts_is_shown_and_memory_is_not_blamed(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as raised:
+        run(tmp_path, 2, toys.abort)
+    assert "terminate called: a broken pipe" in str(raised.value)
+    assert re.search(r"Process 2 of this command \(pid \d+\) terminated with signal SIGABRT\.\n", str(raised.value))
+    assert "memory" not in str(raised.value).partition("\nassert ")[0]
 
 
 @pytest.mark.parametrize(("number", "parts"), [(7, 3), (2, 4), (8, 2)])

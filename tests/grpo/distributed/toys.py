@@ -186,6 +186,14 @@ def say_nothing(spec: object, seconds: float) -> None:
     ranks.all_gather(lambda: time.sleep(seconds * ranks.rank()))
 
 
+def abort(spec: object) -> None:
+    """Rank 1 ends as a library in C++ ends it."""
+    if ranks.rank() == 1:
+        os.write(2, b"terminate called: a broken pipe\n")
+        os.abort()
+    ranks.all_gather(lambda: None)
+
+
 def wait(spec: object, victim: int, notes: str) -> None:
     """Rank ``victim`` is killed while the others are in a collective, and one computes for a minute."""
     with open(f"{notes}/{ranks.rank()}", "w") as file:  # noqa: PTH123

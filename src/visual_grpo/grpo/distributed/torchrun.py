@@ -110,8 +110,7 @@ def _report(failed: ChildFailedError, logs: Path) -> NoReturn:
         sys.stderr.write(file.read_text(encoding="utf-8", errors="replace"))
     how = f"ended with exit code {failure.exitcode}."
     if failure.exitcode < 0:
-        how = (
-            f"terminated with signal {failure.signal_name()}. The usual cause is too little memory: each process has"
-            " the model (distributed.processes)."
-        )
+        how = f"terminated with signal {failure.signal_name()}."
+        if failure.signal_name() == "SIGKILL":
+            how += " The system sends it if memory runs out: each process has the model (distributed.processes)."
     raise LostRankError(f"Process {rank + 1} of this command (pid {failure.pid}) {how}")
