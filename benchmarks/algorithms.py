@@ -55,7 +55,7 @@ VARIANTS = {
     "default": "",
     "dppo": "grpo.loss=dppo",
     "matching": MATCHING,
-    "nft": f"{MATCHING},grpo.loss=nft,grpo.nft_beta=0.5",
+    "nft": f"{MATCHING},grpo.loss=nft,grpo.nft_beta=0.5,grpo.learning_rate=0.0016",  # Twice that of sd3_small.
     "target_kl": "grpo.target_kl=0.001",
 }
 SHARED = "output=data,train.ema_decay=0.9,rewards.edge_density.weight=0,rewards.colour_entropy.weight=0"
