@@ -97,7 +97,3 @@ class Matches(GaussianLikelihoods):
     """[b, s, *D], noise - sample."""
     level: Tensor
     """[s] noise levels in (0, 1]."""
-
-    def error(self, velocity: Tensor) -> Tensor:
-        """[b, s] on the CPU: mean squared difference of a velocity [b, s, *D] from the target."""
-        return (velocity - self.target).square().flatten(2).mean(2).cpu()

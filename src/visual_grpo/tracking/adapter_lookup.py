@@ -30,7 +30,7 @@ WEIGHTS = "weights.digest"
 ADAPTERS = "data/visual_grpo/adapters"
 """Folder of the adapters among a version's files (`served_model`)."""
 SAFETENSORS = ".safetensors"
-_WEIGHTS = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+_SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/(.+)")
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -109,7 +109,7 @@ def start_of_training(named: str, latest: Path) -> Path | None:
     and for a file that is not safetensors.
     """
     path = settled(Path(named).expanduser())
-    if path.is_file() or named.endswith(_WEIGHTS):
+    if path.is_file() or named.endswith(_SUFFIXES):
         on_hub = None if path.parent.is_dir() else _HUB_FILE.fullmatch(named)
         if not named.endswith(SAFETENSORS):
             raise UserError(f"train.start is {named}: only {SAFETENSORS} is read, since other files can bring code.")
@@ -124,15 +124,10 @@ def start_of_training(named: str, latest: Path) -> Path | None:
 def _lora_on_hub(repository: str, file: str | None) -> Path:
     """Downloads a LoRA; without a ``file``, the one that diffusers would load. Raises UserError if it cannot."""
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
-    named = repository if file is None else f"{repository}/{file}"
-    refused: dict[type[Exception], str] = {  # Gated is a kind of not found.
-        errors.GatedRepoError: "it is gated. Accept its licence on its page, then run `hf auth login` or set HF_TOKEN",
-        errors.RepositoryNotFoundError: "the hub has no such repository, or it is private (`hf auth login`)",
-        errors.LocalEntryNotFoundError: "it was not downloaded before, and the hub does not answer",
-        errors.EntryNotFoundError: f"the repository has no {file}",
-    }
+    from visual_grpo.common.hub import REFUSALS, refusal
+
     try:
         if file is None:
             listed = [entry.rfilename for entry in huggingface_hub.model_info(repository).siblings or ()]
@@ -145,11 +140,11 @@ def _lora_on_hub(repository: str, file: str | None) -> Path:
                     " train.start=OWNER/NAME/FILE."
                 )
         return Path(huggingface_hub.hf_hub_download(repository, file))
-    except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # type: ignore[attr-defined]
-        why = next((text for kind, text in refused.items() if isinstance(error, kind)), str(error).partition("\n")[0])
-        raise UserError(
-            f"train.start is {named}, which is neither a folder nor a file here, and cannot be downloaded: {why}."
-        ) from error
+    except REFUSALS as error:
+        why = refusal("LoRA", repository, None, error)
+        if isinstance(error, RemoteEntryNotFoundError):
+            why = f"train.start: {repository} on the hub has no {file}."
+        raise UserError(f"{why} It is neither a folder nor a file here.") from error
 
 
 def start_digest(start: Path) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from visual_grpo.common.errors import UserError, chain
@@ -22,22 +22,12 @@ from visual_grpo.common.quiet_libraries import silence_libraries
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import DatasetInput, Metric, Run
     from PIL.Image import Image
 
 T = TypeVar("T")
 Point = tuple[str, float, int, int]
 """A point of a curve: name, value, milliseconds since 1970, step."""
-
-
-class Input(NamedTuple):
-    """What a run read: its ``context`` (data or base model), where it is, its digest, and what is known about it."""
-
-    context: str
-    place: str
-    digest: str
-    profile: Mapping[str, object]
-
 
 SQLITE = "sqlite:///"
 MISSING, INVALID = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
@@ -249,27 +239,13 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
     client.log_batch(run_id, tags=[RunTag(name, str(value)) for name, value in tags.items()])
 
 
-def log_inputs(client: MlflowClient, run_id: str, *inputs: Input) -> None:
-    """Logs what a run read as MLflow's datasets."""
+def to_input(context: str, place: str, digest: str, profile: Mapping[str, object], *, on_hub: bool) -> DatasetInput:
+    """Returns what a run read, data or the base model, as a dataset of MLflow."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    client.log_inputs(
-        run_id,
-        [
-            DatasetInput(
-                Dataset(
-                    Path(one.place).name,
-                    one.digest[:12],
-                    "local",
-                    json.dumps({"uri": one.place}),
-                    None,
-                    json.dumps(one.profile),
-                ),
-                [InputTag("mlflow.data.context", one.context)],
-            )
-            for one in inputs
-        ],
-    )
+    name, source = Path(place).name, json.dumps({"uri": place})
+    dataset = Dataset(name, digest[:12], "hf" if on_hub else "local", source, None, json.dumps(profile))
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 
 def set_params(client: MlflowClient, run_id: str, params: Mapping[str, object]) -> None:

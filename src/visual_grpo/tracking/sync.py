@@ -29,7 +29,7 @@ from visual_grpo.tracking.model_card import CARD, model_card
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
 TRAINING_DIGEST, EVALUATION_DIGEST = "training.digest", "evaluation.digest"
 """Tags of a run: the digests of the ``training.json`` and ``evaluation.json`` of which it has everything."""
@@ -134,7 +134,7 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
         tags["alarm"] = f"step {alarm['step']}: {alarm['sentence']}"
     mlflow_api.set_tags(client, run_id, {name: value for name, value in tags.items() if name not in run.data.tags})
     if run.inputs is None or not run.inputs.dataset_inputs:
-        mlflow_api.log_inputs(client, run_id, *_inputs(facts, config))
+        client.log_inputs(run_id, _inputs(facts, config))
     client.log_artifacts(run_id, str(adapters), "adapters")
     gone = {mlflow_api.VERDICT: mlflow_api.NOT_EVALUATED}
     if TRAINING_DIGEST in run.data.tags:  # The training was resumed: the verdict is about earlier adapters.
@@ -144,13 +144,14 @@ def _add_training(client: MlflowClient, run: Run, output: Path, facts: Mapping[s
     mlflow_api.set_tags(client, run_id, gone)
 
 
-def _inputs(facts: Mapping[str, Any], config: Parameters) -> list[mlflow_api.Input]:
+def _inputs(facts: Mapping[str, Any], config: Parameters) -> list[DatasetInput]:
     """Returns the prepared data, with the records of each split, and the base model of a training."""
-    records = {name: facts["records"][name] for name in facts.get("records", ())}
-    base = facts.get("model_content") or facts["model_digest"]
+    data = {"task": config.data.task, "records": facts.get("records", {})}
+    content = facts.get("model_content")  # A model on the hub has none.
+    path, base, model = config.data.path, facts["model"], {"family": config.model.family}
     return [
-        mlflow_api.Input("data", config.data.path, facts["data"], {"task": config.data.task, "records": records}),
-        mlflow_api.Input("base model", facts["model"], base, {"family": config.model.family}),
+        mlflow_api.to_input("data", path, facts["data"], data, on_hub=path.startswith("hf://")),
+        mlflow_api.to_input("base model", base, content or facts["model_digest"], model, on_hub=content is None),
     ]
 
 

@@ -85,9 +85,6 @@ def test_log_ratio_divergence_and_kl_by_the_formula(rows: list[int]) -> None:
         torch.testing.assert_close(ratio.double(), want, rtol=1e-4, atol=1e-4)
         for velocity, offered in ((new, chunk.velocity), (old, chunk.old_velocity), (target, chunk.target)):
             torch.testing.assert_close(offered[:, 0].detach().double(), velocity, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(
-            chunk.error(chunk.velocity).detach()[:, 0].double() * elements, errors[1], rtol=1e-5, atol=0
-        )
         assert chunk.level.item() == pytest.approx(ToyFlow.sigmas[trajectory.steps[column]])
         for value, other in ((chunk.divergence(), old), (chunk.kl.detach(), base)):
             distance = (new - other).square().flatten(1).mean(1, keepdim=True)
@@ -115,7 +112,7 @@ class Weighted(Algorithm[Matches]):
     needs: ClassVar[type[Likelihoods]] = Matches
 
     def __call__(self, decisions: Matches, advantages: Tensor, counted: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        error = decisions.error(decisions.velocity)
+        error = (decisions.velocity - decisions.target).square().flatten(2).mean(2).cpu()
         return advantages[:, None] * error, {"error": error}
 
 

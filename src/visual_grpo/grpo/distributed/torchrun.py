@@ -66,7 +66,7 @@ def rerun(processes: int) -> NoReturn:
 
     Raises:
         SystemExit: all have ended; the code is rank 0's, or 128 + the number of the signal that stopped this process.
-        LostRankError: a different rank failed, or one was killed.
+        LostRankError: another rank failed, or one was killed.
         UserError: this process is not ``kedro run``.
     """
     called = Path(sys.argv[0])

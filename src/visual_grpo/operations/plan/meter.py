@@ -229,8 +229,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = Non
     return fused(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)[0]
 
 
-_LIBRARY = torch.library.Library("aten", "IMPL")
-_LIBRARY.impl("scaled_dot_product_attention", _attend, "AutogradMeta")
+_ATEN = torch.library.Library("aten", "IMPL")
+_ATEN.impl("scaled_dot_product_attention", _attend, "AutogradMeta")
 """Fused on the meta device, as on other devices: the unfused formula's memory grows with the square of the length."""
 
 
