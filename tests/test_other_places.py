@@ -45,7 +45,7 @@ def test_the_code_of_another_checkout_does_not_run_under_this_ones_commit(projec
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
-        ("grpo: {stepz: 3}", "grpo.stepz = 3: there is no such parameter. Did you mean 'grpo.steps'?"),
+        ("grpo: {stepz: 3}", "grpo.stepz = 3: this parameter does not exist. Did you mean 'grpo.steps'?"),
         pytest.param("model: {path: nowhere}", "dvc repro dvc.yaml:data_preparation: ", marks=pytest.mark.slow),
     ],
 )

@@ -74,7 +74,7 @@ def test_an_unknown_parameter_ends_the_command_at_once_and_in_plain_words():
     done = call(sys.executable, "-m", "kedro", "run", "--pipeline=train", "--params=grpo.learning_rat=1")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "grpo.learning_rat = 1: there is no such parameter. Did you mean 'grpo.learning_rate'?" in done.stderr
+    assert "grpo.learning_rat = 1: this parameter does not exist. Did you mean 'grpo.learning_rate'?" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 4
 

@@ -46,7 +46,7 @@ def test_the_defaults_are_typed(defaults):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("grpo.learning_rat", 1, "rat = 1: there is no such parameter. Did you mean 'grpo.learning_rate'?"),
+        ("grpo.learning_rat", 1, "rat = 1: this parameter does not exist. Did you mean 'grpo.learning_rate'?"),
         ("learning_rate", 1, "Did you mean 'grpo.learning_rate'?"),
         ("rewards.shapes.wieght", 2, "Did you mean 'rewards.shapes.weight'?"),
         ("policy.lora.rnk", 2, "Did you mean 'policy.lora.rank'?"),
@@ -235,7 +235,7 @@ def test_what_looks_like_a_secret_is_refused_and_not_shown(
             {"keys": {f"hf_{SWORDFISH}": 1}},
             "options.keys, in the name of an entry, looks like a",
         ),
-        ("rewards.judge", {"api_key": "swordfish"}, "rewards.judge.api_key: there is no such parameter"),
+        ("rewards.judge", {"api_key": "swordfish"}, "rewards.judge.api_key: this parameter does not exist"),
     ],
 )
 def test_secrets_in_other_sections_are_refused_too(defaults: dict[str, Any], name: str, value: Any, said: str) -> None:

@@ -37,8 +37,8 @@ from visual_grpo.settings import CONFIG_LOADER_ARGS
         ("tracking.checkpoints=3,resume=auto", "tracking.checkpoints = 3"),
         ("resume=null", "resume = None"),
         ("seed=3 grpo.steps=2", "seed = '3 grpo.steps=2'"),
-        ("grpo..steps=3", "grpo.: there is no such parameter"),
-        (".a=3", "there is no such parameter"),
+        ("grpo..steps=3", "grpo.: this parameter does not exist"),
+        (".a=3", "this parameter does not exist"),
         (
             "retrain.notify=curl https://hooks.slack.com/services/a",
             "retrain.notify looks like a secret",

@@ -55,14 +55,14 @@ def test_the_latest_and_a_folder_need_no_mlflow(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        ("ar seed 1", r"no MLflow run 'ar seed 1'\. Did you mean 'ar seed 0'\?"),
+        ("ar seed 1", r"'ar seed 1' is neither a folder of adapters nor an MLflow run\. Did you mean 'ar seed 0'\?"),
         ("twice", r"2 MLflow runs are named 'twice'; name one by its id: [0-9a-f]{32}, [0-9a-f]{32}$"),
         ("empty", r"'empty' has no adapters"),
         (
             "shapes@champion",
-            r"no MLflow run 'shapes@champion'\. A registered adapter is named models:/NAME@",
+            r"'shapes@champion' is neither a folder of adapters nor an MLflow run\. A registered adapter is",
         ),
-        ("baseline seed 1", r"no MLflow run 'baseline seed 1'\. .* lists all runs"),
+        ("baseline seed 1", r"'baseline seed 1' is neither a folder of adapters nor an MLflow run\. .* lists all runs"),
     ],
 )
 def test_what_cannot_be_found_is_explained(runs: dict[str, str], named: str, said: str) -> None:

@@ -354,7 +354,7 @@ def _explain(path: Sequence[int | str], detail: ErrorDetails) -> str:
     is_shown = not isinstance(detail["input"], Mapping) and not any(find_secrets({name: detail["input"]}))
     shown = f" = {value}" if is_shown else ""
     if detail["type"] == "extra_forbidden":
-        return f"{name}{shown}: there is no such parameter.{_nearest_key(path, list(fields))}"
+        return f"{name}{shown}: this parameter does not exist.{_nearest_key(path, list(fields))}"
     allowed = detail["msg"].removeprefix("Value error, ").replace("Input should", "should", 1)
     hint = ""
     if detail["type"] == "literal_error":

@@ -245,7 +245,7 @@ def _adapters_in_mlflow(named: str, uri: str) -> Path:
         raise UserError(f"{len(matches)} MLflow runs are named {named!r}; name one by its id: {ids}")
     names = [run.info.run_name for run in runs if run.info.run_name and TRAINING_DIGEST in run.data.tags]
     raise UserError(
-        f"There is no folder of adapters and no MLflow run {named!r}.{nearest_hint(named, names)} A registered adapter"
+        f"{named!r} is neither a folder of adapters nor an MLflow run.{nearest_hint(named, names)} A registered adapter"
         f" is named models:/NAME@ALIAS. The page of MLflow ({mlflow_api.shown()}) lists all runs.",
         remedy=Remedy(make="ui"),
     )
