@@ -236,9 +236,7 @@ def test_where_mlflow_is_away_the_refusal_says_so(folder: Path, tmp_path: Path) 
     require_adapters(folder, EVIL, parameters(trust=adapter_digest(folder)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"), [({"later": 1}, "later = 1: there is no such"), ({"grpo": 3}, "grpo = 3")]
-)
+@pytest.mark.parametrize(("changes", "said"), [({"later": 1}, "later = 1"), ({"grpo": 3}, "grpo = 3")])
 def test_a_record_of_another_version_is_told(folder: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(
         UserError, match=rf"record in .*theirs belongs to a different version of this project(?s:.*){said}"
