@@ -103,6 +103,15 @@ class TestPromptsTxt:
         picture(tmp_path / "target_images/00.jpg")
         assert "target_images has 0.png and 00.jpg, of one number. Keep one of them." in refusal(tmp_path)
 
+    def test_lists_of_splits_are_read_where_no_pictures_are(self, tmp_path):
+        for split in ("train", "test"):
+            (tmp_path / f"{split}.txt").write_text(f"{split} zero\nboth\n")
+        found = [[(record.id, record.prompt.strip()) for record in read(tmp_path, split=s)[0]] for s in ("all", "test")]
+        test, train = [("test-0", "test zero"), ("test-1", "both")], [("train-0", "train zero"), ("train-1", "both")]
+        assert found == [test + train, test]
+        picture(tmp_path / "images/0.png")  # Other datasets list their pictures in such files.
+        assert "test.txt, train.txt: none of these fits" in refusal(tmp_path)
+
     def test_images_that_seem_to_be_counted_from_1_are_refused(self, tmp_path):
         picture(tmp_path / "target_images/1.png")
         (tmp_path / "prompts.txt").write_text("one\n")

@@ -63,6 +63,11 @@ def pictures(data: Path, pattern: str, blue: int = 60) -> list[str]:
     return names
 
 
+def below(data: Path) -> list[str]:
+    """Pictures in the folder ``images``, to which their names are relative."""
+    return [name.removeprefix("images/") for name in pictures(data, "images/{}.png")]
+
+
 def clips(data: Path, pattern: str) -> list[str]:
     names = [pattern.format(n) for n in range(COUNT)]
     for n, name in enumerate(names):
@@ -257,7 +262,8 @@ def tar(data: Path, names: list[str]) -> None:
             stem, suffix = name.split(".")
             file = io.BytesIO()
             Image.new("RGB", (40, 40), (20 * int(stem), 90, 60)).save(file, {"jpg": "JPEG"}.get(suffix, "PNG"))
-            content = f"thing {stem}".encode() if suffix == "txt" else file.getvalue()
+            texts = {"txt": f"thing {stem}", "json": json.dumps({"caption": f"thing {stem}"})}
+            content = texts[suffix].encode() if suffix in texts else file.getvalue()
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
@@ -269,6 +275,37 @@ def mixed_tar(data: Path) -> None:
 
 def plain_tar(data: Path) -> None:
     tar(data, [f"{n}.{suffix}" for suffix in ("png", "txt") for n in range(COUNT)])
+
+
+def tar_of_json(data: Path) -> None:
+    tar(data, [f"{n}.{suffix}" for n in range(COUNT) for suffix in ("jpg", "json")])
+
+
+def paths_of_pictures(data: Path) -> None:
+    (data / "prompts.txt").write_text("\n".join(pictures(data, "train/{}.png")))
+
+
+def captions_apart(data: Path) -> None:
+    names = pictures(data, "images/{}.png")
+    (data / "texts").mkdir()
+    captions(data / "texts", [Path(name).name for name in names])
+
+
+def repeats(data: Path) -> None:
+    captions(data, pictures(data, "10_dog/{}.png"))
+
+
+def marks(data: Path) -> None:
+    names = pictures(data, "{}.png")
+    texts = ["[trigger] cat", "a (red:1.3) cat", "<lora:ink:0.8> cat", "a __colour__ cat", "a cat --ar 3:2"]
+    texts += ["a cat ||| red", "<image> a red cat", "cat &amp; dog, well--made (at 3:2), {red}, a_cat, [red] -- <b>"]
+    for name, text in zip(names, texts, strict=True):
+        (data / name).with_suffix(".txt").write_text(text)
+
+
+def keyed_by_file(data: Path) -> None:
+    names = pictures(data, "{}.png")
+    (data / "meta_cap.json").write_text(json.dumps({name: {"caption": f"thing {n}"} for n, name in enumerate(names)}))
 
 
 def broken_links(data: Path) -> None:
@@ -357,6 +394,32 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (lines_in_json, {}, USED),
     (mixed_tar, {}, USED),
     (plain_tar, {}, "the files 0.* are not next to each other, ... unpack it and give the folder"),
+    (tar_of_json, {}, USED),
+    (paths_of_pictures, {}, "prompts.txt, line 1, begins with the name of an image"),
+    (captions_apart, {}, "for images/0.png there is no images/0.txt. texts/0.txt, "),
+    (repeats, {}, "8 pictures (such as 10_dog/0.png) in a folder whose name has kohya's repeats"),
+    (
+        marks,
+        {},
+        " ... ".join(
+            f"1 prompt (such as {n}.png) with {mark}"
+            for n, mark in enumerate(
+                ("[trigger]", "a weight", "<lora:", "a wildcard", "an option", "the separator", "a place", "an HTML")
+            )
+        ),
+    ),
+    (keyed_by_file, {}, "meta_cap.json: none of these fits. A table in JSON is a list of objects"),
+    (
+        lambda data: rows(data / "data/train", "0.parquet", {}),
+        {},
+        "A table is read from its own folder: ... /data/train.",
+    ),
+    (lambda data: rows(data, "train.jsonl", {"image": below(data)}), {}, USED),
+    (
+        lambda data: rows(data, "train.jsonl", {"images": [[name] for name in below(data)]}),
+        EDITS | {"columns": {"source": ["images"]}},
+        "9 found, 9 used",
+    ),
     (broken_links, {}, "target_image '0.png' is a link to /tmp/nowhere/x.png, which does not exist"),
     (composed_captions, {}, USED),
     (wide_sources, EDITS | {"width": 32}, "8 images ... of a different shape: more than a third is cropped away"),

@@ -323,10 +323,10 @@ class TestFiles:
         assert report["rejected"]["by_reason"] == {"empty_prompt": 1}
 
     def test_pictures_that_no_record_uses_are_noted(self, tmp_path):
-        picture(tmp_path / "data/images/0.png")
+        picture(tmp_path / "data/photos/0.png")
         jsonl(tmp_path / "data/list.jsonl", [{"prompt": "a", "photo_path": "0.png"}])
         (note,) = prepare(tmp_path).report["warnings"]
-        said = "no record has a picture, and the data have 1 picture (such as images/0.png):"
+        said = "no record has a picture, and the data have 1 picture (such as photos/0.png):"
         assert note.startswith(f"{said} photo_path names some that cannot be read: paths are relative to the")
         (tmp_path / "data/list.jsonl").unlink()
         (tmp_path / "data/prompts.txt").write_text("a cup")

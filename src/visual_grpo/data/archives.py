@@ -100,6 +100,8 @@ def tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, dict[str, Any] |
                     content = archive.extractfile(member)
                     assert content is not None
                     row[ending] = _value(content.read(), ending, f"{file.name}, row {number}, column {ending}")
+                if "txt" not in row and isinstance(row.get("json"), dict):  # Its caption is among the keys.
+                    row = row.pop("json") | row
                 yield number, row
             except Rejected as rejected:
                 yield number, rejected

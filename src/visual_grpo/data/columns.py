@@ -52,6 +52,8 @@ _SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|ma
 IGNORED, METADATA, EMPTY, REJECTED = "ignored", "metadata", "empty", "rejected with its row"
 NOT_FETCHED, NO_FILE = "metadata (URLs, which are not fetched)", "metadata (files that do not exist)"
 """What a column of pictures becomes that cannot be read."""
+_FOLDERS = ("images", "videos")
+"""Folders next to a table that its paths may be relative to, too, as Flow-Factory has them (guidance/datasets.md)."""
 _NUMBERED = re.compile(r"(.*?)_?(\d*)", re.DOTALL)
 """A column's name, and the number at its end."""
 
@@ -83,7 +85,7 @@ class _Row:
         if (name := self._found(known, named)) is None:
             return None
         value = self._taken(name, field)
-        return None if value == "" else self.pictures.get(name, from_json(value))
+        return None if value == "" else _located(self.pictures.get(name, from_json(value)), self._folder)
 
     def _found(self, known: Iterable[str], named: str | None) -> str | None:
         free = [name for name in self.left if name not in self._named]
@@ -98,7 +100,8 @@ class _Row:
 
     def unread(self, used: Iterable[Any]) -> dict[str, list[Any]]:
         """Returns the columns that are left with pictures and videos that can be read and are not among the used."""
-        found = {name: [one for one in each(self.pictures.get(name)) if one not in used] for name in self.left}
+        located = {name: _located(self.pictures.get(name), self._folder) for name in self.left}
+        found = {name: [one for one in each(ones) if one not in used] for name, ones in located.items()}
         return {name: there for name, ones in found.items() if (there := [*filter(self._is_there, ones)])}
 
     def _is_there(self, picture: Any) -> bool:
@@ -118,6 +121,16 @@ class _Row:
         if any(map(is_url, each(pictures))):
             return NOT_FETCHED
         return METADATA if all(map(self._is_there, each(pictures))) else NO_FILE
+
+
+def _located(pictures: Any, folder: Path) -> Any:
+    """Returns `held` pictures with the paths of those that are not in ``folder``, but in one of `_FOLDERS` there."""
+    if isinstance(pictures, list):
+        return [_located(one, folder) for one in pictures]
+    if not isinstance(pictures, str) or is_url(pictures) or is_there(pictures, folder):
+        return pictures
+    below = (f"{name}/{pictures}" for name in _FOLDERS)
+    return next((path for path in below if is_there(path, folder)), pictures)
 
 
 def _says_picture(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ from visual_grpo.data.record import (
     open_text,
     stem_of,
 )
+from visual_grpo.data.splits import usual_name
 
 TARGETS = "target_images"
 IMAGES, MASKS = "images", "masks"
@@ -37,6 +39,8 @@ CAPTIONS = (".txt", ".caption", ".TXT", ".CAPTION")
 """Suffixes of captions; the first that is found counts."""
 _REGULARISATION = frozenset({"reg", "regularization", "regularisation"})
 """Names of folders, in lower case, whose pictures other trainers take to keep what the model knows of a class."""
+_REPEATS = re.compile(r"\d{1,3}_\D")
+"""The beginning of a folder's name in kohya's layout, such as ``10_dog``."""
 
 
 def find_prompts(path: Path, limits: Limits) -> Path | None:
@@ -44,10 +48,31 @@ def find_prompts(path: Path, limits: Limits) -> Path | None:
     if path.is_dir():
         names = ("prompts.txt", *_LISTS["prompt"]) if _list_of_targets(path) else ("prompts.txt",)
         files = [path / name for name in names]
-    return next((file for file in files if file.suffix.lower() == ".txt" and file.is_file()), None)
+    found = next((file for file in files if file.suffix.lower() == ".txt" and file.is_file()), None)
+    return path if found is None and path.is_dir() and _is_split_lists(path, limits) else found
+
+
+def _split_lists(folder: Path) -> list[Path]:
+    return [file for file in sorted(folder.glob("[!.]*.txt")) if usual_name(file.stem) and file.is_file()]
+
+
+def _is_split_lists(folder: Path, limits: Limits) -> bool:
+    """Returns whether a folder has ``train.txt`` or the like, and no pictures, which such files list elsewhere."""
+    return bool(_split_lists(folder)) and not any(is_image_name(n) or is_video_name(n) for n in limits.walk(folder))
 
 
 def read_prompts(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
+    """Yields the prompts of a file, or of a folder's lists for each split (``train.txt``, ``test.txt``)."""
+    if path.is_file():
+        yield from _read_list(path, limits, data)
+        return
+    for file in _split_lists(path):
+        limits.require_inside(file)
+        for item in _read_list(file, limits, data):
+            yield item if isinstance(item, Note) else replace(item, id=f"{file.stem}-{item.id}")
+
+
+def _read_list(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item]:
     """Yields a record for each line that is neither blank nor begins with ``#``.
 
     With a folder ``target_images``, image n belongs to line n, counted from 0, and every prompt must have one; with a
@@ -119,11 +144,11 @@ def _list_of_targets(folder: Path) -> Path | None:
 
 
 def _refuse_table(path: Path, number: int, line: str) -> None:
-    name, *others = re.split(r"[,;\t|]", line, maxsplit=1)
-    if number <= 2 and others and is_image_name(name):  # The header and a row of a table.
+    name = re.split(r"[,;\t|]", line, maxsplit=1)[0].rstrip()
+    if number <= 2 and is_image_name(name):  # The header and a row of a table, or a list of files.
         raise UserError(
-            f"{path}, line {number}, begins with the name of an image, so this is a table and not a prompt on"
-            " each line. Name it metadata.csv, with file_name and text in its first line, next to the images."
+            f"{path}, line {number}, begins with the name of an image, so this is a table or a list, and not a"
+            " prompt on each line. Write metadata.csv, with file_name and text in its first line, next to the images."
         )
 
 
@@ -178,7 +203,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     """
     images, sources = _targets_and_sources(path, limits, data)
     for image in images:
-        place = Place(image)
+        place, folders = Place(image), image.lower().split("/")[:-1]
         try:
             caption = _caption_of(path, image)
             if caption is None:
@@ -188,8 +213,10 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         except Rejected as rejected:
             yield rejected.at(place)
             continue
-        if not _REGULARISATION.isdisjoint(image.lower().split("/")[:-1]):
+        if not _REGULARISATION.isdisjoint(folders):
             yield Note("picture", "meant for regularisation, which is not done: trained on like any other", place)
+        if folders and _REPEATS.match(folders[-1]):
+            yield Note("picture", "in a folder whose name has kohya's repeats: each counts once", place)
         yield Record(place=place, folder=path, prompt=prompt, source_images=edited, target_image=image, caption=caption)
     yield from (Note("source", "not used: no target has its name", Place(image)) for image in sources.unused)
     yield from (

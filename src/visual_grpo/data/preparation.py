@@ -53,6 +53,18 @@ _SAME_SHAPE = 1.02
 """Ratio of two aspect ratios that is still taken for rounding."""
 _CROPPED = 1.51
 """Ratio of aspect ratios, with rounding, above which more than a third is cropped away: 16:9 to 1:1 loses 44%."""
+_MARKS = {
+    "[trigger]": r"\[(?:trigger|name)\]",
+    "a weight": r"\([^()]+:\d*\.\d+\)|\(\([^()]+\)\)",
+    "<lora:NAME>": r"<(?:lora|lyco|hypernet):[^<>]+>",
+    "a wildcard": r"__[\w/-]+__|\{[^{}|]+\|[^{}]+\}",
+    "an option such as --ar": r"(?<!\S)--[a-z]+(?!\S)",
+    "the separator |||": r"\|\|\|",
+    "a place of an image": r"<(?:image|img)>|<\|image_\d+\|>",
+    "an HTML entity": r"&(?:\w{2,6}|#\d+);",
+}
+"""What other programs replace in a prompt or take out of it: ai-toolkit, kohya, web interfaces, Midjourney, chat
+templates and web pages -> how it is written."""
 _BATCH = 8
 """Records of each thread that are prepared together."""
 
@@ -215,6 +227,9 @@ class Preparation:
             yield Note("prompt", "without a letter: labels for a detector, for example, are not prompts")
         if re.fullmatch('"[^"]*",?', prompt):
             yield Note("prompt", "entirely in quotes, which count as part of the prompt: remove the quotes of a list")
+        for mark, written in _MARKS.items():
+            if re.search(written, prompt):
+                yield Note("prompt", f"with {mark}, which is not interpreted: the model reads it as it stands")
         if target is not None:
             yield from self._resized("image" if self._config.frames is None else "video", target.original_size)
             shapes = sorted(width / height for width, height in (one.original_size for one in (*sources[:1], target)))

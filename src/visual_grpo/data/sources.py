@@ -45,7 +45,8 @@ LAYOUTS = {
     "prompts": Layout(
         folders.find_prompts,
         folders.read_prompts,
-        "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ...",
+        "prompts.txt with a prompt on each line and, where you have them, target_images/0.png, 1.png, ..., or train.txt"
+        " and test.txt without pictures",
     ),
     "image_folder": Layout(
         tabular.find_metadata,
@@ -207,14 +208,19 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
     names = list(limits.walk(path)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
-    image = next((PurePath(name).name for name in names if is_image_name(name)), None)
+    image = next(filter(is_image_name, names), None)
     closed = [name for name in listed(path) if name.endswith("/")] if path.is_dir() else []
     hint = f" The folder {', '.join(closed)} cannot be opened: check its permissions." if closed else ""
     if image and "captions" in layouts:
-        hint = f" No image has a caption: for {image} there is no {PurePath(image).stem}.txt."
+        hint = f" No image has a caption: for {image} there is no {PurePath(image).with_suffix('.txt')}."
     texts = [name for name in names if PurePath(name).suffix.lower() in (".json", ".txt", ".csv")]
     if texts:
         hint += f" {', '.join(texts[:3])}{', ...' * (len(texts) > 3)}: none of these fits."
+    if ".json" in kinds:
+        hint += " A table in JSON is a list of objects, one a record."
+    below = (name for name in names if "/" in name and PurePath(name).suffix.lower() in tabular.SUFFIXES)
+    if "table" in layouts and (table := next(below, None)) is not None:
+        hint += f" A table is read from its own folder: {parameter}={(path / table).parent}."
     if not limits.videos and VIDEO_SUFFIXES & kinds.keys():
         hint += " Videos are read where data.frames says how many frames they have."
     if ".dvc" in kinds:

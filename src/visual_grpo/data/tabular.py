@@ -45,7 +45,8 @@ from visual_grpo.data.record import (
 )
 from visual_grpo.data.splits import COLUMNS, chosen_splits, split_in_path, split_of_row, usual_name
 
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet", ".tar")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".tar")
+"""Of tables; a JSON file is one if it holds records."""
 _MAX_LINE = 10_000_000
 """Characters of a JSON line that is looked at."""
 _ROWS_IN_MEMORY = 16
@@ -185,7 +186,7 @@ def _tables(path: Path) -> tuple[Path, list[Path]]:
 def _is_table(file: Path) -> bool:
     suffix = file.suffix.lower()
     if suffix != ".json":
-        return suffix in _SUFFIXES
+        return suffix in SUFFIXES
     with open_text(file) as text:  # Other JSON files next to data are seldom lists.
         return text.read(100).lstrip().startswith("[") or _has_json_lines(file)
 
