@@ -41,7 +41,7 @@ BY_HAND: dict[Decides, str] = {
     Decides.TRAINING | Decides.ROUNDING: """
         grpo.micro_batch_size modules.*.micro_batch_size policy.gradient_checkpointing distributed""",
     Decides.TRAINING | Decides.JUDGEMENT: "rewards.*.weight modules.*.rewards",
-    Decides.STOPPING: "alarm grpo.non_finite evaluation.every",
+    Decides.STOPPING: "alarm grpo.non_finite evaluation.every train.early_stopping_patience",
     Decides.JUDGEMENT: "adapter evaluation.bootstrap_samples",
 }
 

@@ -193,6 +193,15 @@ class Parameters(Strict):
         return self
 
     @model_validator(mode="after")
+    def _evaluates_before_it_stops(self) -> Self:
+        if self.train.early_stopping_patience and not self.evaluation.every:
+            raise ValueError(
+                "train.early_stopping_patience counts evaluations, and evaluation.every is 0. Set evaluation.every to a"
+                " number of steps, or leave the patience out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _corrected_to_the_replay(self) -> Self:
         if self.grpo.sampler_correction is not None and not self.grpo.replays(self.model.dtype):
             raise ValueError(
