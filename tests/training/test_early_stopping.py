@@ -93,7 +93,9 @@ def test_the_evaluations_since_the_last_gain_are_counted_also_by_a_resumed_run(
         run = stopping_run(tmp_path, 2, "auto", evaluations=interrupted_after)
         notes += execute(run, tmp_path / "out")
     said = run.write_adapters(tmp_path / "facts")["stopped_early"]
-    assert said.startswith("2 evaluations on the eval prompts since step 2 proved no gain (the last differs by +0.002 [")
+    assert said.startswith(
+        "2 evaluations on the eval prompts since step 2 proved no gain (the last differs by +0.002 ["
+    )
     assert run.trainer.step == 4
     assert f"Early stopping after step 4 of {STEPS}: {said}." in notes
 
