@@ -37,11 +37,12 @@ BY_HAND: dict[Decides, str] = {
         rewards.*.over_frames rewards.*.clip rewards.*.only_where""",
     Decides.TRAINING: """
         seed train.seed train.ema_decay grpo modules evaluation.prompts evaluation.adapter policy.train policy.stages
-        policy.lora policy.signal_check policy.share_start_noise policy.decode_guidance_scale""",
+        policy.lora policy.signal_check policy.share_start_noise policy.decode_guidance_scale sampling.rollout.height
+        sampling.rollout.width sampling.rollout.frames""",
     Decides.TRAINING | Decides.ROUNDING: """
         grpo.micro_batch_size modules.*.micro_batch_size policy.gradient_checkpointing distributed""",
     Decides.TRAINING | Decides.JUDGEMENT: "rewards.*.weight modules.*.rewards",
-    Decides.STOPPING: "alarm grpo.non_finite evaluation.every",
+    Decides.STOPPING: "alarm grpo.non_finite evaluation.every train.early_stopping_patience",
     Decides.JUDGEMENT: "adapter evaluation.bootstrap_samples",
 }
 

@@ -39,6 +39,16 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("qwen2_5_vl", {"data": {"task": "t2i"}}, "data.task is t2i, which qwen2_5_vl cannot do; it has segmenta"),
     ("sd3", {"data": {"task": "i2i"}}, "data.task is i2i, which sd3 cannot do; it has t2i"),
     ("glm_image", {"policy": {"train": "vl"}}, r"policy\.train names 'vl'\. The family glm_image has the modules:"),
+    (
+        "sd3",
+        {"sampling": {"rollout": {**STEPS, "frames": 9}, "eval": STEPS}},
+        r"sampling\.rollout\.frames is 9, but sd3 does not generate videos",
+    ),
+    (
+        "qwen2_5_vl",
+        {"sampling": {"rollout": {**TOKENS, "height": 64, "width": 96}, "eval": {}}},
+        r"sampling\.rollout\.height is 64, but qwen2_5_vl generates no pictures",
+    ),
     ("glm_image", {"grpo": {"loss": "dppo"}}, "dppo, which needs exact divergences .*, and ar has none"),
     *(
         (

@@ -125,10 +125,16 @@ def test_the_layout_of_colours_is_neither_raised_by_grey_nor_lowered_by_contrast
     assert abs(change(TargetLayout(), contrast)) < 2
 
 
+def test_a_smaller_sample_is_compared_with_the_target_at_its_size(tmp_path: Path) -> None:
+    target = torch.cat([flat(0, 64)[..., :32], flat(200, 64)[..., :32]], -1)
+    smaller = torch.cat([flat(0, 32)[..., :16], flat(200, 32)[..., :16]], -1)
+    assert PixelReward()([record(tmp_path, "x", target)], [smaller]).tolist() == [1.0]
+
+
 @pytest.mark.parametrize(
     ("reward", "sides", "complaint"),
     [
-        (PixelReward(), (64, 32), r"'x'.*x-target.png is \[3, 64, 64\].*sample \[3, 32, 32\]"),
+        (PixelReward(), (32, 64), r"'x'.*x-target.png is \[3, 32, 32\].*sample \[3, 64, 64\]"),
         (SsimReward(), (10, 10), r"at least 11 pixels a side, got \[10, 10\]"),
         (FineNoise(), (2, 2), r"at least 3 x 3 pixels, got \[2, 2\]"),
         (MsSsimReward(), (160, 160), r"at least 161 pixels a side, got .*\[160, 160\]"),

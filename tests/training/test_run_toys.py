@@ -397,7 +397,7 @@ def test_a_training_that_an_alarm_has_ended_does_not_go_on_when_it_is_resumed(tm
     again = watched_run(tmp_path, "rollback", resume="auto")
     notes = execute(again, tmp_path / "again")
     assert again.trainer.step == 2
-    assert any("was ended by an alarm: the reward rose by 2" in note for note in notes)
+    assert any("ended after step 2: alarm: the reward rose by 2" in note for note in notes)
     assert (tmp_path / "again/vl/table.pt").read_bytes() == (tmp_path / "out/vl/table.pt").read_bytes()
     on = watched_run(tmp_path, "warn", resume="auto")
     execute(on, tmp_path / "on")

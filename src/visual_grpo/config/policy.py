@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from visual_grpo.common.digests import plain_path
-from visual_grpo.config.base import BuiltIn, Dtype, NotEmpty, Strict, Words
+from visual_grpo.config.base import BuiltIn, Dtype, NotEmpty, Side, Strict, Words
 from visual_grpo.config.decides import Decides
 
 
@@ -221,8 +221,26 @@ class SamplerConfig(SamplerSettings):
         return self.steps, self.guidance_scale
 
 
+class RolloutConfig(SamplerConfig):
+    """The sampler of the training samples, and their size where it differs from what is judged."""
+
+    height: Annotated[Side | None, Decides.TRAINING] = Field(
+        default=None, description="pixels of training samples; null = data.height"
+    )
+    width: Annotated[Side | None, Decides.TRAINING] = Field(
+        default=None, description="pixels of training samples; null = data.width"
+    )
+    frames: Annotated[int | None, Decides.TRAINING] = Field(
+        default=None, ge=1, description="frames of training samples; null = data.frames"
+    )
+
+    def size(self) -> dict[str, int]:
+        """Those of ``height``, ``width`` and ``frames`` that are set."""
+        return self.model_dump(include={"height", "width", "frames"}, exclude_none=True)
+
+
 class SamplingConfig(Strict):
-    rollout: SamplerConfig
+    rollout: RolloutConfig
     eval: SamplerConfig
 
     @model_validator(mode="after")

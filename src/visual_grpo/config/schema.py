@@ -193,6 +193,27 @@ class Parameters(Strict):
         return self
 
     @model_validator(mode="after")
+    def _rollouts_have_the_shape_of_what_is_judged(self) -> Self:
+        rollout, data = self.sampling.rollout, self.data
+        height, width = rollout.height or data.height, rollout.width or data.width
+        if height * data.width != width * data.height:
+            raise ValueError(
+                f"training samples would be {height} x {width} pixels (sampling.rollout), in a different shape than the"
+                f" {data.height} x {data.width} of data.height and data.width, to which sources and targets are"
+                " cropped. Set both sides to the same share"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluates_before_it_stops(self) -> Self:
+        if self.train.early_stopping_patience and not self.evaluation.every:
+            raise ValueError(
+                "train.early_stopping_patience counts evaluations, and evaluation.every is 0. Set evaluation.every to a"
+                " number of steps, or leave the patience out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _corrected_to_the_replay(self) -> Self:
         if self.grpo.sampler_correction is not None and not self.grpo.replays(self.model.dtype):
             raise ValueError(

@@ -158,6 +158,12 @@ class TrainConfig(Strict, decides=Decides.TRAINING):
         description="of an exponential moving average of the adapters over the updates (.9 to .999), which is evaluated"
         " and saved in their place; null = none",
     )
+    early_stopping_patience: Annotated[int | None, Decides.STOPPING] = Field(
+        None,
+        ge=1,
+        description="end the training after so many evaluations on eval prompts in a row without a proven gain; null ="
+        " never",
+    )
 
 
 class ModuleConfig(Strict, decides=Decides.TRAINING):

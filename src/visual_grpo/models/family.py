@@ -50,17 +50,15 @@ class Family:
     """Arguments of the plain pipeline's call for the guidance scale of a sampler, where 1 is off; None = there is no
     pipeline that generates the same."""
 
-    def check_frames(self, frames: int | None) -> None:
+    def check_frames(self, frames: int | None, name: str = "data.frames") -> None:
         """Raises UserError unless the family generates videos of so many frames; None = images."""
         known = self.frame_counts
         if known is None and frames is not None:
-            raise UserError(
-                f"data.frames is {frames}, but {self.name} does not generate videos: set data.frames to null."
-            )
+            raise UserError(f"{name} is {frames}, but {self.name} does not generate videos: set {name} to null.")
         if known is not None and frames not in known:
             first, second, third, *_ = known
             raise UserError(
-                f"data.frames is {'null' if frames is None else frames}; {self.name} generates videos of {first},"
+                f"{name} is {'null' if frames is None else frames}; {self.name} generates videos of {first},"
                 f" {second}, {third}, ... or {known[-1]} frames."
             )
 

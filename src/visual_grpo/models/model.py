@@ -95,6 +95,8 @@ class Model:
     def __init__(self, model: Any, modules: Mapping[str, Module], settings: ModelSettings) -> None:
         self.model, self.modules, self.config = model, modules, settings.policy
         self.adapters = AdapterSet(modules, self.networks())
+        self.rollouts: Model | None = None
+        """Generates the training samples with the same networks where they have a size of their own."""
 
     @classmethod
     def builder(
@@ -149,10 +151,10 @@ class Model:
         ``rollout`` is for its training samples; ``evaluation`` for what an earlier, fixed module makes for it
         (GLM-Image's tokens for its decoder).
         """
-        adapter = self.adapters[module]
+        adapter, part = self.adapters[module], (self.rollouts or self).part
         if self.modules[module].kind == "tokens":
-            return TokenPolicy(self.part(module, rollout), adapter, rollout, self.config, kl_reference=kl_reference)
-        model = self.part(module, evaluation)
+            return TokenPolicy(part(module, rollout), adapter, rollout, self.config, kl_reference=kl_reference)
+        model = part(module, evaluation)
         if getattr(model, "distilled", False) and ranks.rank() == 0:
             console.note(DISTILLED)
         return FlowPolicy(model, adapter, rollout, self.config, kl_reference=kl_reference)

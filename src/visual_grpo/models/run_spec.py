@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -22,6 +22,9 @@ from visual_grpo.config import (
 from visual_grpo.grpo.losses import LOSSES
 from visual_grpo.models.family import Family, find_family
 from visual_grpo.models.module import Kind, ModelSettings
+
+if TYPE_CHECKING:
+    from visual_grpo.models.model import Model
 
 _KEYS = {"tokens": ("temperature", "top_p", "top_k"), "flow": ("steps", "guidance_scale")}
 """Kind of module -> the settings of a sampler that only it has."""
@@ -61,6 +64,24 @@ class RunSpec:
             options=self.options,
         )
 
+    @property
+    def rollout_settings(self) -> ModelSettings:
+        """Returns the settings of the training samples, whose size ``sampling.rollout`` may name."""
+        size = self.config.sampling.rollout.size()
+        height, width = self.settings.size
+        return replace(
+            self.settings,
+            size=(size.get("height", height), size.get("width", width)),
+            frames=size.get("frames", self.settings.frames),
+        )
+
+    def build(self, loaded: Any) -> Model:
+        """Builds the model from what ``family.load`` has returned, with training samples of their own size."""
+        built = self.family.build(loaded, self.settings)
+        if self.rollout_settings != self.settings:
+            built.rollouts = self.family.build(loaded, self.rollout_settings)
+        return built
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A different process resolves again, since a family holds functions."""
         return resolve, (self.config, self.model)
@@ -82,6 +103,8 @@ def resolve(config: Parameters, model: str | None = None, *, family: Family | No
             f"data.task is {config.data.task}, which {family.name} cannot do; it has {', '.join(family.tasks)}."
         )
     family.check_frames(config.data.frames)
+    if config.sampling.rollout.frames is not None:
+        family.check_frames(config.sampling.rollout.frames, "sampling.rollout.frames")
     for name in config.modules:
         _require_module(family, name, "modules")
     modules = trained_modules(family, config.policy)
@@ -137,10 +160,11 @@ def options_of(family: Family, options: dict[str, object]) -> Any:
 
 def _rollout_sampler(family: Family, sampling: SamplingConfig) -> SamplerConfig:
     """Tokens without truncation, at temperature 1 where none is set."""
+    sampler = SamplerConfig(**sampling.rollout.model_dump(include=set(SamplerConfig.model_fields)))
     if "tokens" not in family.kinds():
-        return sampling.rollout
-    temperature = 1.0 if sampling.rollout.temperature is None else sampling.rollout.temperature
-    return sampling.rollout.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
+        return sampler
+    temperature = 1.0 if sampler.temperature is None else sampler.temperature
+    return sampler.model_copy(update={"temperature": temperature, "top_p": 1.0, "top_k": 0})
 
 
 def _judged_samplers(
@@ -176,6 +200,11 @@ def _control_samplers(
 def _problems(family: Family, config: Parameters, modules: tuple[str, ...]) -> Iterator[str]:
     """Yields a sentence for each parameter that the family or a different parameter rules out."""
     yield from _sampler_problems(family, config.sampling)
+    if (size := config.sampling.rollout.size()) and "flow" not in family.kinds():
+        yield (
+            f"sampling.rollout.{next(iter(size))} is {next(iter(size.values()))}, but {family.name} generates no"
+            " pictures. Leave it out; its images have data.height and data.width."
+        )
     policy, grpo, offload = config.policy, config.grpo, config.model.offload
     joint, kinds = policy.stages == "joint", family.kinds()
     if joint:

@@ -96,13 +96,15 @@ def compare_with_baseline(
     now, before = provenance.read_record(trained, "evaluate"), provenance.read_record(baseline, "baseline")
     provenance.require_made_from(now, trained, "evaluate", baseline=before["digest"], adapters=digest)
     limits = limit_notes(report.read_history(adapters), training.get("parameters", {}), modules)
+    early = training.get("stopped_early")
+    stopped = [f"The training stopped early, after step {training['steps']}: {early}."] if early else []
     changed = provenance.code_notes(training, now)
     evaluation = report.evaluate(
         baseline,
         trained,
         settings,
         training,
-        notes=[*alarm_notes(training), *limits, *changed],
+        notes=[*alarm_notes(training), *stopped, *limits, *changed],
         seed=settings.seed,
         # A result should not depend on where it was made.
         adapter=", ".join(str(from_here(adapters / module)) for module in modules),

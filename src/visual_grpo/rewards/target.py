@@ -166,14 +166,13 @@ def against_targets(
 ) -> Tensor:
     """[B] float32: ``measure(sample, target)`` on float32 [3, height, width] in [0, 1]; each target is read once.
 
-    Raises ``UserError`` for a record without a target or with a target of a different size.
+    Raises ``UserError`` for a record without a target or with a target of a different shape.
     """
     targets = {record.id: _target(record) for record in prompts}
 
     def compared(pair: tuple[PromptRecord, Tensor]) -> Tensor:
         record, sample = pair
-        target = targets[record.id].to(sample.device)
-        _check_size(record, f"target image {record.target_image}", target, sample)
+        target = _scaled(record, f"target image {record.target_image}", targets[record.id].to(sample.device), sample)
         return measure(sample.float() / 255, target.float() / 255)
 
     if not len(samples):
@@ -187,12 +186,17 @@ def _target(record: PromptRecord) -> Tensor:
     return to_tensor(read_image(record.target_image))
 
 
-def _check_size(record: PromptRecord, what: str, reference: Tensor, sample: Tensor) -> None:
-    if reference.shape != sample.shape:
+def _scaled(record: PromptRecord, what: str, reference: Tensor, sample: Tensor) -> Tensor:
+    """``reference`` at the size of ``sample``, which a training may generate smaller; both uint8 [3, height, width]."""
+    (h, w), (height, width) = sample.shape[-2:], reference.shape[-2:]
+    if (h, w) == (height, width):
+        return reference
+    if h * width != w * height or h > height:
         raise UserError(
             f"record {record.id!r}: its {what} is {list(reference.shape)} and the sample {list(sample.shape)}; both"
-            " must be [3, height, width] of the same size"
+            " must be [3, height, width] of the same size, or the sample smaller and of the same shape"
         )
+    return F.interpolate(reference[None].float(), (h, w), mode="area")[0].round().to(torch.uint8)
 
 
 class KeptRegion:
@@ -200,7 +204,7 @@ class KeptRegion:
 
     The region is the record's metadata ``region``: a list of boxes [top, left, bottom, right] in shares of height and
     width. A pixel is outside if its centre is in no box. A record without a region, or whose region is the whole
-    image, is unscored. Of several sources the first counts; it must have the sample's size.
+    image, is unscored. Of several sources the first counts.
     """
 
     def check_records(self, records: Sequence[PromptRecord]) -> None:
@@ -255,7 +259,7 @@ def is_box(box: Any) -> bool:
 
 def _kept(record: PromptRecord, sample: Tensor, source: Tensor) -> Tensor:
     """Scalar; NaN where no pixel is outside."""
-    _check_size(record, f"source image {record.source_images[0]}", source, sample)
+    source = _scaled(record, f"source image {record.source_images[0]}", source, sample)
     outside = _outside(region_of(record), *sample.shape[-2:])
     if not outside.any():
         return torch.tensor(torch.nan)

@@ -72,14 +72,13 @@ def build_model(spec: RunSpec, adapters: Path | None = None, *, check_own_family
     if config.model_is_pretrained and not settled(Path(model)).is_dir():
         raise UserError(f"The base model {model} does not exist yet.", remedy="starter")
     torch.set_num_threads(config.model.threads)
-    settings = spec.settings
     loaded = spec.family.load(model, config.model)
-    built = spec.family.build(loaded, settings)
+    built = spec.build(loaded)
     require_quantized(built.adapters.networks, config.model.base_weights)
     set_execution(built.adapters.networks, built.modules, config.model)
     if check_own_family and is_own(config.model.family):
         scale, task = spec.rollout.guidance_scale or 1, config.data.task
-        check_before_training(spec.family, loaded, built, settings, task, scale, config.model.dtype)
+        check_before_training(spec.family, loaded, built, spec.settings, task, scale, config.model.dtype)
     if adapters is not None:
         check_weights(adapters)
         check_base(adapters, model)

@@ -117,9 +117,19 @@ class TrainingRun:
         """Trains until ``grpo.steps`` or until a signal asks to stop; a checkpoint is written at the end of both."""
         if not len(self.train_prompts):
             raise UserError("The dataset has no training records. Add records, and prepare them again.")
+        if self.config.train.early_stopping_patience and len(set(self._units())) < 2:
+            raise UserError(
+                "train.early_stopping_patience compares evaluations on eval prompts, of which it needs at least 2, with"
+                f" different images; there are {len(set(self._units()))}. Raise data.eval_share or"
+                " evaluation.prompts, or leave it out."
+            )
         if not self.checkpoints.resume(callbacks.note):
             for warning in self._warnings():
                 callbacks.note(f"Warning: {warning}")
+            if self.config.sampling.rollout.size():
+                sizes = (self.spec.rollout_settings, self.spec.settings)
+                trained, judged = (" x ".join(map(str, [*filter(None, [s.frames]), *s.size])) for s in sizes)
+                callbacks.note(f"Training samples are {trained} (sampling.rollout), what is judged is {judged}.")
             self._check_signal(callbacks)
             self.checkpoints.begin(callbacks.note)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:
@@ -129,8 +139,8 @@ class TrainingRun:
         return self.progress
 
     def _train(self, callbacks: Callbacks, stop: StopRequest) -> None:
-        if self._is_ended_by_alarm():
-            callbacks.note(f"The training was ended by an alarm: {self.progress.alarms[-1]['sentence']}.")
+        if (why := self._why_ended()) is not None:
+            callbacks.note(f"The training ended after step {self.trainer.step}: {why}.")
             return
         for metrics in self.trainer.fit(self.train_prompts):
             # A checkpoint holds the rows before it: the time that it takes is in the next.
@@ -143,7 +153,7 @@ class TrainingRun:
             due, stopped = ranks.broadcast(lambda: (self.checkpoints.due(), stop.by is not None))
             if due or stopped:
                 self.checkpoints.save()
-            if stopped or self._is_ended_by_alarm():
+            if stopped or self._why_ended() is not None:
                 return
 
     def write_adapters(self, folder: Path, about: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
@@ -170,6 +180,7 @@ class TrainingRun:
             "best_eval_total": self.progress.best_score if self.progress.best_step else None,
             "adapter": chosen,
             "alarms": self.progress.alarms,
+            "stopped_early": self.stopped_early,
             "film": [record.id for record in self.film_prompts],
             "samples": int(sum(row["samples"] for row in self.progress.history)),
             "mlflow_run_id": self.run_id,
@@ -217,6 +228,12 @@ class TrainingRun:
                 )
             if unread := unread_clips(grpo):
                 yield f"the loss {grpo.loss} of {module} does not use grpo.{' and grpo.'.join(unread)}."
+        patience, every = self.config.train.early_stopping_patience, self.config.evaluation.every
+        if patience and patience * every >= self.config.grpo.steps:
+            yield (
+                f"train.early_stopping_patience is {counted(patience, 'evaluation')}, one each"
+                f" {counted(every, 'step')}: in {counted(self.config.grpo.steps, 'step')} it cannot end the training."
+            )
         yield from self._repeated_prompts()
         if (count := self.model.text_tokens) is None:
             return
@@ -294,6 +311,10 @@ class TrainingRun:
             self.progress.alarms.append({"step": step, "sentence": look.alarm})
             callbacks.on_alarm(step, look.alarm, shown)
         self._keep_best(shown.mean, look)
+        if patience := self.config.train.early_stopping_patience:
+            self.progress.gains.look(step, shown.total.tolist(), self._units(), patience)
+            if self.stopped_early is not None:
+                callbacks.note(f"Early stopping after step {step} of {self.config.grpo.steps}: {self.stopped_early}.")
         return {"eval/total": shown.mean} | ({} if look is None else look.metrics())
 
     def _keep_best(self, score: float, look: InterimAnalysis | None) -> None:
@@ -311,8 +332,22 @@ class TrainingRun:
             with self.average.in_place():
                 progress.best_adapter, progress.best_suspicion = self.model.adapters.state(), suspicion
 
+    def _why_ended(self) -> str | None:
+        """States why the training ends before ``grpo.steps``; None while it goes on."""
+        return f"alarm: {self.progress.alarms[-1]['sentence']}" if self._is_ended_by_alarm() else self.stopped_early
+
     def _is_ended_by_alarm(self) -> bool:
         return bool(self.progress.alarms) and self.config.alarm.action != "warn"
+
+    @property
+    def stopped_early(self) -> str | None:
+        """States since when there was no gain where that ends the training; else None."""
+        gains, patience = self.progress.gains, self.config.train.early_stopping_patience
+        return None if patience is None or gains.without < patience else gains.sentence
+
+    def _units(self) -> list[str]:
+        """Returns what is judged as one case: records that are held out together, such as queries about an image."""
+        return [record.split_group or record.id for record in self.eval_prompts]
 
     def evaluate(self) -> Shown:
         """Generates one sample of each eval prompt, at the eval sampler and fixed seeds."""

@@ -20,6 +20,7 @@ from visual_grpo.grpo.checkpoint import tensors_under
 from visual_grpo.grpo.distributed import ranks
 from visual_grpo.grpo.two_stage import Trainer
 from visual_grpo.training import resuming
+from visual_grpo.training.early_stopping import Gains
 from visual_grpo.training.ema import AdapterAverage
 
 PICTURES = ("samples-*.png", "film-*.png", "alarm-*.png")
@@ -41,6 +42,8 @@ class Progress:
     """Distance of the alarm's worst signal beyond its limit there; followed only where an alarm rolls back."""
     alarms: list[dict[str, Any]] = field(default_factory=list)
     """Step and sentence of each evaluation at which the reward was taken to be cheated."""
+    gains: Gains = field(default_factory=Gains)
+    """Followed only with ``train.early_stopping_patience``."""
 
 
 class RunCheckpoints:
@@ -120,7 +123,7 @@ class RunCheckpoints:
         metadata = {
             "trainer": trainer_metadata,
             "random": random_metadata,
-            "progress": {name: value for name, value in vars(self.progress).items() if name != "best_adapter"},
+            "progress": vars(self.progress) | {"best_adapter": None, "gains": vars(self.progress.gains)},
             "parameters": self.config.public(),
             "provenance": dict(self.provenance),
             "mlflow_run_id": self.run_id,
@@ -141,7 +144,11 @@ class RunCheckpoints:
 
     def _load(self, origin: resuming.ResumedRun, tensors: Mapping[str, Tensor]) -> None:
         metadata = origin.metadata
-        vars(self.progress).update(metadata["progress"], best_adapter=tensors_under("best", tensors))
+        vars(self.progress).update(
+            metadata["progress"],
+            best_adapter=tensors_under("best", tensors),
+            gains=Gains(**metadata["progress"]["gains"]),
+        )
         self.trainer.load_state(tensors_under("trainer", tensors), metadata["trainer"])
         self.average.load_state(tensors_under("ema", tensors))
         checkpoint.restore_random_states(tensors, metadata["random"])

@@ -24,16 +24,19 @@ from tests.models.families.qwen_image import tiny as qwen_image
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.families.wan import tiny as wan
 from tests.models.families.z_image import tiny as z_image
+from tests.training.few_steps import parameters
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.types import Needs, PromptRecord, VideoSample
+from visual_grpo.common.videos import frames_of
 from visual_grpo.config import GRPOConfig, LoraParams, ModelConfig, PolicyConfig, SamplerConfig
 from visual_grpo.grpo.trainer import GRPOTrainer
 from visual_grpo.models.families.flux_kontext import FluxKontext, FluxKontextOptions
 from visual_grpo.models.family import BUILT_IN, find_family
 from visual_grpo.models.family_check import check_family, records_of
 from visual_grpo.models.module import ModelSettings
+from visual_grpo.models.run_spec import resolve
 from visual_grpo.rewards.combine import RewardSet
-from visual_grpo.training.components import load_policy
+from visual_grpo.training.components import build_model, load_policy
 
 pytestmark = pytest.mark.usefixtures("small_sources")
 SIZE = (64, 96)
@@ -161,6 +164,32 @@ def test_a_training_moves_its_adapter(case: tuple[str, Path, dict[str, Any]], tm
     }
     assert [part for part in TRAINED[name] if not any(part in key for key in after)] == []
     assert still == UNTRAINED.get(name, set())
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if "," not in name], indirect=True)
+def test_training_samples_may_be_smaller_than_what_is_judged(
+    case: tuple[str, Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    name, folder, options = case
+    family = find_family(name)
+    task, frames = ("i2i" if "i2i" in family.tasks else family.tasks[0]), FRAMES.get(name)
+    fewer = {} if frames is None else {"frames": frames - 4 if name.startswith("wan") else frames - 8}
+    steps = {"steps": 3, "guidance_scale": 4.0}
+    config = parameters(
+        tmp_path,
+        model={"path": str(folder), "device": "cpu", "options": options},
+        data={"path": "unused", "task": task, "height": 64, "width": 128, "frames": frames},
+        policy={"train": "dit"},
+        sampling={"rollout": {**steps, "height": 32, "width": 64, **fewer}, "eval": steps},
+    )
+    spec, records = resolve(config), records_of(task, family, (64, 128), tmp_path)[:1]
+    model = build_model(spec)
+    model.adapters.attach({"dit": config.policy.lora}, 0)
+    policy = model.policy("dit", rollout=spec.rollout, evaluation=config.sampling.eval)
+    rollout = policy.rollout(records, 2, torch.Generator().manual_seed(0))
+    (judged,), (again,) = (model.generate(records, [0], sampler) for sampler in (config.sampling.eval, spec.rollout))
+    shapes = [list(frames_of(sample).shape) for sample in (rollout.samples[0], judged, again)]
+    assert shapes == [[fewer.get("frames", 1), 3, 32, 64], *[[frames or 1, 3, 64, 128]] * 2]
 
 
 def _brightness_of_videos(prompts: Sequence[PromptRecord], samples: Sequence[VideoSample]) -> list[float]:

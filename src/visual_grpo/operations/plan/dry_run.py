@@ -72,7 +72,7 @@ def planned_model(config: Parameters, *, measured: bool = False) -> PlannedModel
             loaded = family.load(folder, model)
     parts = loaded.components if hasattr(loaded, "components") else {"model": loaded[0]}
     networks = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
-    built = family.build(loaded, spec.settings)
+    built = spec.build(loaded)
     if measured:
         set_execution(built.adapters.networks, built.modules, model)
     return PlannedModel(spec=spec, model=built, networks=networks, source=source)
