@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from visual_grpo.models.tokens.prompt_cache import Prompts
     from visual_grpo.models.tokens.token_policy import TokenPolicy
 
+# Before torch is imported: with a thread for each core in each of xdist's processes, they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 SIZE = (64, 96)
 # The same examples in every run, on machines of any speed; nothing is kept between runs.
 settings.register_profile("same examples", derandomize=True, deadline=None, database=None, max_examples=100)
