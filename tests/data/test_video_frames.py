@@ -136,10 +136,11 @@ def test_too_many_pixels_are_told_before_they_are_decoded(tmp_path: Path, suffix
         prepare(tmp_path, **FRAMES, max_pixels=2000)
 
 
-def test_videos_without_the_parameter_are_named(tmp_path: Path) -> None:
-    clip(tmp_path / "cat.mp4")
+@pytest.mark.parametrize("name", ["cat.mp4", "cat"])
+def test_videos_without_the_parameter_are_named(tmp_path: Path, name: str) -> None:
+    clip(tmp_path / name)
     (tmp_path / "cat.txt").write_text("a cat", encoding="utf-8")
-    with pytest.raises(UserError, match=r"1 \.mp4.* Videos are read where data\.frames says how many frames"):
+    with pytest.raises(UserError, match=r"1 \.(mp4|txt).* Videos are read where data\.frames says how many frames"):
         find_records(data_config(tmp_path))
 
 

@@ -217,7 +217,8 @@ def _no_layout_fits(path: Path, limits: Limits, data: DataConfig, parameter: str
     texts = [name for name in names if PurePath(name).suffix.lower() in (".json", ".txt", ".csv")]
     if texts:
         hint += f" {', '.join(texts[:3])}{', ...' * (len(texts) > 3)}: none of these fits."
-    if not limits.videos and VIDEO_SUFFIXES & kinds.keys():
+    of_folders = {f"{PurePath(name).parent}.txt" for name in filter(is_image_name, names)}
+    if not limits.videos and (VIDEO_SUFFIXES & kinds.keys() or not of_folders.isdisjoint(names)):
         hint += " Videos are read where data.frames says how many frames they have."
     if ".dvc" in kinds:
         hint = f" DVC tracks data in {next(name for name in names if name.endswith('.dvc'))}: fetch them with dvc pull."
