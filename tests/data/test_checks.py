@@ -48,7 +48,7 @@ def test_what_nobody_sees_at_the_ends_of_a_prompt_is_removed(valid):
 
 def test_a_good_record(valid, tmp_path):
     sources = [str(tmp_path / "a.png"), f"../{tmp_path.name}/a.png"]
-    fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": 2}}
+    fields = {"metadata": {"b": 1}, "extra": {"a": "猫", "b": None}}
     record = check(replace(valid, id=7.0, target_image="a.png", source_images=sources, **fields))
     assert (record.id, record.prompt, record.target_image) == ("7", "a cat", tmp_path / "a.png")
     assert all((tmp_path / "a.png").samefile(str(source)) for source in record.source_images)
@@ -82,6 +82,11 @@ def test_a_good_record(valid, tmp_path):
         ({"group": ["a"]}, "wrong_type", "group must be text or a whole number, got ['a']"),
         ({"group": "\udcff"}, "not_utf8", "the group is not valid UTF-8 at character 1"),
         ({"metadata": "ink"}, "wrong_type", "metadata must be a JSON object, got 'ink'"),
+        (
+            {"metadata": {"room": "kitchen", "a": 1}, "extra": {"room": "hall", "a": 1}},
+            "ambiguous_key",
+            "the record's room is 'hall', and 'kitchen' in its metadata",
+        ),
         ({"metadata": {"a": "\udcff"}}, "not_utf8", "the metadata is not valid UTF-8 at"),
         ({"extra": {"target_imge": "a.png"}}, "unknown_key", "'target_imge' is unknown. Did you mean 'target_image'?"),
         ({"extra": {"style": "ink", "Group": "b"}}, "unknown_key", "Did you mean 'group'?"),
@@ -209,6 +214,7 @@ class TestSolutions:
             ("<points>(1,2)</points>", None, [[1, 2]]),
             ('[{"bbox_2d": [1, 2, 3, 4], "point_2d": [2, 3]}, {"bbox_2d": [0, 3, 2, 9]}]', [0, 2, 3, 9], [[2, 3]]),
             ('{"bbox_2d": [1, 2, 3, 4]}', [1, 2, 3, 4], None),
+            ([{"bbox_2d": [1, 2, 3, 4]}], [1, 2, 3, 4], None),
             ("[]", None, None),
             ("", None, None),
         ],

@@ -158,9 +158,10 @@ class TestImageFolder:
         assert [(r.place.line, r.reason) for r in rejections] == [(6, "not_csv")]
 
     def test_semicolons_and_capitals_of_spreadsheets(self, tmp_path):
-        (tmp_path / "metadata.csv").write_text("File_Name;Text;score\n0.png;a cat, sitting;1,5\n")
+        (tmp_path / "metadata.csv").write_text("File_Name;Text;score;tags\n0.png;[a cat, 2];1,5;[1, {}]\n")
         ((record,), _, _) = read(tmp_path)
-        assert (record.target_image, record.prompt, dict(record.extra)) == ("0.png", "a cat, sitting", {"score": "1,5"})
+        assert (record.target_image, record.prompt) == ("0.png", "[a cat, 2]")
+        assert dict(record.extra) == {"score": "1,5", "tags": [1, {}]}
 
     def test_both_kinds_of_metadata_are_refused(self, tmp_path):
         jsonl(tmp_path / "metadata.jsonl", [{"file_name": "0.png", "text": "a"}])
@@ -392,6 +393,8 @@ class TestDetection:
         assert listed == ["records", "masks", "coco"]
         assert len(refusal(tmp_path).splitlines()) == 1 + len(LAYOUTS)
         assert len(refusal(tmp_path, layout="captions").splitlines()) == 2
+        (tmp_path / "a.png").touch()
+        assert "caption" not in refusal(tmp_path, task="segmentation").splitlines()[0]
 
     def test_a_path_that_does_not_exist_has_no_command_that_would_render_other_data(self, tmp_path):
         with pytest.raises(UserError, match="none does not exist") as error:

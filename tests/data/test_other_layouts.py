@@ -172,6 +172,22 @@ def clip_and_its_frames(data: Path) -> None:
     clip(data / "0")
 
 
+def embedded_clips(data: Path, suffix: str = ".mp4") -> None:
+    files = [data / name for name in clips(data, "{}" + suffix)]
+    rows(data, "train.parquet", {"video": [{"bytes": file.read_bytes(), "path": None} for file in files]})
+    for file in files:
+        file.unlink()
+
+
+def frames_without_text(data: Path) -> None:
+    captions(data, clips(data, "{}.mp4"))
+    clip(data / "more")
+
+
+def edited_videos(data: Path) -> None:
+    rows(data, "a.jsonl", {f"{kind}_video": clips(data, kind + "/{}.mp4") for kind in ("source", "target")})
+
+
 def text64(data: Path) -> None:
     rows(data, "train.jsonl", {"image": [base64.b64encode(png(n)).decode() for n in range(COUNT)]})
 
@@ -237,6 +253,13 @@ def two_rows_of_a_query(data: Path) -> None:
     names = [f"{n}.png" for n in (*range(COUNT), 0)]
     found = [{"query": "box", "image": f"images/{name}", "mask": f"masks/box/{name}"} for name in names]
     jsonl(data / "list.jsonl", found)
+
+
+def referring(data: Path) -> None:
+    masks(data)
+    columns = {"image_path": "images/{}.png", "mask_path": "masks/box/{}.png"}
+    found = {name: [pattern.format(n) for n in range(COUNT)] for name, pattern in columns.items()}
+    rows(data, "list.jsonl", found, prompt="expression")
 
 
 def faint(mask: Image.Image) -> Image.Image:
@@ -365,6 +388,10 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (image_before_video, CLIPS, "prompt -> prompt, video -> target, image -> metadata"),
     (image_before_video, CLIPS | EDITS, USED),
     (clip_and_its_frames, CLIPS, "ignored: 11 pictures in a folder with the name of a video that is used"),
+    (embedded_clips, CLIPS, USED),
+    (lambda data: embedded_clips(data, ".gif"), CLIPS, USED),
+    (frames_without_text, CLIPS, "Write its prompt to more/0.txt or, if it is a frame of a video, ... to more.txt"),
+    (edited_videos, CLIPS | EDITS, "the columns source_video, target_video, ... to edit cannot be a video"),
     (text64, {}, USED),
     (data_urls, {}, USED),
     (arrays, {}, USED),
@@ -389,6 +416,7 @@ CASES: list[tuple[Callable[[Path], None], dict[str, Any], str]] = [
     (noun_phrases, QUERIES, "file_name -> source, width -> target, height -> target"),
     (two_masks, QUERIES, "an earlier record, masks/box/0.jpg, asks the same about the same image"),
     (two_rows_of_a_query, QUERIES | {"layout": "table"}, "an earlier record, list.jsonl, line 1, asks the same"),
+    (referring, QUERIES | {"layout": "table"}, "expression -> prompt, mask_path -> target, image_path -> source"),
     (of_a_different_machine, {}, "'/home/me/project/data/0.png' does not exist ... There is '0.png' in the folder"),
     (lambda data: masks(data, faint), QUERIES, "its alpha is 100 at most, and an object's is 128 or more"),
     (lines_in_json, {}, USED),

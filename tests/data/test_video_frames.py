@@ -136,10 +136,11 @@ def test_too_many_pixels_are_told_before_they_are_decoded(tmp_path: Path, suffix
         prepare(tmp_path, **FRAMES, max_pixels=2000)
 
 
-def test_videos_without_the_parameter_are_named(tmp_path: Path) -> None:
-    clip(tmp_path / "cat.mp4")
+@pytest.mark.parametrize("name", ["cat.mp4", "cat"])
+def test_videos_without_the_parameter_are_named(tmp_path: Path, name: str) -> None:
+    clip(tmp_path / name)
     (tmp_path / "cat.txt").write_text("a cat", encoding="utf-8")
-    with pytest.raises(UserError, match=r"1 \.mp4.* Videos are read where data\.frames says how many frames"):
+    with pytest.raises(UserError, match=r"1 \.(mp4|txt).* Videos are read where data\.frames says how many frames"):
         find_records(data_config(tmp_path))
 
 
@@ -179,7 +180,7 @@ def test_no_more_of_an_animation_is_decoded_than_its_frames(tmp_path: Path) -> N
     """What is not read may be damaged."""
     whole = clip(tmp_path / "cat.gif")
     whole.write_bytes(whole.read_bytes()[: whole.stat().st_size * 7 // 10])
-    assert len(read_clip(whole, data_config(tmp_path, **FRAMES))) == 5
+    assert len(read_clip(whole, data_config(tmp_path, **FRAMES)).pictures) == 5
     with pytest.raises(Rejected, match=r"fewer than|cannot be read"):
         read_clip(whole, data_config(tmp_path, frames=11, fps=8))
 
@@ -193,6 +194,7 @@ def test_frames_are_files_that_are_used_and_a_video_of_another_shape_is_named(tm
     assert report["warnings"] == [
         "1 video (such as cat) of a different shape: more than a third is cropped away",
         "1 video (such as cat) smaller than the prepared size: enlarged",
+        "1 video (such as cat) longer than data.frames=5 at data.fps=8: the rest is not used",
     ]
 
 
@@ -200,7 +202,7 @@ def test_frames_are_files_that_are_used_and_a_video_of_another_shape_is_named(tm
 def test_a_long_written_video_keeps_its_times(tmp_path: Path, fps: float) -> None:
     frames = torch.arange(81, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8) * 3
     (tmp_path / "video.webp").write_bytes(encoded_video(VideoSample(frames=frames, fps=fps)))
-    read = read_clip(tmp_path / "video.webp", data_config(tmp_path, frames=81, fps=fps))
+    read = read_clip(tmp_path / "video.webp", data_config(tmp_path, frames=81, fps=fps)).pictures
     assert [np.asarray(picture)[0, 0, 0] for picture in read] == [3 * number for number in range(81)]
 
 
@@ -226,6 +228,6 @@ def test_frames_of_a_varying_rate_are_taken_at_their_times(tmp_path: Path, monke
 
     real = cv2.VideoCapture
     monkeypatch.setattr(cv2, "VideoCapture", Varying)
-    pictures = read_clip(clip(tmp_path / "a.mp4"), data_config(tmp_path, frames=9, fps=8))
+    pictures = read_clip(clip(tmp_path / "a.mp4"), data_config(tmp_path, frames=9, fps=8)).pictures
     found = [int(np.asarray(picture)[0, 0, 0]) for picture in pictures]
     assert found == pytest.approx([20, 20, 20, 20, 40, 40, 40, 40, 60], abs=4)

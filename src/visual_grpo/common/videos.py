@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import IO
 
 import torch
 from PIL import Image, ImageSequence
@@ -94,7 +95,7 @@ def read_animation(file: Path) -> tuple[list[Image.Image], list[int]]:
     return list(pictures), list(durations)
 
 
-def animated(file: Path) -> Iterator[tuple[Image.Image, int]]:
+def animated(file: Path | IO[bytes]) -> Iterator[tuple[Image.Image, int]]:
     """Yields what `read_animation` returns, a picture at a time."""
     with opened(file) as image:
         for frame in ImageSequence.Iterator(image):

@@ -169,6 +169,10 @@ def _join_metadata(record: Record) -> str:
     metadata = {} if record.metadata is None else record.metadata
     if not isinstance(metadata, Mapping):
         raise wrong_type("metadata", "a JSON object", metadata)
+    for key in sorted(record.extra.keys() & metadata.keys()):
+        if record.extra[key] not in (None, metadata[key]):
+            found = f"{shorten(repr(record.extra[key]))}, and {shorten(repr(metadata[key]))} in its metadata"
+            raise Rejected("ambiguous_key", f"the record's {key} is {found}", "Keep one of them, or rename one")
     text = json.dumps({**record.extra, **metadata}, ensure_ascii=False, sort_keys=True)
     _check_utf8(text, "metadata")
     return text
@@ -185,7 +189,7 @@ def _check_task(task: Task, record: Record) -> None:
         message = "there is no source_image, and data.task is i2i"
         if record.columns:
             message += f"; the record has {shorten(', '.join(record.columns))}"
-        remedy = "Add the image to edit as source_image, or name its column with data.columns.source"
+        remedy = "Add the image to edit as source_image of a table, or name its column with data.columns.source"
         raise Rejected("missing_source", message, remedy)
     if task == "segmentation" and sources != 1:
         message = f"a query asks about one image, and the record has {sources}"

@@ -42,9 +42,9 @@ _MAY_BE_TEXT = frozenset({"sources", "source", "target", "file_path", "image_url
 }
 """Known columns that are also called so where they hold no pictures: "source" may say where one comes from."""
 QUERIES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "query", "problem", "text", "caption"),
-    "source": ("source_image", "image", "file_name"),
-    "target": ("target_image", "mask"),
+    "prompt": ("prompt", "query", "problem", "text", "caption", "expression"),
+    "source": ("source_image", "image", "file_name", "image_path"),
+    "target": ("target_image", "mask", "mask_path"),
 }
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 _SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|mask|depth|thumbnail", re.IGNORECASE)
@@ -281,11 +281,12 @@ def _not_used(
     found = ", ".join(f"{name} ({columns.became.get(name, 'not used')})" for name in (*columns.became, *columns.left))
     kinds = {is_video(one) for ones in unread.values() for one in ones}
     what = " and ".join(text for text, kind in (("pictures", False), ("videos", True)) if kind in kinds)
-    frames = " Videos are read where data.frames says how many frames they have." * (True in kinds and not data.frames)
+    hint = " Videos are read where data.frames says how many frames they have." * (True in kinds and not data.frames)
+    hint += " The picture to edit cannot be a video." * (True in kinds and field == "source")
     return (
-        f"{place}: nothing reads the {what} in the column {', '.join(unused)}{lacks}. Columns found: {found}. Say"
-        f" what to read with data.columns.{field}={name}, or what is not wanted with"
-        f" data.columns.ignored=[{','.join(unused)}].{frames}"
+        f"{place}: nothing reads the {what} in the column{'s' * (len(unused) > 1)} {', '.join(unused)}{lacks}. Columns"
+        f" found: {found}. Say what to read with data.columns.{field}={name}, or what is not wanted with"
+        f" data.columns.ignored=[{','.join(unused)}].{hint}"
     )
 
 

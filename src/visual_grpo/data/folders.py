@@ -207,7 +207,7 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
         try:
             caption = _caption_of(path, image)
             if caption is None:
-                raise _without_caption(path, image, sources)
+                raise _without_caption(path, image, sources, limits)
             prompt = _read_caption(path, caption, limits)
             edited = sources.of(image) if data.task == "i2i" or sources.has(image) else None
         except Rejected as rejected:
@@ -224,8 +224,10 @@ def read_captions(path: Path, limits: Limits, data: DataConfig) -> Iterator[Item
     )
 
 
-def _without_caption(path: Path, image: str, sources: EditSources) -> Rejected:
+def _without_caption(path: Path, image: str, sources: EditSources, limits: Limits) -> Rejected:
     message, remedy = "it has no caption", f"Write its prompt to {PurePosixPath(image).with_suffix(CAPTIONS[0])}"
+    if limits.videos and is_image_name(image) and (folder := image.rpartition("/")[0]):
+        remedy += f" or, if it is a frame of a video, the video's prompt to {folder}{CAPTIONS[0]}"
     edited = sources.of(image) if sources.has(image) else []
     if other := next(filter(None, (_caption_of(path, source) for source in edited)), None):
         message += f"; {other} is next to the image to edit, where nothing reads it"

@@ -78,6 +78,8 @@ class PreparedImage(NamedTuple):
     """Upright."""
     look: bytes | None = None
     """`near_copies.look_of` the picture, or of a video's first frame; None for a mask."""
+    goes_on: bool = False
+    """The video is longer than its prepared frames."""
 
 
 class PreparedQuery(NamedTuple):
@@ -134,7 +136,7 @@ class ImageStore:
         """
         digest = image_digest(original)
         folder = self._file(record_id, role, digest, self.config.frames, self.config.fps)
-        frames = read_clip(original, self.config)
+        frames, goes_on = read_clip(original, self.config)
         names = [frame_name(folder, number) for number in range(len(frames))]
         if not all(map(is_intact_png, names)):
             with fresh_folder(folder) as fresh:
@@ -142,7 +144,7 @@ class ImageStore:
                     fitted = fit(frame, self.config.height, self.config.width)
                     fitted.save(fresh / name.name, compress_level=_COMPRESSION)
         _require_size(original.name, frames[0].size)
-        return PreparedImage(folder.name, clip_digest(folder), digest, frames[0].size, look_of(frames[0]))
+        return PreparedImage(folder.name, clip_digest(folder), digest, frames[0].size, look_of(frames[0]), goes_on)
 
     def _file(self, record_id: str, role: str, digest: str, *choices: object) -> Path:
         """Returns the path, without a suffix, of what is prepared from the original of a digest with these choices."""

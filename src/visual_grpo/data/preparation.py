@@ -235,6 +235,9 @@ class Preparation:
             shapes = sorted(width / height for width, height in (one.original_size for one in (*sources[:1], target)))
             if self._config.task != "segmentation" and shapes[-1] > _SAME_SHAPE * shapes[0]:
                 yield Note("edit", "source and target have different shapes: each is cropped by itself")
+            if target.goes_on:
+                read = f"data.frames={self._config.frames} at data.fps={self._config.fps:g}"
+                yield Note("video", f"longer than {read}: the rest is not used")
 
     def _resized(self, kind: str, size: tuple[int, int]) -> Iterator[Note]:
         """Says what becomes of an original of a different size, (width, height); queries are stretched, not cropped."""

@@ -120,6 +120,7 @@ def parse_solution(solution: Any) -> tuple[list[float] | None, list[Any] | None]
     if not solution:
         return None, None
     try:
+        solution = json.dumps(solution) if not isinstance(solution, str) else solution
         tags = dict(re.findall(r"<(box|points)>([^<]*)</\1>", solution))
         if tags:
             # Pairs in parentheses are JSON in brackets.

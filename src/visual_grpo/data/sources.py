@@ -56,12 +56,13 @@ LAYOUTS = {
     "captions": Layout(
         folders.find_captions,
         folders.read_captions,
-        "images with a caption of the same name, such as cat.jpg with cat.txt or cat.caption",
+        "images or videos with a caption of the same name beside them, such as cat.jpg with cat.txt or cat.caption",
     ),
     "table": Layout(
         tabular.find_table,
         tabular.read_table,
-        "*.parquet, *.csv, *.jsonl or *.tar (also in data), or a folder of save_to_disk, with a column for the prompt",
+        "*.parquet, *.csv, *.tsv, *.jsonl, *.json (a list of objects) or *.tar, also in data, or a folder of"
+        " save_to_disk, with a column for the prompt",
     ),
     "coco_captions": Layout(coco.find_captions, coco.read_captions, "COCO captions (*.json) next to the images"),
     "coco": Layout(coco.find_coco, coco.read_coco, "COCO annotations (*.json) next to the images"),
@@ -170,7 +171,7 @@ def _layout_of(path: Path, limits: Limits, data: DataConfig, parameter: str) -> 
         return name, file
     if path.is_dir():
         _refuse_several(path, limits, parameter, names)
-    raise UserError(_no_layout_fits(path, limits, parameter, names))
+    raise UserError(_no_layout_fits(path, limits, data, parameter, names))
 
 
 def _refuse_several(
@@ -204,15 +205,16 @@ def _suggestions(path: Path, parameter: str) -> str:
     return text
 
 
-def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collection[str]) -> str:
+def _no_layout_fits(path: Path, limits: Limits, data: DataConfig, parameter: str, layouts: Collection[str]) -> str:
     names = list(limits.walk(path)) if path.is_dir() else [path.name]
     kinds = Counter(PurePath(name).suffix.lower() or "without suffix" for name in names)
     has = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) or "no files"
-    image = next(filter(is_image_name, names), None)
+    image = next(map(PurePath, filter(is_image_name, names)), None)
     closed = [name for name in listed(path) if name.endswith("/")] if path.is_dir() else []
     hint = f" The folder {', '.join(closed)} cannot be opened: check its permissions." if closed else ""
-    if image and "captions" in layouts:
-        hint = f" No image has a caption: for {image} there is no {PurePath(image).with_suffix('.txt')}."
+    if image and "captions" in layouts and data.task != "segmentation":
+        of_frames = f", and for its folder no {image.parent}.txt" if limits.videos and image.parent.name else ""
+        hint = f" No image has a caption: for {image} there is no {image.with_suffix('.txt')}{of_frames}."
     texts = [name for name in names if PurePath(name).suffix.lower() in (".json", ".txt", ".csv")]
     if texts:
         hint += f" {', '.join(texts[:3])}{', ...' * (len(texts) > 3)}: none of these fits."
@@ -221,7 +223,8 @@ def _no_layout_fits(path: Path, limits: Limits, parameter: str, layouts: Collect
     below = (name for name in names if "/" in name and PurePath(name).suffix.lower() in tabular.SUFFIXES)
     if "table" in layouts and (table := next(below, None)) is not None:
         hint += f" A table is read from its own folder: {parameter}={(path / table).parent}."
-    if not limits.videos and VIDEO_SUFFIXES & kinds.keys():
+    of_folders = {f"{PurePath(name).parent}.txt" for name in filter(is_image_name, names)}
+    if not limits.videos and (VIDEO_SUFFIXES & kinds.keys() or not of_folders.isdisjoint(names)):
         hint += " Videos are read where data.frames says how many frames they have."
     if ".dvc" in kinds:
         hint = f" DVC tracks data in {next(name for name in names if name.endswith('.dvc'))}: fetch them with dvc pull."

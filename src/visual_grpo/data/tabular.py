@@ -29,6 +29,7 @@ from visual_grpo.config import DataConfig
 from visual_grpo.data.archives import tar_rows
 from visual_grpo.data.columns import REJECTED, prompt_columns, record_from_row
 from visual_grpo.data.hub_dataset import HUB, load_hub_dataset
+from visual_grpo.data.media import from_json
 from visual_grpo.data.record import (
     LFS_REMEDY,
     NULLS,
@@ -265,7 +266,8 @@ def _tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, Row]]:
 
 
 def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
-    """Yields (number of the row's last line, row by column name); missing values are None."""
+    """Yields (number of the row's last line, row by column name). Missing values are None; lists and objects are read
+    from their JSON, other values stay text."""
     with open_text(file, newline="") as text:
         first = text.readline()
         text.seek(0)
@@ -274,6 +276,7 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
         spaced = delimiter != "\t"  # As in: a, "b, c"
         rows = csv.DictReader(text, delimiter=delimiter, restkey="", strict=True, skipinitialspace=spaced)
         header = _header(rows, file, data)
+        texts = {name for name in header if {name, name.lower()} & {*prompt_columns(data)}}
         last = 1
         while (row := _next_row(rows)) is not None:
             number = rows.reader.line_num
@@ -283,6 +286,7 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
             elif isinstance(row, dict):
                 missing = {name for name, value in row.items() if value is None or value.strip().lower() in NULLS}
                 row |= dict.fromkeys(missing)
+                row = {name: value if name in texts else from_json(value) for name, value in row.items()}
                 if number > last + 1:
                     note = "of several lines: an unclosed quote also takes the next lines"
                     yield number, Note("row", note)
@@ -379,4 +383,4 @@ def _name_in_errors(name: object) -> Iterator[None]:
         if isinstance(name, Path) and name.is_file() and is_lfs_pointer(name):
             raise UserError(f"{name} is a Git LFS pointer, not the file. {LFS_REMEDY}.") from error
         text = str(error).strip().partition("\n")[0]
-        raise UserError(f"{name} cannot be read ({text}). Download or write it again.") from error
+        raise UserError(f"{name} cannot be read ({text}). Download it again, or write it with other types.") from error

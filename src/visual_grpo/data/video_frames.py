@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import NamedTuple
 
 import cv2
 from PIL import Image
@@ -18,41 +21,48 @@ from visual_grpo.common.errors import counted
 from visual_grpo.common.images import ImageError, read_image, read_size
 from visual_grpo.common.videos import animated
 from visual_grpo.config import DataConfig
-from visual_grpo.data.record import LFS_REMEDY, Original, Rejected, is_image_name, is_lfs_pointer
+from visual_grpo.data.media import is_video, is_video_content
+from visual_grpo.data.record import LFS_REMEDY, EmbeddedImage, Original, Rejected, is_image_name, is_lfs_pointer
 
 _REMEDY = "Replace the video or remove the record"
 
 
-def read_clip(video: Original, data: DataConfig) -> list[Image.Image]:
-    """Returns ``data.frames`` RGB pictures of a video file, an animation, or a folder of pictures in order of name and
+class Clip(NamedTuple):
+    pictures: list[Image.Image]
+    goes_on: bool
+    """The video is longer than these pictures are shown."""
+
+
+def read_clip(video: Original, data: DataConfig) -> Clip:
+    """Reads ``data.frames`` RGB pictures of a video file, an animation, or a folder of pictures in order of name and
     number.
 
     A folder's pictures are ``data.fps`` a second. Raises Rejected for a still image, for a video that is damaged, too
-    large or too short, for one that moves too slowly to be seen, and for a video inside a table.
+    large or too short, and for one that moves too slowly to be seen.
     """
     assert data.frames is not None
-    if not isinstance(video, Path):
-        raise Rejected("unreadable_video", f"{video.name} is within a table", "Give videos as files, by their paths")
+    goes_on = False
     try:
         shown: Iterator[tuple[Image.Image, float]]
-        if video.is_dir():
+        if isinstance(video, Path) and video.is_dir():
             shown = ((_read_frame(file, data), 1 / data.fps) for file in _pictures(video))
-        elif is_image_name(video.name):
+        elif is_image_name(video.name) if isinstance(video, Path) else not is_video(video):
             shown = _animation(video, data)
         else:
-            shown = _decoded(video, data)
+            shown = _decoded(video, data) if isinstance(video, Path) else _decoded_copy(video, data)
         pictures = _at_times(shown, data)
-        is_slow = len(set(map(id, pictures))) == 1 < data.frames and next(shown, None) is not None
+        with suppress(ImageError, Rejected):  # What is not used may be damaged.
+            goes_on = next(shown, None) is not None
     except ImageError as error:
         raise Rejected("corrupt_video", str(error), _REMEDY) from error
     if len(pictures) < data.frames:
         has = f"{counted(len(pictures), 'frame')} at {data.fps:g} a second"
         message = f"{video.name} has {has}, fewer than data.frames={data.frames}"
         raise Rejected("video_too_short", message, "Lower data.frames, raise data.fps, or remove the record")
-    if is_slow:
+    if goes_on and len(set(map(id, pictures))) == 1 < data.frames:
         message = f"{video.name} shows one picture for the {data.frames / data.fps:.3g} s that data.frames last"
         raise Rejected("still_video", message, "Lower data.fps, or remove the record")
-    return pictures
+    return Clip(pictures, goes_on)
 
 
 def clip_digest(video: Path) -> str:
@@ -100,11 +110,12 @@ def _read_frame(file: Path, data: DataConfig) -> Image.Image:
     return read_image(file)
 
 
-def _animation(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]]:
+def _animation(file: Original, data: DataConfig) -> Iterator[tuple[Image.Image, float]]:
     """Yields pictures while they are asked for: long ones would fill the memory."""
-    require_pixels(file.name, read_size(file), data)
+    content = file if isinstance(file, Path) else file.open()
+    require_pixels(file.name, read_size(content), data)
     durations = []
-    for picture, milliseconds in animated(file):
+    for picture, milliseconds in animated(content):
         durations.append(milliseconds)
         yield picture, milliseconds / 1000
     if not any(durations) and len(durations) == 1:
@@ -115,20 +126,29 @@ def _animation(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, floa
         raise Rejected("video_without_times", message, "Write it with times, or give a folder of its frames")
 
 
-def _decoded(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]]:
+def _decoded_copy(video: EmbeddedImage, data: DataConfig) -> Iterator[tuple[Image.Image, float]]:
+    """Decodes a video in a table from a file, which FFmpeg needs."""
+    with NamedTemporaryFile() as copy:
+        copy.write(video.data)
+        copy.flush()
+        yield from _decoded(Path(copy.name), data, video.name)
+
+
+def _decoded(file: Path, data: DataConfig, name: str | None = None) -> Iterator[tuple[Image.Image, float]]:
     """Decodes by OpenCV's FFmpeg. Only files that begin as a container of video are opened: FFmpeg would follow a
-    playlist to other files."""
+    playlist to other files. ``name`` is for messages."""
+    name = name or file.name
     with file.open("rb") as start:
         head = start.read(12)
-    if not (head[4:8] == b"ftyp" or head.startswith(b"\x1aE\xdf\xa3") or (head[:4], head[8:]) == (b"RIFF", b"AVI ")):
+    if not is_video_content(head):
         if is_lfs_pointer(file):
             raise Rejected("lfs_pointer", f"{file} is a Git LFS pointer, not the video", LFS_REMEDY)
-        raise Rejected("corrupt_video", f"{file.name} is not an MP4, MOV, WebM, Matroska or AVI file", _REMEDY)
+        raise Rejected("corrupt_video", f"{name} is not an MP4, MOV, WebM, Matroska or AVI file", _REMEDY)
     capture = cv2.VideoCapture(str(file), cv2.CAP_FFMPEG)
     try:
         fps = capture.get(cv2.CAP_PROP_FPS)
         width, height = (int(capture.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
-        require_pixels(file.name, (width, height), data)
+        require_pixels(name, (width, height), data)
         last: tuple[Image.Image, float] | None = None
         while fps > 0:
             read, frame = capture.read()
@@ -141,4 +161,4 @@ def _decoded(file: Path, data: DataConfig) -> Iterator[tuple[Image.Image, float]
     finally:
         capture.release()
     if last is None:
-        raise Rejected("video_without_frames", f"{file.name} has no frames that can be decoded", _REMEDY)
+        raise Rejected("video_without_frames", f"{name} has no frames that can be decoded", _REMEDY)
