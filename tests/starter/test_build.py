@@ -14,7 +14,7 @@ from diffusers import GlmImagePipeline
 from PIL import Image
 
 from tests.evaluation.defaults import parameters
-from tests.starter.tasks import Counter, silent_progress, weights_are_equal
+from tests.starter.tasks import Counter, in_this_process, silent_progress, weights_are_equal
 from visual_grpo.common.digests import content_digest
 from visual_grpo.config import DataConfig, StarterConfig, Task
 from visual_grpo.config.schema import merged
@@ -68,6 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> StarterConfig:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "progress", partial(silent_progress, expected=notes))
+        patch.setattr(build, "run_side_by_side", in_this_process)
         made = pretrain_model(config, DATA, "glm_image", SEED)
     digest = digest_of(build.model_recipe(config, DATA, "glm_image", SEED))
     assert made == {"digest": digest, "content": content_digest(config.model)}

@@ -39,11 +39,14 @@ def run(folder: Path, processes: int, job: Any, sharded: bool = False, **argumen
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_parameters_and_metrics_are_those_of_one_process(processes: int, tmp_path: Path) -> None:
+def test_metrics_are_those_of_one_process_and_all_listen_on_the_loopback(processes: int, tmp_path: Path) -> None:
     jobs: list[Any] = [(toys.train_every_way, {"kind": kind}) for kind in ("SeededTokens", "SeededSteps")]
     jobs.append((toys.signal_gradient, {}))
     *alone, gradient = toys.several(None, jobs)
-    *together, same = run(tmp_path, processes, toys.several, jobs=jobs)
+    *together, same, listening = run(tmp_path, processes, toys.several, jobs=[*jobs, (toys.listening, {})])
+    loopback = ("0100007F:", "00000000000000000000000001000000:")  # 127.0.0.1 and ::1: nobody else may connect.
+    assert len(listening) == processes + 1
+    assert all(address.startswith(loopback) for own in listening.values() for address in own), listening
     torch.testing.assert_close(same, gradient, rtol=0, atol=1e-6)
     for one, many in zip(chain(*alone), chain(*together), strict=True):
         assert one[0].abs().max() > 0.05
@@ -63,20 +66,13 @@ def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -
         torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
 
 
-def test_on_one_machine_nothing_listens_beyond_the_loopback(tmp_path: Path) -> None:
-    found = run(tmp_path, 2, toys.listening)
-    assert len(found) == 3
-    loopback = ("0100007F:", "00000000000000000000000001000000:")  # 127.0.0.1 and ::1.
-    assert all(address.startswith(loopback) for addresses in found.values() for address in addresses), found
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("user", "UserError: the disk is full"),
         pytest.param("memory", "MemoryError: no more", marks=pytest.mark.slow),
         pytest.param("bug", "ZeroDivisionError: a bug", marks=pytest.mark.slow),
-        ("alone", "UserError: only here"),
+        pytest.param("alone", "UserError: only here", marks=pytest.mark.slow),
     ],
 )
 def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> None:
@@ -88,6 +84,7 @@ def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> N
         assert str(raised.value).count("Process 2 of 2 failed") == 1
 
 
+@pytest.mark.slow
 def test_a_silent_process_is_told_of_and_given_up(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as raised:
         run(tmp_path, 2, toys.say_nothing, seconds=8)

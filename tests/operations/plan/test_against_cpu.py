@@ -75,6 +75,7 @@ def save_small_qwen2_5_vl(folder: Path) -> None:
         part.save_pretrained(folder)
 
 
+@pytest.mark.slow
 def test_a_small_qwen2_5_vl(tmp_path):
     save_small_qwen2_5_vl(tmp_path)
     assert_planned(small("negative_points", None, {"model": {"path": str(tmp_path)}}))
