@@ -128,8 +128,10 @@ def test_a_model_is_named_as_elsewhere(written: str, path: str) -> None:
         ("https://huggingface.co/acme/sd3/tree/v2", "expected OWNER/NAME, here acme/sd3 and model.revision=v2"),
         ("https://huggingface.co/acme/sd3/blob/main/sd3.safetensors", "expected OWNER/NAME, here acme/sd3$"),
         ("hf://datasets/acme/pictures", "is not the address of a model's page"),
+        ("models/flux1-dev-Q4_K_S.gguf", "a single file of weights, which is not read"),
+        ("acme/sd3/sd3-fp8.safetensors", "a single file of weights, which is not read"),
     ],
 )
-def test_an_address_inside_a_repository_is_no_model(written: str, said: str) -> None:
+def test_a_file_and_an_address_inside_a_repository_are_no_model(written: str, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said).replace(r"\$", ".*")):
         ModelConfig(path=written)

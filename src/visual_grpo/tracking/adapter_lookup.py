@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.common.digests import digest_once
+from visual_grpo.common.digests import SINGLE_FILES, digest_once
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
@@ -30,7 +30,6 @@ WEIGHTS = "weights.digest"
 ADAPTERS = "data/visual_grpo/adapters"
 """Folder of the adapters among a version's files (`served_model`)."""
 SAFETENSORS = ".safetensors"
-_SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/(.+)")
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -109,7 +108,7 @@ def start_of_training(named: str, latest: Path) -> Path | None:
     and for a file that is not safetensors.
     """
     path = settled(Path(named).expanduser())
-    if path.is_file() or named.endswith(_SUFFIXES):
+    if path.is_file() or named.endswith(SINGLE_FILES):
         on_hub = None if path.parent.is_dir() else _HUB_FILE.fullmatch(named)
         if not named.endswith(SAFETENSORS):
             raise UserError(f"train.start is {named}: only {SAFETENSORS} is read, since other files can bring code.")
