@@ -17,6 +17,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 RESET = (0, "reset")
 """Refuses by a connection that is reset in the middle of a file of weights."""
+FILES = (503, "Files")
+"""Refuses files only, and says what they are."""
+_SAYS_WHAT_IT_HAS = {"GatedRepo", FILES[1], RESET[1]}
 
 
 @contextmanager
@@ -38,6 +41,8 @@ class Repository:
     commit: str
     refused: tuple[int, str] | None
     kind: Literal["models", "datasets"]
+    former: str | None
+    """Earlier name, which leads to the present one."""
     asked: list[str] = field(default_factory=list)
     """The files that were downloaded."""
 
@@ -90,14 +95,18 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(url.path)
         revision, _, file = path.partition("/resolve/")[2].partition("/")
         api, asked = f"/api/{repository.kind}/{repository.name}", parse_qs(url.query)
-        if f"{path}/".startswith(f"{api}/tree/"):
+        if repository.former and f"/{repository.former}/" in f"{path}/":
+            self.send(b"", "", 307, location=self.path.replace(repository.former, repository.name))
+        elif path.startswith(f"{api}/auth-check"):
+            self.send(b"", "", *(repository.refused or (200, "")))
+        elif path.startswith(api) and repository.refused and repository.refused[1] not in _SAYS_WHAT_IT_HAS:
+            self.send(b"", "", *repository.refused)
+        elif f"{path}/".startswith(f"{api}/tree/"):
             below = path.removeprefix(f"{api}/tree/").partition("/")[2]
             self.listed(repository.entries(below, recursive=asked.get("recursive", [""])[0].lower() == "true"))
         elif f"{path}/".startswith(f"{api}/paths-info/"):
             wanted = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()).get("paths", [])
             self.listed([entry for entry in repository.entries("", recursive=True) if entry["path"] in wanted])
-        elif path == f"{api}/auth-check":
-            self.send(b"", "", *(repository.refused or (200, "")))
         elif f"{path}/".startswith(f"{api}/"):
             known = path.partition("/revision/")[2] in ("", "main", repository.commit)
             self.listed(repository.info()) if known else self.send(b"", "", 404, "RevisionNotFound")
@@ -114,14 +123,17 @@ class Handler(BaseHTTPRequestHandler):
     def listed(self, facts: Any) -> None:
         self.send(json.dumps(facts).encode(), "")
 
-    def send(self, content: bytes, tag: str, status: int = 200, code: str = "", *, broken: bool = False) -> None:
+    def send(
+        self, content: bytes, tag: str, status: int = 200, code: str = "", *, broken: bool = False, location: str = ""
+    ) -> None:
         self.send_response(status)
         headers = {
             "Content-Length": str(len(content)),
             "ETag": f'"{tag}"',
             "X-Repo-Commit": self.server.repository.commit,
         }
-        for header in (headers | ({"X-Error-Code": code} if code else {})).items():
+        told = {"X-Error-Code": code, "X-Error-Message": code, "Location": location}
+        for header in (headers | {name: value for name, value in told.items() if value}).items():
             self.send_header(*header)
         self.end_headers()
         self.wfile.write(content[: len(content) // 2] if broken else content if self.command != "HEAD" else b"")
@@ -137,13 +149,15 @@ def hub(
     commit: str = COMMIT,
     refused: tuple[int, str] | None = None,
     kind: Literal["models", "datasets"] = "models",
+    former: str | None = None,
 ) -> Iterator[list[str]]:
     """Serves ``folder`` as the repository ``name``, whose main is at ``commit``; yields the files that were downloaded.
 
-    With ``refused`` its files are refused with this status and the hub's code for it, or by `RESET`.
+    With ``refused`` it is refused with this status and the hub's code for it, or by `RESET` or `FILES`. ``former`` is
+    an earlier name.
     """
     server = Hub(("127.0.0.1", 0), Handler)
-    server.repository = Repository(name, folder, commit, refused, kind)
+    server.repository = Repository(name, folder, commit, refused, kind, former)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:

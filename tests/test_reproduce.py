@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tests.models.families.sd3 import tiny as sd3
+from tests.models.test_lora_files import write
 from tests.operations.reproduction.repositories import commit, git
 from tests.small_project import ROOT, environment, paste, small_project
 
@@ -130,3 +133,33 @@ def _working_in(folder: Path) -> bool:
             if entry.readlink().is_relative_to(folder):
                 return True
     return False
+
+
+def test_a_training_from_a_lora_of_a_different_program_is_made_again(tmp_path: Path) -> None:
+    project = small_project(tmp_path / "project")
+    pipeline = sd3.pipeline()
+    pipeline.save_pretrained(project / "small_sd3")
+    write("diffusers sd3", pipeline, project / "theirs.safetensors")
+    (project / "prompts.txt").write_text("".join(f"a sign in row {number}\n" for number in range(20)))
+    file = project / "conf/sd3/parameters.yml"
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    tree |= {"output": "data", "reward": "listed", "rewards": {"edge_density": {"weight": 1.0}}}
+    tree["data"] |= {"path": "prompts.txt"}
+    file.write_text(yaml.safe_dump(tree), encoding="utf-8")
+    (project / ".git/info").mkdir(parents=True)
+    git(project, "init", "-q")
+    (project / ".git/info/exclude").write_text(".venv\nsmall_sd3\ntheirs.safetensors\n")
+    commit(project)
+    kedro = ".venv/bin/kedro run --env=sd3"
+    start = "--params=train.start=theirs.safetensors"
+    done = paste(f"{kedro} --pipelines=starter,data_preparation,baseline\n{kedro} --pipeline=train {start}", project)
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-2000:]
+    repeated = paste(REPRODUCE, project)
+    assert repeated.returncode == 0, repeated.stdout[-3000:] + repeated.stderr[-2000:]
+    results = {row["what"]: row["result"] for row in report(project)["rows"]}
+    assert (results["adapters at the start"], results["metrics"]) == ("equal", "equal")
+    assert {result for name, result in results.items() if name.startswith("adapter ")} == {"equal"}
+    (project / "theirs.safetensors").write_bytes(b"other")
+    gone = paste(REPRODUCE, project)
+    assert gone.returncode == 1
+    assert "The adapters that the run started from (theirs.safetensors, " in gone.stderr

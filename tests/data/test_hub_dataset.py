@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.making import data_config
 from tests.data.test_layouts import refusal
-from tests.hub import hub, hub_at
+from tests.hub import FILES, hub, hub_at
 from visual_grpo.data.record import Record
 from visual_grpo.data.sources import find_records
 
@@ -61,28 +61,5 @@ def test_what_was_read_last_is_not_taken_for_what_the_hub_has_now(tmp_path: Path
     with hub(NAME, folder, kind="datasets"):
         assert prompts() == ["from the hub"]
     later = {"kind": "datasets", "commit": "f" * 40}
-    with hub(NAME, folder, refused=(403, ""), **later):  # type: ignore[arg-type]
+    with hub(NAME, folder, refused=FILES, **later):  # type: ignore[arg-type]
         assert f"cannot be read at commit {'f' * 40}: only 0123" in refusal(PATH)
-
-
-REFUSED: list[tuple[str, dict[str, str], tuple[int, str] | None, str | None, str]] = [
-    ("gated", ONE, (401, "GatedRepo"), None, "data.path: acme/pictures is gated, and this machine has no token"),
-    ("script", {"pictures.py": "import os"}, None, None, "is a script, pictures.py, which would have to be run"),
-    ("revision", ONE, None, "v9", "data.revision is 'v9', which is not a branch, tag or commit of acme/pictures"),
-]
-
-
-@pytest.mark.parametrize(
-    ("files", "refused", "revision", "said"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
-)
-def test_a_refusal_says_why(
-    files: dict[str, str], refused: tuple[int, str] | None, revision: str | None, said: str, tmp_path: Path
-) -> None:
-    with hub(NAME, repository(tmp_path / "repository", files), kind="datasets", refused=refused):
-        assert said in refusal(PATH, revision=revision)
-
-
-def test_without_a_network_or_under_a_different_name(tmp_path: Path) -> None:
-    assert "acme/pictures was not downloaded before, and http://127.0.0.1:9 does not answer" in refusal(PATH)
-    with hub("acme/other", repository(tmp_path / "repository", ONE), kind="datasets"):
-        assert "the hub has no dataset acme/pictures; or it is private" in refusal(PATH)

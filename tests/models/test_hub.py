@@ -24,7 +24,6 @@ from visual_grpo.training.components import check_unchanged
 
 NAME, MOVED = "someone/sd3", "f" * 40
 INDEX = {"_class_name": "StableDiffusion3Pipeline", "transformer": ["diffusers", "A"], "vae": ["diffusers", "B"]}
-SHARDS = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
 WHOLE = {"transformer/diffusion_pytorch_model.safetensors": 700, "vae/diffusion_pytorch_model.safetensors": 300}
 TWINS = {
     "transformer/diffusion_pytorch_model.fp16.safetensors": 9,
@@ -91,74 +90,32 @@ def test_only_what_is_not_in_the_cache_is_to_be_downloaded(tmp_path: Path, cache
         assert look_up(NAME, COMMIT).to_download == 700
 
 
-REFUSED: list[tuple[str, dict[str, int], Any, tuple[int, str] | None, str | None, str]] = [
-    ("gated", WHOLE, INDEX, (401, "GatedRepo"), None, "is gated, and this machine has no token. .* `hf auth login`"),
-    ("no such", WHOLE, INDEX, (401, "RepoNotFound"), None, "the hub has no model someone/sd3; or it is private"),
-    ("revision", WHOLE, INDEX, None, "v9", "model.revision is 'v9', which is not a branch, tag or commit of someone"),
-    ("busy", WHOLE, INDEX, (429, ""), None, r"the hub answers 429 for someone/sd3 \(too many requests\)"),
-    ("no model", WHOLE, None, None, None, "holds neither model_index.json nor config.json.* Single files of weights"),
-    (
-        "no vae",
-        {"transformer/a.safetensors": 1},
-        INDEX,
-        None,
-        None,
-        "lacks the folders vae, which its model_index.json",
-    ),
-    (
-        "only bin",
-        {"transformer/a.bin": 1, "vae/config.json": 1},
-        INDEX,
-        None,
-        None,
-        "of transformer in someone/sd3 are there as .bin only",
-    ),
-    (
-        "only fp16",
-        {"vae/m.fp16.safetensors": 1, "transformer/config.json": 1},
-        INDEX,
-        None,
-        None,
-        "there as .fp16.safetensors only: expected .saf",
-    ),
-]
+def test_an_old_name_leads_to_the_new_one_and_is_told(tmp_path: Path) -> None:
+    with hub(NAME, repository(tmp_path / "repository", WHOLE), former="earlier/sd3"):
+        found = look_up("earlier/sd3", None)
+    assert (found.path, found.name, found.commit) == ("earlier/sd3", NAME, COMMIT)
+    assert next(iter(found.notes)).startswith(f"model.path: earlier/sd3 is called {NAME} on the hub now")
 
 
-@pytest.mark.parametrize(
-    ("files", "index", "refused", "revision", "said"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
-)
-def test_what_a_download_would_end_in_is_told_first(
-    files: dict[str, int],
-    index: Any,
-    refused: tuple[int, str] | None,
-    revision: str | None,
-    said: str,
-    tmp_path: Path,
-) -> None:
-    folder = repository(tmp_path / "repository", files, index)
-    with hub(NAME, folder, refused=refused) as asked, pytest.raises(UserError, match=said):
-        look_up(NAME, revision)
-    assert not any(name.endswith((".bin", ".safetensors")) for name in asked)
-
-
-def test_a_token_without_access_and_a_missing_shard_and_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_token")
-    said = "the account of your token has no access yet. Accept its licence at"
-    with (
-        hub(NAME, repository(tmp_path / "one", WHOLE), refused=(403, "GatedRepo")),
-        pytest.raises(UserError, match=said),
-    ):
+def test_a_hub_that_refuses_does_not_matter_where_the_model_is_in_the_cache(tmp_path: Path) -> None:
+    folder = repository(tmp_path / "repository", WHOLE)
+    with hub(NAME, folder):
         look_up(NAME, None)
-    folder = repository(tmp_path / "two", {"vae/model-00001-of-00002.safetensors": 4, "transformer/config.json": 1})
-    (folder / "vae/model.safetensors.index.json").write_text(json.dumps(SHARDS))
-    with hub(NAME, folder), pytest.raises(UserError, match=r"lacks vae/model-00002-of-00002.safetensors, which vae/mo"):
+    with hub(NAME, folder, refused=(429, ""), commit=MOVED):
+        assert look_up(NAME, None).commit == COMMIT
+
+
+def test_weights_need_access_and_a_cache_that_can_be_written(tmp_path: Path, cache: Path) -> None:
+    folder = repository(tmp_path / "repository", WHOLE)
+    with hub(NAME, folder):
         look_up(NAME, None)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-    said = "GB of someone/sd3 are to be downloaded into .*, where 0.0 GB are free"
-    with hub(NAME, repository(tmp_path / "three", WHOLE), commit=MOVED), pytest.raises(UserError, match=said):
-        look_up(NAME, None)
+    with hub(NAME, folder, refused=(401, "GatedRepo")), pytest.raises(UserError, match="this machine has no token"):
+        look_up(NAME, COMMIT)
+    blobs = cache / "models--someone--sd3/blobs"
+    shutil.rmtree(blobs)
+    blobs.touch()
+    with hub(NAME, folder), pytest.raises(UserError, match="cannot be stored in the hub's cache"):
+        look_up(NAME, COMMIT)
 
 
 def test_without_a_network_the_first_reason_is_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,8 @@ _NOTES = {"starter.json", _RECORD}
 """Files that say how the folder was made."""
 
 
+SINGLE_FILES = (".safetensors", ".gguf", ".ckpt", ".bin", ".pt", ".pth", ".sft")
+"""Endings of files of weights, whatever made them."""
 _ADDRESSES = ("https://huggingface.co/", "https://hf.co/", "hf://")
 
 
@@ -59,8 +61,13 @@ def may_be_hub_id(path: str) -> bool:
 
 
 def plain_path(path: str) -> str:
-    """Returns a hub id for its address, and the folder for one that starts with ~. Raises ValueError for the address
-    of something inside a repository."""
+    """Returns a hub id for its address, and the folder for one that starts with ~. Raises ValueError for a file, and
+    for the address of something inside a repository."""
+    if not path.startswith(_ADDRESSES) and path.endswith(SINGLE_FILES):
+        raise ValueError(
+            f"got {path!r}, a single file of weights, which is not read: expected a folder or a hub id in the format of"
+            " diffusers or transformers. A LoRA is named by train.start"
+        )
     if path.startswith("~"):
         return str(Path(path).expanduser())
     start = next((start for start in _ADDRESSES if path.startswith(start)), None)

@@ -12,6 +12,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
     HFValidationError,
     HTTPError,
     LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -19,29 +20,35 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]
 Kind = Literal["model", "dataset", "LoRA"]
 REFUSALS = (HTTPError, HFValidationError, OSError)
 """What the client raises where it is not given what it asks for."""
-_NAMED_BY = {"model": "model.path", "dataset": "data.path", "LoRA": "train.start"}
-"""Kind -> the parameter that names it."""
+_LATER = {408: "too slow", 429: "too many requests", 500: "an error of the hub"}
+_LATER |= dict.fromkeys((502, 503, 504), "the hub is down or overloaded")
+"""Status -> its meaning, of answers that pass."""
 
 
-def refusal(kind: Kind, path: str, revision: str | None, error: BaseException) -> str:
+def refusal(kind: Kind, named: str, path: str, revision: str | None, error: BaseException) -> str:
     """Says why the hub does not give a file of ``path``, a hub id.
 
     Args:
+        named: the parameter whose value is ``path``.
         error: one of `REFUSALS`.
     """
-    if isinstance(error, LocalEntryNotFoundError):
-        if not isinstance(error.__cause__, HfHubHTTPError):
-            return unreachable(kind, path)
+    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, HTTPError | OSError):
         error = error.__cause__
-    named, logged_in = _NAMED_BY[kind], huggingface_hub.get_token() is not None
+    if why := silence(error):
+        here, of_folder = ("is not a folder on this machine, it ", " of the folder") if kind == "model" else ("", "")
+        return (
+            f"{named}: {path} {here}was not downloaded before, and {why}. Check the name{of_folder}, or download"
+            f" the {kind} where there is a network."
+        )
+    logged_in = huggingface_hub.get_token() is not None
     page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{path}"
     if isinstance(error, GatedRepoError):
         who = "the account of your token has no access yet" if logged_in else "this machine has no token"
         login = "" if logged_in else ", then run `hf auth login` or set HF_TOKEN"
         return f"{named}: {path} is gated, and {who}. Accept its licence at {page}{login}."
     if isinstance(error, RevisionNotFoundError):
-        section = named.partition(".")[0]
-        return f"{section}.revision is {revision!r}, which is not a branch, tag or commit of {path} ({page}/commits)."
+        place = f"{named.rpartition('.')[0]}.revision"
+        return f"{place} is {revision!r}, which is not a branch, tag or commit of {path} ({page}/commits)."
     if isinstance(error, RepositoryNotFoundError):
         who = "your token does not show it to you" if logged_in else "it needs a token (`hf auth login`, or HF_TOKEN)"
         return f"{named}: the hub has no {kind} {path}; or it is private, and {who}. Check the name at {page}."
@@ -51,17 +58,39 @@ def refusal(kind: Kind, path: str, revision: str | None, error: BaseException) -
             " as in the address of its page."
         )
     if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code
-        later = {429: "too many requests", 500: "an error of the hub", 503: "the hub is overloaded"}
-        return f"{named}: the hub answers {status} for {path} ({later.get(status, 'refused')}). Try again later."
+        return f"{named}: the hub answers {_answer(path, error)}"
+    if isinstance(error, OSError) and error.errno is not None:
+        return not_stored(named, path, error)
     return f"{named}: {path} cannot be looked up on the hub: {error}"
 
 
-def unreachable(kind: Kind, path: str) -> str:
-    """Says that ``path``, a hub id, is neither in the cache nor to be had without a network."""
-    why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
-    here, of_folder = ("is not a folder on this machine, it ", " of the folder") if kind == "model" else ("", "")
+def silence(error: BaseException) -> str | None:
+    """Says why nobody answered, such as without a network; None for an error that is an answer."""
+    if isinstance(error, OfflineModeIsEnabled | LocalEntryNotFoundError) and constants.is_offline_mode():
+        return "HF_HUB_OFFLINE is set"
+    if isinstance(error, LocalEntryNotFoundError) or (
+        isinstance(error, HTTPError) and not isinstance(error, HfHubHTTPError)
+    ):
+        return f"{constants.ENDPOINT} does not answer ({str(error) or type(error).__name__})"
+    return None
+
+
+def not_stored(named: str, path: str, error: OSError) -> str:
+    """Says that the cache takes no files."""
     return (
-        f"{_NAMED_BY[kind]}: {path} {here}was not downloaded before, and {why}. Check the name{of_folder}, or download"
-        f" the {kind} where there is a network."
+        f"{named}: {path} cannot be stored in the hub's cache, {constants.HF_HUB_CACHE} ({error.strerror}). Set HF_HOME"
+        " to a folder with space that you may write into."
     )
+
+
+def _answer(path: str, error: HfHubHTTPError) -> str:
+    status = error.response.status_code
+    if status in _LATER:
+        return f"{status} for {path} ({_LATER[status]}). Try again later."
+    why = f" ({error.server_message})" if error.server_message else ""
+    if status in (401, 403):
+        return (
+            f"{status} for {path}: it does not accept your token{why}. Run `hf auth login` or set HF_TOKEN, with a"
+            f" token that may read it ({constants.ENDPOINT}/settings/tokens)."
+        )
+    return f"{status} for {path}{why}."

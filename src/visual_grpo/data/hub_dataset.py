@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError  # type: ignore[attr-defined]
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.hub import refusal, unreachable
+from visual_grpo.common.hub import refusal
 from visual_grpo.config import DataConfig
 from visual_grpo.data.record import shorten
 from visual_grpo.data.splits import ALL
@@ -44,13 +45,15 @@ def _commit(name: str, revision: str | None) -> str | None:
     """Returns the commit that ``revision`` (None = main) is at; None without a network."""
     hub = huggingface_hub.HfApi()
     try:
-        info = hub.dataset_info(name, revision=revision)
+        info = hub.dataset_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
         if info.gated:  # Anyone may look at it.
             hub.auth_check(name, repo_type="dataset")
     except (HfHubHTTPError, HFValidationError) as error:
-        raise UserError(refusal("dataset", name, revision, error)) from error
-    except (HTTPError, OSError):
-        return None
+        raise UserError(refusal("dataset", "data.path", name, revision, error)) from error
+    except (HTTPError, OSError) as error:
+        if _cached(name):
+            return None
+        raise UserError(refusal("dataset", "data.path", name, revision, error)) from error
     script = f"{name.rpartition('/')[2]}.py"
     if any(file.rfilename == script for file in info.siblings or []):
         raise UserError(
@@ -63,8 +66,6 @@ def _commit(name: str, revision: str | None) -> str | None:
 def _builder(data: DataConfig, name: str, commit: str | None) -> Any:
     import datasets
 
-    if commit is None and not _cached(name):
-        raise UserError(unreachable("dataset", name))
     try:
         # By its address, and at a commit: a name may be a local folder's, and only main has tables of its own.
         builder = datasets.load_dataset_builder(data.path, data.config, revision=commit or data.revision)

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import constants
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
-    EntryNotFoundError,
-    HTTPError,
-    LocalEntryNotFoundError,
-)
+import torch
+from huggingface_hub import ModelInfo, constants
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
+from transformers import PreTrainedTokenizerBase
 
 from visual_grpo.common.errors import UserError
-from visual_grpo.common.hub import REFUSALS, refusal
+from visual_grpo.common.hub import REFUSALS, not_stored, refusal
+from visual_grpo.models.without_weights import class_of
 
 PIPELINE_FILE, MODEL_FILE = "model_index.json", "config.json"
 """The file that names the class of a pipeline of diffusers, and of a model of transformers."""
+_DESCRIPTIONS = (PIPELINE_FILE, MODEL_FILE)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}
 _SHARDS = ".safetensors.index.json"
+_WHOLE = "tokenizer.json"
+"""A vocabulary in one file."""
 _GB = 1e9
 
 
@@ -34,29 +40,33 @@ class HubModel:
 
     path: str
     commit: str
+    name: str
+    """As the hub calls it now; differs from ``path`` where it was renamed."""
     to_download: int = 0
     """Bytes of weights that are not in the cache; 0 without a network, too."""
     cached: int = 0
     """Bytes of weights in the cache."""
 
     @property
-    def note(self) -> str | None:
-        """What will be downloaded, for the user; None if nothing is."""
-        if not self.to_download:
-            return None
-        size = (
-            f"{self.to_download / _GB:.1f} GB" if self.to_download >= _GB / 10 else f"{self.to_download / 1e6:.1f} MB"
-        )
-        return f"Downloads {size} of weights of {self.path} (commit {self.commit[:12]}) into {constants.HF_HUB_CACHE}"
+    def notes(self) -> Iterator[str]:
+        """What to tell the user: a new name, and what will be downloaded."""
+        if self.name != self.path:
+            yield f"model.path: {self.path} is called {self.name} on the hub now; the old name still leads there."
+        if self.to_download:
+            gigabytes = self.to_download / _GB
+            size = f"{gigabytes:.1f} GB" if gigabytes >= 0.1 else f"{self.to_download / 1e6:.1f} MB"
+            yield (
+                f"Downloads {size} of weights of {self.path} (commit {self.commit[:12]}) into {constants.HF_HUB_CACHE}"
+            )
 
 
 def look_up(path: str, revision: str | None) -> HubModel:
     """Finds the commit that ``revision`` (None = main) is at now; from the cache where there is no network.
 
     Raises UserError for whatever a download would end in: no such repository or revision, no access, no model, weights
-    that are not safetensors or lack a part, a full disk.
+    that are not safetensors, a part that is missing, a cache that is full or cannot be written.
     """
-    file = model_file(path, revision)
+    info, file = _found(path, revision)
     if file is None:
         raise UserError(
             f"model.path is {path}, a repository on the hub that holds neither {PIPELINE_FILE} nor {MODEL_FILE}:"
@@ -64,24 +74,16 @@ def look_up(path: str, revision: str | None) -> HubModel:
             " .gguf) are not read."
         )
     commit, described = file.parent.name, read_described(file)
-    missing = 0
-    try:
-        listed = huggingface_hub.HfApi().model_info(path, revision=commit, files_metadata=True).siblings or []
-    except (HTTPError, OSError):  # No network, or a hub that is busy: what is in the cache may do.
-        listed = []
-    sizes = {entry.rfilename: entry.size or 0 for entry in listed}
-    if sizes:
-        weights = list(_weights(path, commit, sizes, described))
-        missing = sum(sizes[name] for name in weights if not _is_cached(path, name, commit))
-    found = HubModel(path=path, commit=commit, to_download=missing, cached=weights_bytes(file.parent))
-    cache = Path(constants.HF_HUB_CACHE)
-    free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free
-    if missing > free:
-        raise UserError(
-            f"model.path: {missing / _GB:.1f} GB of {path} are to be downloaded into {cache}, where {free / _GB:.1f} GB"
-            " are free. Free some space, or set HF_HOME to a folder on a larger disk."
-        )
-    return found
+    found = HubModel(path=path, commit=commit, name=path, cached=weights_bytes(file.parent))
+    if info is None:  # What is in the cache may do.
+        return found
+    sizes = {entry.rfilename: entry.size or 0 for entry in info.siblings or ()}
+    weights = _weights(path, commit, sizes, described)
+    missing = sum(sizes[name] for name in weights if not _is_cached(path, name, commit))
+    if missing:
+        _require_access(path, info)
+        _require_space(path, missing)
+    return replace(found, name=info.id, to_download=missing)
 
 
 def weights_bytes(folder: Path) -> int:
@@ -93,20 +95,66 @@ def model_file(path: str, revision: str | None) -> Path | None:
 
     Raises UserError where the hub refuses, or does not answer and the file is not in the cache.
     """
-    found = (_download(path, name, revision) for name in (PIPELINE_FILE, MODEL_FILE))
-    return next(filter(None, found), None)
+    cached = _cached(path, revision)
+    return cached if cached and revision and _COMMIT.fullmatch(revision) else _found(path, revision)[1]
 
 
-def _download(path: str, name: str, revision: str | None) -> Path | None:
+def _found(path: str, revision: str | None) -> tuple[ModelInfo | None, Path | None]:
+    """Asks the hub once, without the client's retries, which take minutes; returns its answer and `model_file`.
+
+    Without an answer, what is in the cache counts.
+    """
+    try:
+        info = huggingface_hub.HfApi().model_info(
+            path, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+    except REFUSALS as error:
+        if cached := _cached(path, revision):
+            return None, cached
+        raise UserError(refusal("model", "model.path", path, revision, error)) from error
+    listed = {entry.rfilename for entry in info.siblings or ()}
+    name = next((name for name in _DESCRIPTIONS if name in listed), None)
+    return info, name and _downloaded(path, name, revision)
+
+
+def _cached(path: str, revision: str | None) -> Path | None:
+    found = (huggingface_hub.try_to_load_from_cache(path, name, revision=revision) for name in _DESCRIPTIONS)
+    with suppress(HFValidationError):
+        return next((Path(file) for file in found if isinstance(file, str)), None)
+    return None
+
+
+def _downloaded(path: str, name: str, revision: str | None) -> Path:
+    """Raises UserError where the hub refuses, or the cache cannot be written."""
     try:
         return Path(huggingface_hub.hf_hub_download(path, name, revision=revision))
-    except EntryNotFoundError as error:
-        known = huggingface_hub.try_to_load_from_cache(path, name, revision=revision)  # Not a path: it has none.
-        if isinstance(error, LocalEntryNotFoundError) and known is None:  # Nobody answers, or a busy hub.
-            raise UserError(refusal("model", path, revision, error)) from error
-        return None
     except REFUSALS as error:
-        raise UserError(refusal("model", path, revision, error)) from error
+        raise UserError(refusal("model", "model.path", path, revision, error)) from error
+
+
+def _require_access(path: str, info: ModelInfo) -> None:
+    """Anyone may look at a gated repository."""
+    try:
+        if info.gated:
+            huggingface_hub.auth_check(path)
+    except REFUSALS as error:
+        raise UserError(refusal("model", "model.path", path, None, error)) from error
+
+
+def _require_space(path: str, missing: int) -> None:
+    cache = Path(constants.HF_HUB_CACHE)
+    blobs = cache / repo_folder_name(repo_id=path, repo_type="model") / "blobs"
+    place = next(folder for folder in (blobs, *blobs.parents) if folder.exists())
+    try:
+        with TemporaryFile(dir=place):
+            free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise UserError(not_stored("model.path", path, error)) from error
+    if missing > free:
+        raise UserError(
+            f"model.path: {missing / _GB:.1f} GB of {path} are to be downloaded into {cache}, where {free / _GB:.1f} GB"
+            " are free. Free some space, or set HF_HOME to a folder on a larger disk."
+        )
 
 
 def read_described(file: Path) -> Mapping[str, Any]:
@@ -120,35 +168,64 @@ def read_described(file: Path) -> Mapping[str, Any]:
         raise UserError(f"{file} is damaged: {error}. Save or download the model again.") from error
 
 
-def _weights(path: str, commit: str, sizes: Mapping[str, int], described: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the files of weights that will be read; raises UserError where a network has none."""
-    parts = described.items() if "_class_name" in described else ()  # A model of transformers lists other things.
-    components = {name for name, entry in parts if isinstance(entry, list) and any(entry)}
-    if lacking := sorted(components - {name.partition("/")[0] for name in sizes}):
+def _weights(path: str, commit: str, sizes: Mapping[str, int], described: Mapping[str, Any]) -> list[str]:
+    """Returns the files of weights that will be read; raises UserError for a part that lacks a file."""
+    if "_class_name" not in described:
+        return _weights_in("", path, commit, sizes)
+    parts = {name: entry for name, entry in described.items() if isinstance(entry, list) and any(entry)}
+    if lacking := sorted(parts.keys() - {name.partition("/")[0] for name in sizes}):
         raise UserError(f"model.path: {path} lacks the folders {', '.join(lacking)}, which its {PIPELINE_FILE} names.")
-    by_folder = defaultdict[str, list[PurePosixPath]](list)
-    for name in map(PurePosixPath, sizes):
-        if name.suffix in _WEIGHTS and (str(name.parent) in components if components else str(name.parent) == "."):
-            by_folder[str(name.parent)].append(name)
-    for folder, files in by_folder.items():
-        plain = [str(file) for file in files if file.suffix == ".safetensors" and not _variant(file)]
-        if not plain:
-            kinds = sorted({file.suffix if not (v := _variant(file)) else f".{v}{file.suffix}" for file in files})
-            where = "" if folder == "." else f" of {folder}"
-            raise UserError(
-                f"model.path: the weights{where} in {path} are there as {', '.join(kinds)} only: expected .safetensors"
-                " without a variant. Choose a repository, or a model.revision, that has them."
-            )
-        for index in (name for name in sizes if name.endswith(_SHARDS) and str(PurePosixPath(name).parent) == folder):
-            if _variant(PurePosixPath(index.removesuffix(".index.json"))):
-                continue
-            file = _download(path, index, commit)
-            assert file is not None, "it is listed"
-            shards = set(read_described(file).get("weight_map", {}).values())
-            named = {str(PurePosixPath(folder) / shard) for shard in shards}
-            if lacking := sorted(named - sizes.keys()):
+    found = []
+    for folder, (library, kind) in sorted(parts.items()):
+        try:
+            part = class_of(library, kind)
+        except (ImportError, AttributeError):  # A family of one's own may load it.
+            weighty = any(PurePosixPath(name).suffix in _WEIGHTS for name in sizes if name.startswith(f"{folder}/"))
+            found += _weights_in(f"{folder}/", path, commit, sizes) if weighty else []
+            continue
+        if issubclass(part, torch.nn.Module):
+            if (file := f"{folder}/{MODEL_FILE}") not in sizes:
+                raise UserError(f"model.path: {path} lacks {file}, the description of its {kind}.")
+            found += _weights_in(f"{folder}/", path, commit, sizes)
+        elif lacking := missing_vocabulary(part, {*_files_in(f"{folder}/", sizes)}.__contains__):
+            raise UserError(f"model.path: {folder} in {path} has no vocabulary for its {kind}: {lacking}.")
+    return found
+
+
+def _files_in(folder: str, sizes: Mapping[str, int]) -> list[str]:
+    inside = (name.removeprefix(folder) for name in sizes if name.startswith(folder))
+    return [name for name in inside if "/" not in name]
+
+
+def missing_vocabulary(part: type, has: Callable[[str], bool]) -> str | None:
+    """Names the files of a vocabulary, one of which a tokenizer needs, where its folder ``has`` none of them; without
+    them, transformers makes a vocabulary up."""
+    if not issubclass(part, PreTrainedTokenizerBase):
+        return None
+    *parts, whole = sorted(part.vocab_files_names.values(), key=_WHOLE.__eq__) or [None]
+    if whole is None or has(whole) or (parts and all(map(has, parts))):
+        return None
+    return whole + (f", or {' and '.join(parts)}" if parts else "")
+
+
+def _weights_in(folder: str, path: str, commit: str, sizes: Mapping[str, int]) -> list[str]:
+    """``folder`` ends with a slash, or is empty."""
+    here = [PurePosixPath(folder, name) for name in _files_in(folder, sizes)]
+    files = [file for file in here if file.suffix in _WEIGHTS]
+    plain = [str(file) for file in files if file.suffix == ".safetensors" and not _variant(file)]
+    if not plain:
+        kinds = sorted({file.suffix if not (v := _variant(file)) else f".{v}{file.suffix}" for file in files})
+        are = f"are there as {', '.join(kinds)} only" if kinds else "are missing"
+        raise UserError(
+            f"model.path: the weights{f' of {folder[:-1]}' if folder else ''} in {path} {are}: expected .safetensors"
+            " without a variant. Choose a repository, or a model.revision, that has them."
+        )
+    for index in (str(file) for file in here if file.name.endswith(_SHARDS)):
+        if not _variant(PurePosixPath(index.removesuffix(".index.json"))):
+            shards = set(read_described(_downloaded(path, index, commit)).get("weight_map", {}).values())
+            if lacking := sorted({f"{folder}{shard}" for shard in shards} - sizes.keys()):
                 raise UserError(f"model.path: {path} lacks {', '.join(lacking)}, which {index} names.")
-        yield from plain
+    return plain
 
 
 def _variant(file: PurePosixPath) -> str | None:

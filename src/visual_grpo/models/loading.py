@@ -12,7 +12,6 @@ import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 from safetensors import SafetensorError
-from transformers import PreTrainedTokenizerBase
 
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.digests import may_be_hub_id
@@ -20,7 +19,7 @@ from visual_grpo.common.errors import UserError
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import ModelConfig
 from visual_grpo.grpo.distributed import sharding
-from visual_grpo.models.hub import MODEL_FILE, PIPELINE_FILE, model_file, read_described
+from visual_grpo.models.hub import MODEL_FILE, PIPELINE_FILE, missing_vocabulary, model_file, read_described
 from visual_grpo.models.offload import enable_offload
 from visual_grpo.models.quantized import check_base_weights, quantize
 from visual_grpo.models.without_weights import networks_of
@@ -102,15 +101,10 @@ def downloaded(path: str, revision: str | None) -> Path:
 
 
 def check_tokenizer(part: Any, folder: Path) -> None:
-    """Raises FileNotFoundError for a tokenizer, or a processor's, whose vocabulary is not in ``folder``: transformers
-    makes one up."""
+    """Raises FileNotFoundError for a tokenizer, or a processor's, whose vocabulary is not in ``folder``."""
     tokenizer = getattr(part, "tokenizer", part)
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        return
-    *parts, whole = sorted(tokenizer.vocab_files_names.values(), key="tokenizer.json".__eq__) or [""]
-    if not (folder / whole).exists() and not (parts and all((folder / name).is_file() for name in parts)):
-        either = f", or {' and '.join(parts)}" if parts else ""
-        raise FileNotFoundError(f"{folder} has no vocabulary for its {type(tokenizer).__name__}: {whole}{either}.")
+    if lacking := missing_vocabulary(type(tokenizer), lambda name: (folder / name).is_file()):
+        raise FileNotFoundError(f"{folder} has no vocabulary for its {type(tokenizer).__name__}: {lacking}.")
 
 
 @contextmanager

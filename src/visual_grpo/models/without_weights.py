@@ -37,10 +37,7 @@ def networks_of(described: Mapping[str, Any], folder: str | Path, dtype: torch.d
 
     Raises ValueError for files that are not the weights of their class.
     """
-    classes = {
-        name: getattr(getattr(pipelines, library, None) or import_module(library), kind)
-        for name, (library, kind) in described.items()
-    }
+    classes = {name: class_of(library, kind) for name, (library, kind) in described.items()}
     return {
         name: _whole(kind.from_pretrained, Path(folder, name), dtype)
         if _device is None
@@ -48,6 +45,11 @@ def networks_of(described: Mapping[str, Any], folder: str | Path, dtype: torch.d
         for name, kind in classes.items()
         if issubclass(kind, nn.Module)
     }
+
+
+def class_of(library: str, kind: str) -> Any:
+    """Returns the class of a pipeline's part, as its description names it."""
+    return getattr(getattr(pipelines, library, None) or import_module(library), kind)
 
 
 def load_network(auto_class: Any, folder: str | Path, dtype: torch.dtype) -> Any:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from visual_grpo.common.digests import digest_once
+from visual_grpo.common.digests import SINGLE_FILES, digest_once
 from visual_grpo.common.errors import Remedy, UserError, nearest_hint
 from visual_grpo.common.files import settled
 from visual_grpo.config.adapter_folder import BASE, FACTS, LATEST, NONE, adapter_digest, read_facts
@@ -30,7 +30,6 @@ WEIGHTS = "weights.digest"
 ADAPTERS = "data/visual_grpo/adapters"
 """Folder of the adapters among a version's files (`served_model`)."""
 SAFETENSORS = ".safetensors"
-_SUFFIXES = (SAFETENSORS, ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _HUB_FILE = re.compile(rf"({_HUB_ID.pattern})/(.+)")
 _DIFFUSERS_FILE = "pytorch_lora_weights.safetensors"
@@ -109,7 +108,7 @@ def start_of_training(named: str, latest: Path) -> Path | None:
     and for a file that is not safetensors.
     """
     path = settled(Path(named).expanduser())
-    if path.is_file() or named.endswith(_SUFFIXES):
+    if path.is_file() or named.endswith(SINGLE_FILES):
         on_hub = None if path.parent.is_dir() else _HUB_FILE.fullmatch(named)
         if not named.endswith(SAFETENSORS):
             raise UserError(f"train.start is {named}: only {SAFETENSORS} is read, since other files can bring code.")
@@ -124,27 +123,33 @@ def start_of_training(named: str, latest: Path) -> Path | None:
 def _lora_on_hub(repository: str, file: str | None) -> Path:
     """Downloads a LoRA; without a ``file``, the one that diffusers would load. Raises UserError if it cannot."""
     import huggingface_hub
-    from huggingface_hub.errors import RemoteEntryNotFoundError
+    from huggingface_hub import constants
 
     from visual_grpo.common.hub import REFUSALS, refusal
 
+    known = huggingface_hub.try_to_load_from_cache(repository, file or _DIFFUSERS_FILE)
     try:
-        if file is None:
-            listed = [entry.rfilename for entry in huggingface_hub.model_info(repository).siblings or ()]
-            found = [name for name in listed if name.endswith(SAFETENSORS)]
-            file = _DIFFUSERS_FILE if _DIFFUSERS_FILE in found else found[0] if len(found) == 1 else None
-            if file is None:
-                shown = ", ".join(found[:10]) or f"none in {SAFETENSORS}"
-                raise UserError(
-                    f"train.start is {repository}, whose files of weights are: {shown}. Name one, as"
-                    " train.start=OWNER/NAME/FILE."
-                )
-        return Path(huggingface_hub.hf_hub_download(repository, file))
+        info = huggingface_hub.model_info(repository, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        listed = [entry.rfilename for entry in info.siblings or () if entry.rfilename.endswith(SAFETENSORS)]
+        return Path(huggingface_hub.hf_hub_download(repository, _chosen(repository, file, listed)))
     except REFUSALS as error:
-        why = refusal("LoRA", repository, None, error)
-        if isinstance(error, RemoteEntryNotFoundError):
-            why = f"train.start: {repository} on the hub has no {file}."
-        raise UserError(f"{why} It is neither a folder nor a file here.") from error
+        if isinstance(known, str):
+            return Path(known)
+        why = refusal("LoRA", "train.start", repository, None, error)
+        named = "" if file else " If it was downloaded, name its file: train.start=OWNER/NAME/FILE."
+        raise UserError(f"{why} It is neither a folder nor a file here.{named}") from error
+
+
+def _chosen(repository: str, file: str | None, listed: list[str]) -> str:
+    chosen = file or (listed[0] if len(listed) == 1 else _DIFFUSERS_FILE)
+    if chosen in listed:
+        return chosen
+    shown, named = ", ".join(listed[:10]) or f"none in {SAFETENSORS}", f"/{file}" if file else ""
+    lacks = "a file that the hub does not have" if file else "which does not say which of its files is meant"
+    raise UserError(
+        f"train.start is {repository}{named}, {lacks}. Its files of weights are: {shown}. Name one, as"
+        " train.start=OWNER/NAME/FILE."
+    )
 
 
 def start_digest(start: Path) -> str:

@@ -296,7 +296,7 @@ FORMATS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"rewards": [0.5, 1]},
     ),
     "unirl": (
-        "Tencent-Hunyuan/UniRL, unirl-reward-service/reward_service/schemas.py at 1a7b501e (13 June 2026)",
+        "Tencent-Hunyuan/UniRL, unirl-reward-service/reward_service/schemas.py at cb03dcd4",
         "/score",
         {
             "requests": [

@@ -31,6 +31,19 @@ from visual_grpo.rewards.remote.rubrics import reply_of, score_in, yes_probabili
 from visual_grpo.rewards.reward import FunctionReward
 
 LOG = math.log
+READ = {"model", "messages", "temperature", "seed", "max_tokens", "logprobs", "top_logprobs", "response_format"}
+SERVERS = {
+    # max_tokens is deprecated, and read. top_logprobs up to --max-logprobs, by default 20.
+    "vllm-project/vllm 002032ee vllm/entrypoints/openai/chat_completion/protocol.py": READ | {"chat_template_kwargs"},
+    "sgl-project/sglang 004c82e0 python/sglang/srt/entrypoints/openai/protocol.py": READ | {"chat_template_kwargs"},
+    # Log-probabilities are those before sampling.
+    "ggml-org/llama.cpp 006639c3 tools/server/server-common.cpp": READ | {"chat_template_kwargs"},
+    # Other entries are ignored, and each part of a message becomes a message. top_logprobs up to 20, since 0.12.11.
+    "ollama/ollama 634c4166 openai/openai.go": READ | {"reasoning_effort"},
+}
+"""Source -> the entries of a request that it reads."""
+IMAGES = ("data:image/jpeg;base64,", "data:image/png;base64,")
+"""Beginnings of an image's address that all of them read."""
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +181,10 @@ def test_requests_and_answers_have_the_form_that_openais_own_client_gives_them(m
     theirs = yes_probability(reply.top)[0] if mode == "yes_probability" else score_in(reply.text, 0, 10)
     assert ours.values.tolist() == pytest.approx([theirs])
     assert models == ["mean"]
+    assert {source: sent.keys() - read for source, read in SERVERS.items()} == {source: set() for source in SERVERS}
+    assert sent.get("top_logprobs", 0) <= 20
+    urls = [part["image_url"]["url"] for part in sent["messages"][0]["content"] if part["type"] == "image_url"]
+    assert [url.startswith(IMAGES) for url in urls] == [True]
 
 
 @pytest.mark.parametrize(("rubric", "count"), [("instruction", 2), ("identity", 2), ("alignment", 1)])

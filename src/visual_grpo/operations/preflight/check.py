@@ -78,7 +78,7 @@ def pinned(config: Parameters) -> tuple[Parameters, list[str]]:
         return config, list(_slow(config, weights_bytes(Path(config.model.path).expanduser())))
     found = look_up(config.model.path, config.model.revision)
     model = config.model.model_copy(update={"revision": found.commit})
-    notes = [*filter(None, [found.note]), *_slow(config, found.cached + found.to_download)]
+    notes = [*found.notes, *_slow(config, found.cached + found.to_download)]
     return config.model_copy(update={"model": model}), notes
 
 

@@ -6,22 +6,21 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 from weakref import WeakValueDictionary
 
+import huggingface_hub
 import torch
 import transformers
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, snapshot_download
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]
     HFValidationError,
-    HTTPError,
     LocalEntryNotFoundError,
-    RemoteEntryNotFoundError,
 )
 from safetensors import SafetensorError
 from torch import Tensor
@@ -29,6 +28,7 @@ from torch import Tensor
 from visual_grpo.common.device import resolve_device
 from visual_grpo.common.digests import may_be_hub_id
 from visual_grpo.common.errors import UserError
+from visual_grpo.common.hub import REFUSALS, refusal, silence
 from visual_grpo.common.quiet_libraries import hidden_progress_bars
 from visual_grpo.config import Dtype
 
@@ -46,7 +46,6 @@ PROCESSING = ("*.json", "*.txt")
 _LOADED = (*PROCESSING, "model*.safetensors")
 _HUB_SECONDS = 5.0
 """Time in which the hub must answer a first question."""
-_HUB_ERRORS = (HTTPError, OSError, ValueError)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _models: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
 """Models in use: two rewards over one model hold its weights once."""
@@ -127,35 +126,41 @@ class Origin:
 
     def _ask_hub(self) -> str | None:
         """The commit that the hub would give now."""
-        if constants.is_offline_mode():
-            raise self._unavailable("HF_HUB_OFFLINE is set")
+        hub = huggingface_hub.HfApi()
         try:
-            for name in self.needed[0]:
-                url = hf_hub_url(self.path, name, revision=self.revision)
-                with suppress(RemoteEntryNotFoundError):
-                    return get_hf_file_metadata(url, timeout=_HUB_SECONDS).commit_hash
-        except _HUB_ERRORS as error:
+            info = hub.model_info(self.path, revision=self.revision, timeout=_HUB_SECONDS)
+            if info.gated:  # Anyone may look at it.
+                hub.auth_check(self.path)
+        except REFUSALS as error:
             raise self._unavailable(error) from error
-        raise self._unavailable(f"it has no {' or '.join(self.needed[0])}")
+        names = {entry.rfilename for entry in info.siblings or ()}
+        self._require_listed(" or ".join(each) for each in self.needed if names.isdisjoint(each))
+        return info.sha
 
     def _download(self) -> Path:
         self._ask_hub()
         try:
             folder = self._snapshot()
-        except _HUB_ERRORS as error:
+        except REFUSALS as error:
             raise self._unavailable(error) from error
-        if missing := _missing(folder, self.needed):
-            raise UserError(f"{self._named}, which has no {', '.join(missing)} on the hub. {self._remedy}")
+        self._require_listed(_missing(folder, self.needed))
         return folder
+
+    def _require_listed(self, missing: Iterable[str]) -> None:
+        if names := ", ".join(missing):
+            raise UserError(
+                f"{self._named}, which has no {names} on the hub. Choose a repository or a revision that has"
+            )
 
     def _snapshot(self, **options: Any) -> Path:
         folder = snapshot_download(self.path, revision=self.revision, allow_patterns=list(self.patterns), **options)
         return Path(folder)
 
-    def _unavailable(self, why: object) -> UserError:
-        first = (str(why).strip() or type(why).__name__).splitlines()[0].rstrip(".")
-        what = "which is not on this machine and cannot be downloaded"
-        return UserError(f"{self._named}, {what}: {first}. {self._remedy}")
+    def _unavailable(self, error: BaseException) -> UserError:
+        if why := silence(error):
+            return UserError(f"{self._named}, which is not on this machine, and {why}. {self._remedy}")
+        named = f"rewards.{self.reward}.options.{self.option}"
+        return UserError(refusal("model", named, self.path, self.revision, error))
 
     @property
     def _named(self) -> str:
