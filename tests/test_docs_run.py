@@ -34,7 +34,6 @@ NOT_RUN = {
     " choices; tests/pipelines/test_vote.py trains on some",
     ".venv/bin/torchrun --nnodes=2": "needs two hosts; tests/grpo/distributed/test_hosts.py starts two on this machine",
     ".venv/bin/python -m visual_grpo.operations.retraining": "needs DVC; run in tests/operations/retraining",
-    ".venv/bin/jupyter": "a server",
     ".venv/bin/dvc": "needs a git repository; run in test_dvc_repro.py",
     ".venv/bin/python benchmarks/": "hours; its arguments are checked in test_docs.py",
     ".venv/bin/pytest": "these tests",

@@ -1,0 +1,1 @@
+"""Advantages, losses, the trainer, its checks and several processes, in pure torch."""

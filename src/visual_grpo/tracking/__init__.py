@@ -1,0 +1,1 @@
+"""MLflow, which only this package imports: runs, registry, sync and serving."""
