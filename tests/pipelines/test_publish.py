@@ -38,10 +38,12 @@ class Uploads(Handler):
     uploaded: dict[str, bytes]
     refusal: tuple[int, str] | None
 
-    def send(self, content: bytes, tag: str, status: int = 200, code: str = "", *, broken: bool = False) -> None:
+    def send(
+        self, content: bytes, tag: str, status: int = 200, code: str = "", *, broken: bool = False, location: str = ""
+    ) -> None:
         if self.path.startswith("/api/models/") and b'"siblings"' in content:  # What the hub reads of a card.
             content = json.dumps(json.loads(content) | {"cardData": LICENCE}).encode()
-        super().send(content, tag, status, code, broken=broken)
+        super().send(content, tag, status, code, broken=broken, location=location)
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

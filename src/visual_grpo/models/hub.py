@@ -114,7 +114,7 @@ def _found(path: str, revision: str | None) -> tuple[ModelInfo | None, Path | No
         raise UserError(refusal("model", "model.path", path, revision, error)) from error
     listed = {entry.rfilename for entry in info.siblings or ()}
     name = next((name for name in _DESCRIPTIONS if name in listed), None)
-    return info, name and _downloaded(path, name, revision)
+    return info, _downloaded(path, name, revision) if name else None
 
 
 def _cached(path: str, revision: str | None) -> Path | None:
@@ -173,8 +173,8 @@ def _weights(path: str, commit: str, sizes: Mapping[str, int], described: Mappin
     if "_class_name" not in described:
         return _weights_in("", path, commit, sizes)
     parts = {name: entry for name, entry in described.items() if isinstance(entry, list) and any(entry)}
-    if lacking := sorted(parts.keys() - {name.partition("/")[0] for name in sizes}):
-        raise UserError(f"model.path: {path} lacks the folders {', '.join(lacking)}, which its {PIPELINE_FILE} names.")
+    if absent := sorted(parts.keys() - {name.partition("/")[0] for name in sizes}):
+        raise UserError(f"model.path: {path} lacks the folders {', '.join(absent)}, which its {PIPELINE_FILE} names.")
     found = []
     for folder, (library, kind) in sorted(parts.items()):
         try:
@@ -197,13 +197,16 @@ def _files_in(folder: str, sizes: Mapping[str, int]) -> list[str]:
     return [name for name in inside if "/" not in name]
 
 
-def missing_vocabulary(part: type, has: Callable[[str], bool]) -> str | None:
+def missing_vocabulary(part: type[Any], has: Callable[[str], bool]) -> str | None:
     """Names the files of a vocabulary, one of which a tokenizer needs, where its folder ``has`` none of them; without
     them, transformers makes a vocabulary up."""
     if not issubclass(part, PreTrainedTokenizerBase):
         return None
-    *parts, whole = sorted(part.vocab_files_names.values(), key=_WHOLE.__eq__) or [None]
-    if whole is None or has(whole) or (parts and all(map(has, parts))):
+    names: list[str] = sorted(part.vocab_files_names.values(), key=_WHOLE.__eq__)
+    if not names:
+        return None
+    *parts, whole = names
+    if has(whole) or (parts and all(map(has, parts))):
         return None
     return whole + (f", or {' and '.join(parts)}" if parts else "")
 

@@ -18,7 +18,7 @@ import huggingface_hub
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (  # type: ignore[attr-defined]
+from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
 )
