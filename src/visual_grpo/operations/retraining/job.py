@@ -130,10 +130,12 @@ class Retraining:
         self._registry.champion()
         self.project.write()
         said = [f"{counted(len(files), 'import')} of DVC would be updated first"] if (files := self._imports()) else []
-        if reasons := self._changed(_TRAIN) + self._asked_for():
-            said.append(
-                f"would train {counted(self.config.grpo.steps, 'step')} and judge the adapter: {'; '.join(reasons)}"
-            )
+        before, asked = self._changed(_TRAIN, "--with-deps"), self._asked_for()
+        training = f"train {counted(self.config.grpo.steps, 'step')} and judge the adapter"
+        if asked or any(change.startswith(f"{_TRAIN}:") for change in before):
+            said.append(f"would {training}: {'; '.join(before + asked)}")
+        elif before:
+            said.append(f"would {training} if what comes before gives a different result: {'; '.join(before)}")
         elif not self._is_judged():
             said.append("would judge the last training, which was not judged by the present settings")
         elif stages := self._changed():
@@ -165,10 +167,10 @@ class Retraining:
         changed = changed or self._trigger() or self._changed()
         return textwrap.shorten("; ".join(changed), 200, placeholder=" ...") or None
 
-    def _changed(self, stage: str | None = None) -> list[str]:
-        """Returns what changed since the last time; empty if ``stage`` and all before it need not run."""
+    def _changed(self, stage: str | None = None, *options: str) -> list[str]:
+        """Returns what changed since the last time, of one ``stage`` or of all."""
         target = f"{self.project.stages}:{stage}" if stage else self.project.stages
-        status = json.loads(output_of(*_DVC, "status", "--json", target, at=Path.cwd()) or "{}")
+        status = json.loads(output_of(*_DVC, "status", "--json", *options, target, at=Path.cwd()) or "{}")
         changes = {name.rpartition(":")[2]: re.sub(r'[][{}"]', "", json.dumps(why)) for name, why in status.items()}
         return [f"{name}: {why}" for name, why in changes.items() if name != _ALWAYS]
 
