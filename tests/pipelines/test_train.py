@@ -135,7 +135,7 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
         assert (project.folder / "adapters" / f"{kind}-{STEPS:06d}.png").is_file()
     said = capsys.readouterr().out
     assert f"train {STEPS}/{STEPS}  reward=" in said
-    assert said.index(f"will replace the adapters of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
+    assert said.index(f"replaces the adapter of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
 
 
 def test_an_alarm_leaves_traces_and_ends_the_training(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
