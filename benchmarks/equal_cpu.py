@@ -7,8 +7,8 @@ clone as `algorithms.py` needs; ``--train-seed`` is another training on the same
 many CPU seconds and scored samples a loop took to the first evaluation that is within 0.01 of the default's last total.
 What is done is not done again, so that the same call adds loops.
 
-    python benchmarks/equal_cpu.py 3 --env sd3_small --folder FOLDER --cpu 48 default@2 nft@1 nft@2 nft@4 awm@2
-    python benchmarks/equal_cpu.py 0 --folder FOLDER --params policy.train=dit --cpu 60 default@2 nft@2 --train-seed 3
+    python benchmarks/equal_cpu.py 3 --env sd3_small --folder FOLDER --cpu 48 --loops default@2 nft@1 nft@2 nft@4 awm@2
+    python benchmarks/equal_cpu.py 0 --folder FOLDER --params policy.train=dit --cpu 40 --loops default@2 nft@2
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ AWM = f"{algorithms.MATCHING},grpo.loss=awm"
 LOOPS: dict[str, tuple[str, float]] = {
     "default": ("", 1.0),
     "matching": (algorithms.MATCHING, 1.0),
+    "half_size": ("sampling.rollout.height=64,sampling.rollout.width=64", 1.0),
     "nft": (NFT, 2.0),
+    "nft_batch": (f"{NFT},grpo.advantage_scale=batch", 2.0),
+    "nft_all_levels": (f"{NFT},policy.flow.window_steps=null", 2.0),
     "nft_new_noise": (f"{NFT},{NEW_NOISE}", 2.0),
     "awm": (AWM, 1.0),
     "awm_twice": (AWM, 2.0),
@@ -147,7 +150,7 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=4, help="of each loop")
     parser.add_argument("--train-seed", type=int, help="of the training; default: the clone's seed")
     parser.add_argument("--table", action="store_true", help="print the table of what is done; train nothing")
-    parser.add_argument("loops", nargs="*", help=f"LOOP@UPDATES; a loop of {', '.join(LOOPS)}")
+    parser.add_argument("--loops", nargs="+", default=[], help=f"LOOP@UPDATES; a loop of {', '.join(LOOPS)}")
     arguments = parser.parse_args()
     folders = []
     for seed in arguments.seeds:
