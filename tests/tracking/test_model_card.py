@@ -69,7 +69,8 @@ def adapted(base: str, task: str = "t2i", frames: int | None = None, **changes: 
 def generated(config: Parameters, **settings: Any) -> Path:
     """The folder of what `generate` writes with the adapters."""
     tree = config.model_dump() | {"generate": {**settings}}
-    return generate_for_prompts(resolve(Parameters.model_validate(tree)), Path("latest"), new_folder(Path("out/drawn")))
+    spec, none = resolve(Parameters.model_validate(tree)), Path("none")
+    return generate_for_prompts(spec, none, none, new_folder(Path("out/drawn")))
 
 
 def pasted(config: Parameters, *sources: Path) -> None:

@@ -13,7 +13,7 @@ from visual_grpo.common import console
 from visual_grpo.common.files import from_here
 from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import flatten
-from visual_grpo.config.adapter_folder import BASELINE, adapter_digest
+from visual_grpo.config.adapter_folder import BASELINE, DATA_COMMIT, adapter_digest
 from visual_grpo.data.drift import profile_of, write_profile
 from visual_grpo.data.manifest import RecordTable
 from visual_grpo.data.splits import OPEN
@@ -92,6 +92,7 @@ def train(
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
     read = [config.data.path, present["model"], from_here(records.path.parent), from_here(baseline)]
     made_by = training_provenance(config, present, running.facts(read), start, origin) | {BASELINE: extent}
+    made_by |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
     arguments = {
         "data": data,
         "provenance": made_by,
