@@ -67,7 +67,7 @@ class Trained:
 
     def judged(self, **changes: Any) -> None:
         config = parameters(**changes)
-        digest = weights_digest(config.place("adapters"))
+        digest = weights_digest(Project(config, None).place("adapters"))
         Registry.of(config.promotion, config.output).note_gate(
             digest, gate_settings(config.promotion, config.evaluation)
         )
