@@ -88,7 +88,7 @@ def write_plans(file: Path) -> None:
     of = hashlib.sha256((git("rev-parse", "HEAD:src", "HEAD:conf") + git("diff", "HEAD", "src", "conf")).encode())
     if file.is_file() and json.loads(file.read_text(encoding="utf-8"))["of"] == of.hexdigest():
         return
-    machine = Machine(device="cuda", tiny=False, work=KIT, until=math.inf, plans={}, card={})
+    machine = Machine(device="cuda", tiny=False, work=KIT, out=KIT, until=math.inf, plans={}, card={})
     plans = {}
     for name in RELEASED:
         print(f"Planning {name}", flush=True)

@@ -26,6 +26,8 @@ class Machine:
     """Small models in the place of the released ones, to try all of this on a CPU."""
     work: Path
     """Scratch folder of this process."""
+    out: Path
+    """Folder of the results, for what is more than numbers."""
     until: float
     """``time.monotonic()`` at which the part is killed; processes of one machine have one clock."""
     plans: dict[str, Any]
@@ -78,17 +80,6 @@ def seconds_of(work: Callable[[], Any]) -> float:
     """Median wall seconds of a call after a warm-up, with the device waited for before and after."""
     work()
     return float(Timer("work()", globals={"work": work}).blocked_autorange(min_run_time=0.3).median)
-
-
-@contextmanager
-def tf32(on: bool = True) -> Iterator[None]:
-    """Lets float32 matrix products run in TF32 in the block."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = on
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @contextmanager
