@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import math
@@ -42,6 +43,13 @@ class Machine:
     def left(self) -> float:
         """Seconds until the part is killed."""
         return self.until - time.monotonic()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Waits until no other process times a step, and keeps them from it inside."""
+        with (self.work.parent / "turn").open("w") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)  # Released when the file is closed.
+            yield
 
 
 class Recorder:
