@@ -1,4 +1,4 @@
-"""The demo's shapes for a Stable Diffusion 3 of the real classes with 113 million parameters, pretrained on a GPU.
+"""The demo's shapes for a Stable Diffusion 3 of the real classes with 111 million parameters, pretrained on a GPU.
 
 Its configuration is conf/sd3_small with what `learning.py` changes.
 """

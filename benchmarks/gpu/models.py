@@ -33,7 +33,7 @@ from visual_grpo.operations.plan.dry_run import (
     planned_trainer,
     records_for,
 )
-from visual_grpo.operations.plan.estimate import find_card, phase_seconds
+from visual_grpo.operations.plan.estimate import FLOPS_SHARE, find_card, phase_seconds
 
 CARDS = ("H100", "H200")
 LENIENT = {"grpo": {"ratio_tolerance": 1e9, "non_finite": "skip", "steps": 4}}
@@ -101,7 +101,8 @@ class Bench:
         self._step(records, "before an update")
         watch, self.samples = self._step(records, "after one update")
         card = "H200" if self.machine.is_cuda and "H200" in torch.cuda.get_device_name() else "H100"
-        best = self.machine.card.get("product bfloat16, TFLOP/s")
+        assumed = find_card(card).half * FLOPS_SHARE / 1e12
+        best = self.machine.card.get("product bfloat16, TFLOP/s", assumed)
         for phase, measured in watch.phases.items():
             planned = plan.get(phase, {})
             rate, kernels = planned.get("tflop", 0) / measured.seconds, planned.get("kernels")
@@ -113,7 +114,7 @@ class Bench:
                 planned=planned.get("seconds", {}).get(card),
                 gb=measured.peak / 1e9,
                 planned_gb=planned.get("peak_gb"),
-                mfu_percent=100 * rate / best if rate and best else None,
+                mfu_percent=100 * rate / best if rate else None,
                 us_a_kernel=1e6 * measured.seconds / kernels if kernels else None,
             )
         self.step_seconds, peak = total(watch)
