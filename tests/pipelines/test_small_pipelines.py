@@ -33,12 +33,28 @@ BRIGHTNESS = {"brightness": {"function": "tests.evaluation.painter:brightness"}}
 
 def draw(folder: Path, model: Path, **settings: Any) -> list[dict[str, Any]]:
     """What the list of pictures says; the pictures are in ``folder/drawn``."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     config = parameters(
         data=SIZE, model={"path": str(model)}, adapter="none", generate=settings, rewards=BRIGHTNESS, output=str(folder)
     )
     drawn = draw_prompts(resolve(config), new_folder(folder / "generated")).rename(folder / "drawn")
     return [json.loads(line) for line in (drawn / "metadata.jsonl").read_text().splitlines()]
+
+
+def test_generate_says_which_pictures_it_replaces(
+    tmp_path: Path, pipeline_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = tmp_path / "one/07_model_output/generated"
+    for folder, said in (
+        (tmp_path / "other", ""),
+        (tmp_path / "one", f"This replaces 2 earlier pictures in {earlier}."),
+    ):
+        draw(folder, pipeline_folder, prompt="a red circle")
+        printed = capsys.readouterr().out
+        assert said in printed
+        assert ("replaces" in printed) == bool(said)
+        earlier.mkdir(parents=True, exist_ok=True)
+        (earlier / "metadata.jsonl").write_text("{}\n{}\n")
 
 
 def test_pictures_of_a_file_of_prompts_are_listed_and_repeat(tmp_path: Path, pipeline_folder: Path) -> None:

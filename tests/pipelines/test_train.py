@@ -21,6 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from tests.conftest import SIZE
+from tests.hub import COMMIT
 from tests.models.families.sd3 import tiny as sd3
 from tests.models.test_lora_files import write as write_lora
 from tests.pipelines.painted import folders, run_nodes
@@ -31,7 +32,7 @@ from visual_grpo.common.digests import file_digest
 from visual_grpo.common.errors import Remedy, UserError
 from visual_grpo.common.phases import alike, phase, watched_by
 from visual_grpo.config import merged
-from visual_grpo.config.adapter_folder import adapter_digest
+from visual_grpo.config.adapter_folder import DATA_COMMIT, adapter_digest
 from visual_grpo.config.decides import Decides
 from visual_grpo.data.datasets import RecordsDataset
 from visual_grpo.data.drift import profile_of, read_profile
@@ -61,7 +62,7 @@ class Project:
             for split in ("held_out", "sealed")
             for i in range(2)
         ]
-        write_manifest(folder / "records.parquet", rows)
+        write_manifest(folder / "records.parquet", rows, lambda: {"commit": COMMIT})
         (folder / "07_model_output/baseline").mkdir(parents=True)
 
     def run(self, **changes: Any) -> DataCatalog:
@@ -127,6 +128,7 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
     assert tracker.run_id is not None
     assert mlflow.get_run(tracker.run_id).data.tags[DIGEST] == adapter_digest(project.folder / "adapters")
     assert facts["samples"] == STEPS * 2 * 3
+    assert facts[DATA_COMMIT] == COMMIT
     client = mlflow.MlflowClient(uri)
     logged = client.get_metric_history(str(tracker.run_id), "reward/total")
     assert [metric.value for metric in logged] == pytest.approx(history["reward/total"].tolist())
@@ -135,7 +137,7 @@ def test_a_run_leaves_adapters_history_and_an_mlflow_run(project: Project, capsy
         assert (project.folder / "adapters" / f"{kind}-{STEPS:06d}.png").is_file()
     said = capsys.readouterr().out
     assert f"train {STEPS}/{STEPS}  reward=" in said
-    assert said.index(f"will replace the adapters of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
+    assert said.index(f"replaces the adapter of 80 steps in {earlier}.") < said.index(f"train {STEPS}/{STEPS}")
 
 
 def test_an_alarm_leaves_traces_and_ends_the_training(project: Project, capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_the_column_of_judges_is_that_of_the_strictest() -> None:
         for name, value in (("kind", 0.3), ("strict", -0.2), ("mild", 0.1))
     ]
     headline = dict.fromkeys(("difference", "ci_low", "ci_high", "baseline", "trained"), 0.5)
-    headline |= {"unscored_trained": 0, "unscored_baseline": 0}
+    headline |= {"unscored_trained": 0, "unscored_baseline": 0, "prompts": 5}
     metrics = result_metrics({**headline, "task": None, "control": None, "judges": judges})
     assert metrics["result/by_judge"] == -0.2
     assert metrics["result/judge/kind"] == 0.3

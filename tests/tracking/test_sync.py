@@ -122,14 +122,15 @@ def test_a_run_that_mlflow_never_had_is_made_whole_and_once(project: Project) ->
 @pytest.mark.parametrize(
     ("steps", "made", "own_run", "said"),
     [
-        (4, "synced", False, "MLflow keeps them: adapter={}"),
-        (4, "synced", True, "MLflow does not keep them: copy the folder"),  # Its own part will be logged over them.
-        (4, "changed", False, "MLflow does not keep them: copy the folder"),
-        (4, "deleted", False, "MLflow does not keep them: copy the folder"),
-        (5, "synced", False, None),
+        (4, "synced", False, "MLflow keeps it: adapter={}"),
+        (4, "synced", True, "MLflow does not keep it: copy the folder"),  # Its own part will be logged over them.
+        (4, "changed", False, "MLflow does not keep it: copy the folder"),
+        (4, "deleted", False, "MLflow does not keep it: copy the folder"),
+        (5, "synced", False, "MLflow keeps it: adapter={}"),
+        (5, "synced", True, None),  # It goes on.
     ],
 )
-def test_a_shorter_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
+def test_a_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
     project: Project, capsys: pytest.CaptureFixture[str], steps: int, made: str, own_run: bool, said: str | None
 ) -> None:
     results = Results(project, "0" * 32)
@@ -146,7 +147,7 @@ def test_a_shorter_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
         assert printed == ""
     else:
         length = 6 if made == "changed" else 5
-        assert f"This training of 4 steps will replace the adapters of {length} steps in {results.adapters}" in printed
+        assert f"This training replaces the adapter of {length} steps in {results.adapters}" in printed
         assert said.format(run.info.run_id) in printed
         assert "(ar 5 steps)" in printed
 

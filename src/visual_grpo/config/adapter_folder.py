@@ -23,6 +23,8 @@ START_RUN = "start.run"
 """Fact: the MLflow run of the adapters that the training started from."""
 BASELINE = "baseline"
 """Fact: how many prompts and images the baseline had, with all of which the training's monitor compared."""
+DATA_COMMIT = "data.commit"
+"""Fact: the commit that a dataset of the hub was prepared at."""
 AGAIN = "Train again, or use the adapters of the MLflow run."
 _READ = {".safetensors", ".json", ".csv", ".diff"}
 """Endings of the files that a command reads; without the card, which an evaluation writes again, and pictures."""

@@ -160,6 +160,10 @@ class Found:
         kind = PurePosixPath(name).suffix.lower() or "without suffix"
         if self._source.layout == "captions" and name.endswith(CAPTIONS) and folder_of(name) is not None:
             return f"{kind} next to images to edit, not read: a prompt belongs next to the target"
+        if self._source.layout == "captions" and name.endswith(CAPTIONS):
+            same = (suffix for suffix in CAPTIONS if f"{name.removesuffix(kind)}{suffix}" in self._used)
+            if (read := next(same, None)) is not None:
+                return f"{kind}, not read: a {read} of the same name comes first"
         return f"{kind}, not read as {self._source.layout}"
 
 

@@ -22,7 +22,7 @@ from visual_grpo.config import Parameters
 from visual_grpo.config.adapter_folder import BASE, LATEST, NONE, read_facts
 from visual_grpo.config.credentials import find_secrets
 from visual_grpo.config.pipelines import CHAMPION
-from visual_grpo.config.presets import OUTPUT, use_catalog
+from visual_grpo.config.presets import LISTED, OUTPUT, PRESETS, use_catalog
 from visual_grpo.config.schema import Resume, validate
 from visual_grpo.hooks.inputs_and_outputs import tags_of
 from visual_grpo.operations.running import Running
@@ -115,12 +115,13 @@ class ParameterHooks:
             catalog[RUN_SPEC] = replace(spec, config=parameters)
         if spec is not None and "adapters" in makes and not (parameters.model_is_pretrained and "base_model" in makes):
             _check_start(spec)
-        if parameters.reward != present.reward:
+        if "rewards" in tags_of(pipeline) and parameters.reward in PRESETS.keys() - {LISTED}:
             weights = ", ".join(
                 f"{name}: {'judge' if reward.judge else f'weight {reward.weight:g}'}"
                 for name, reward in parameters.rewards.items()
             )
-            console.note(f"Reward preset, chosen from the records: {parameters.reward} ({weights})")
+            chosen = "" if parameters.reward == present.reward else ", chosen from the records"
+            console.note(f"Reward preset{chosen}: {parameters.reward} ({weights})")
         for note in notes:
             console.note(note)
         if "adapters" in makes:

@@ -194,7 +194,8 @@ def _commit_with(project: Path, digest: str) -> str:
 def _base(facts: Mapping[str, Any], project: Path) -> Line:
     model, content = str(facts["model"]), facts.get("model_content")
     if content is None:
-        return Line("base model", model, UNKNOWN, "it is on the model hub: no digest of its files")
+        shown = f"{model} at commit {facts['parameters']['model']['revision']}"
+        return Line("base model", shown, UNKNOWN, "it is on the hub: its files were not read")
     shown, folder = f"{model} {content[:12]}", project / Path(model).expanduser()
     if not folder.is_dir():
         return Line("base model", shown, UNKNOWN, f"{model} does not exist here")

@@ -162,27 +162,27 @@ class TrainingCommand:
 
 
 def show_replaced(config: Parameters, run_id: str | None) -> None:
-    """Says which adapters of more steps this training will replace, and whether MLflow keeps them.
+    """Says which adapters this training will replace, and whether MLflow keeps them.
 
-    ``run_id`` is its own MLflow run, which the pictures of this training's first part are in too.
+    ``run_id`` is its own MLflow run. Of a run that goes on, the adapters of its earlier part are replaced silently.
     """
-    folder, steps = config.place("adapters"), config.grpo.steps
+    folder = config.place("adapters")
     try:
         facts = read_facts(folder)
     except UserError:  # There are none, or nobody can use them.
         return
-    if facts.get("steps", 0) <= steps:
+    steps, run = facts.get("steps", 0), None
+    if run_id is not None and facts.get("mlflow_run_id") == run_id and steps <= config.grpo.steps:
         return
-    run = None
     with suppress(UserError):  # MLflow does not answer.
         run = training_run(facts)
     if run is None or run.info.run_id == run_id or run.data.tags.get(TRAINING_DIGEST) != file_digest(folder / FACTS):
-        kept = "MLflow does not keep them: copy the folder before this training ends."
+        kept = "MLflow does not keep it: copy the folder before this training ends."
     else:
-        kept = f"MLflow keeps them: adapter={run.info.run_id}"
+        kept = f"MLflow keeps it: adapter={run.info.run_id}"
     known = ", ".join(str(facts[name]) for name in (RUN_NAME, "finished") if facts.get(name))
     console.note(
-        f"This training of {counted(steps, 'step')} will replace the adapters of {facts['steps']} steps in {folder}"
+        f"This training replaces the adapter of {counted(steps, 'step')} in {folder}"
         f"{f' ({known})' if known else ''}. {kept}"
     )
 

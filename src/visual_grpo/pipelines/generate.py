@@ -13,6 +13,7 @@ from visual_grpo.common import console
 from visual_grpo.common.errors import UserError, counted
 from visual_grpo.common.types import PromptRecord, Sample, TextSample
 from visual_grpo.config import DataConfig
+from visual_grpo.config.adapter_folder import LATEST
 from visual_grpo.config.pipelines import GenerateConfig
 from visual_grpo.data.preparation import ad_hoc_records
 from visual_grpo.evaluation.pictures import Painter, caption, grid, of_sample, save, suffix_of
@@ -41,6 +42,7 @@ def draw_prompts(spec: RunSpec, draft: Path) -> Path:
     parameters, settings = spec.config, spec.config.generate
     with _prompts(settings, parameters.data) as records:
         adapters = adapters_or_base(parameters.adapter, parameters.place("adapters"))
+        _show_replaced(parameters.place("generated"), parameters.adapter, adapters)
         painter, model = negative_points(parameters.rewards), components.build_model(spec, adapters)
         sampler = getattr(parameters.sampling, settings.sampler)
         asked = requests(records, settings.samples, settings.seed)
@@ -53,6 +55,18 @@ def draw_prompts(spec: RunSpec, draft: Path) -> Path:
     with_what = "without an adapter" if adapters is None else f"with the adapter {parameters.adapter}"
     console.note(f"Generated {counted(len(drawn), 'picture')} for {counted(len(records), 'prompt')} {with_what}.")
     return draft
+
+
+def _show_replaced(folder: Path, name: str, adapters: Path | None) -> None:
+    """Says which pictures will be replaced, and what keeps them."""
+    if not (folder / LISTED).is_file():
+        return
+    count = len((folder / LISTED).read_text(encoding="utf-8").splitlines())
+    adapter = name if adapters is None or name != LATEST else adapters
+    console.note(
+        f"This replaces {counted(count, 'earlier picture')} in {folder}. To keep them, name a different folder for the"
+        f" new ones: output=FOLDER,adapter={adapter}"
+    )
 
 
 @contextmanager

@@ -59,7 +59,8 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
         )
     return (
         f"Base model: {starter.model}\nWarning: this small model was pretrained on rendered {world.name} and nothing"
-        f" else. It shows that {data.path} trains; for pictures worth having name a released model with model.path."
+        f" else. It only tests whether a training on {data.path} works. For usable pictures, name a released model with"
+        " model.path."
     )
 
 

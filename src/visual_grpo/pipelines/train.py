@@ -14,6 +14,7 @@ from visual_grpo.common.types import StepMetrics
 from visual_grpo.config import flatten
 from visual_grpo.config.adapter_folder import (
     BASELINE,
+    DATA_COMMIT,
     adapter_digest,
 )
 from visual_grpo.data.drift import profile_of, write_profile
@@ -86,6 +87,7 @@ def train(
         scorer.check_records(data[split])
     profile = profile_of(records)  # Before the training, which a missing picture must not end.
     made_by = training_provenance(config, present, running, start, origin) | {BASELINE: extent}
+    made_by |= {DATA_COMMIT: commit} if (commit := records.report.get("commit")) else {}
     arguments = {
         "data": data,
         "provenance": made_by,

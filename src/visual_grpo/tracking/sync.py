@@ -23,7 +23,7 @@ from visual_grpo.common.quiet_libraries import silence_libraries
 from visual_grpo.config import BESIDE_FLOW, Parameters, flatten
 from visual_grpo.config.adapter_folder import FACTS, HISTORY, modules_of
 from visual_grpo.config.presets import place
-from visual_grpo.evaluation.verdict import change, lines
+from visual_grpo.evaluation.verdict import change, lines, result
 from visual_grpo.tracking import mlflow_api
 from visual_grpo.tracking.model_card import CARD, model_card
 
@@ -45,9 +45,6 @@ _OF_MODULE = {
     *("grad_norm", "learning_rate", "step_kl", "updates_skipped", "speed/samples_per_second"),
 }
 _OF_RUN = {"reward/total", "seconds/step", "memory_gb"}
-_DIGITS = 4
-"""Significant digits of a result's metrics; the files next to them have all."""
-_OF_RESULT = {"gain": "difference", "low": "ci_low", "high": "ci_high", "base": "baseline", "trained": "trained"}
 _PICTURE = re.compile(r"(samples|alarm)-(\d+)\.png")
 
 
@@ -218,21 +215,8 @@ def training_params(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_metrics(headline: Mapping[str, Any]) -> dict[str, float]:
-    """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics; docs/metrics.md explains them."""
-    task, control = headline["task"], headline["control"]
-    metrics = {name: headline[key] for name, key in _OF_RESULT.items()}
-    metrics |= {"unscored": headline["unscored_trained"], "unscored_base": headline["unscored_baseline"]}
-    if control:
-        metrics |= {"gain_over_control": control["difference"], "low_over_control": control["ci_low"]}
-    if task:
-        metrics |= {"task": task["trained"], "task_base": task["baseline"]}
-    for judge in headline["judges"]:
-        for prefix, key in {"judge": "difference", "judge_low": "ci_low", "judge_high": "ci_high"}.items():
-            metrics[f"{prefix}/{judge['name']}"] = judge[key]
-    if headline["judges"]:
-        metrics["by_judge"] = min(judge["difference"] for judge in headline["judges"])
-    # MLflow's table shows every digit.
-    return {f"result/{name}": float(f"{value:.{_DIGITS}g}") for name, value in metrics.items() if value is not None}
+    """Returns an evaluation's headline (`evaluation.verdict.summarise`) as metrics."""
+    return {f"result/{name}": value for name, value in result(headline).items()}
 
 
 def sync(outputs: list[Path]) -> tuple[list[str], bool]:

@@ -118,8 +118,14 @@ def _check_rewards(rewards: Mapping[str, RewardConfig], spec: RunSpec | None, pr
     for name, reward in rewards.items():
         with problems.collect():
             made = build_reward(name, reward)
-            if scores:
-                made.check_machine()
+            try:
+                if scores:
+                    made.check_machine()
+            except UserError as error:
+                if not reward.judge:
+                    raise
+                without = f"To train without this second opinion: rewards.{name}=null"
+                raise UserError(f"{sentence(str(error).rstrip('.'))} {without}", remedy=error.remedy) from error
     if spec is None:
         return
     with problems.collect():
