@@ -1,4 +1,4 @@
-"""The two pages of recipes: each value under *ours* is what its environment resolves to, and each published one has a source."""
+"""The pages of recipes: each value under *ours* is what its environment resolves to; published ones have a source."""
 
 from __future__ import annotations
 
