@@ -37,6 +37,11 @@ from visual_grpo.tracking.trust import PARAMETERS
 
 log = logging.getLogger(__name__)
 
+_NAMED = {
+    *("seed", "train.seed", "data.path", "environment"),
+    *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
+}
+"""Parameters that the run's name shows anyway."""
 _MOST_CHANGES = 3
 """Changed parameters in a name."""
 _LONGEST_VALUE = 40
