@@ -57,9 +57,9 @@ def pretrain_vae(vae: AutoencoderKL, images: Tensor, whole_share: float, job: Jo
     vae.train().to(memory_format=torch.channels_last)
 
     def backward() -> None:
-        pixels = next(draws)(images, generator)
+        pixels = next(draws)(images, generator).to(vae.device)
         latents = vae.encode(pixels).latent_dist.mean
-        noise = torch.randn(latents.shape, generator=generator)
+        noise = torch.randn(latents.shape, generator=generator).to(vae.device)
         decoded = vae.decode(latents + _LATENT_NOISE * noise, return_dict=False)[0]
         weight = _object_weight(pixels)
         error = (weight * ((decoded - pixels).square() + 0.3 * (decoded - pixels).abs())).mean()
@@ -102,7 +102,7 @@ def colour_error(vae: AutoencoderKL, images: Tensor) -> float:
     The mean over the worst fifth, because usually a single colour is dull. Pixels are weighted by their distance from
     the background colour.
     """
-    pixels = to_model_range(images[:: -(-len(images) // _JUDGED)])
+    pixels = to_model_range(images[:: -(-len(images) // _JUDGED)]).to(vae.device)
     decoded = torch.cat(
         [vae.decode(vae.encode(some).latent_dist.mode()).sample for some in pixels.split(_ENCODE_BATCH)]
     )
@@ -131,7 +131,8 @@ def encode_like(vae: AutoencoderKL, images: Tensor) -> Tensor:
 @torch.no_grad()
 def encode(vae: AutoencoderKL, images: Tensor) -> Tensor:
     batches = images.split(_ENCODE_BATCH)
-    return torch.cat([vae.encode(to_model_range(batch)).latent_dist.mode() for batch in batches]).contiguous()
+    parts = [vae.encode(to_model_range(batch).to(vae.device)).latent_dist.mode() for batch in batches]
+    return torch.cat(parts).contiguous()
 
 
 def to_model_range(images: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ def _object_weight(pixels: Tensor) -> Tensor:
 
 def _from_background(pixels: Tensor) -> Tensor:
     """[B, 1, h, w]."""
-    background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1)
+    background = (torch.tensor(BACKGROUND) / 127.5 - 1).view(1, 3, 1, 1).to(pixels.device)
     return (pixels - background).square().sum(1, keepdim=True).sqrt()
 
 
