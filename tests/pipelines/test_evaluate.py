@@ -125,7 +125,7 @@ def test_what_does_not_pair_is_refused(
         painted.run(register_pipelines()["evaluate"], **changes)
     assert refused.value.remedy == remedy
     assert len(painted.policies) == 1
-    assert not (painted.folder / "07_model_output/trained").exists()
+    assert not (painted.folder / "trained").exists()
 
 
 def test_an_adapter_without_its_history_is_refused_before_anything_is_drawn(painted: Project) -> None:

@@ -14,7 +14,6 @@ import mlflow
 import pytest
 from PIL import Image
 
-from tests.evaluation.defaults import parameters
 from tests.evaluation.test_verdict import entry as an_entry
 from tests.tracking.conftest import Project, crash
 from tests.tracking.toy_adapters import adapters, base_model
@@ -140,8 +139,7 @@ def test_a_training_says_what_it_replaces_and_whether_mlflow_keeps_it(
         Results(project, "0" * 32, steps=6)
     elif made == "deleted":
         project.client.delete_run(run.info.run_id)
-    config = parameters(output=str(project.output), grpo={"steps": steps})
-    show_replaced(config, run.info.run_id if own_run else "1" * 32)
+    show_replaced(results.adapters, steps, run.info.run_id if own_run else "1" * 32)
     printed = capsys.readouterr().out
     if said is None:
         assert printed == ""

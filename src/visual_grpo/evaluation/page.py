@@ -182,7 +182,7 @@ def _title(headline: Mapping[str, Any]) -> str:
 
 
 def _lineage(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(name, value) of what the result was made by and of."""
+    """Returns (name, value) pairs: what made the result, and from what."""
     training = evaluation.get("training", {})
     for name in dict.fromkeys([*_LINEAGE, *training]):
         value = training.get(name)

@@ -1,11 +1,11 @@
-"""Group-relative advantages, and the algorithms that make losses of them.
+"""Group-relative advantages, and the algorithms that turn them into losses.
 
 Shapes: B rows in group-major order (N prompts x G samples), S decision steps; log-probs, ratios, losses and weights are
 [B, S] float32, rewards and advantages [B] float32, masks [B, S] bool with True = counted. A reward of NaN marks an
 unscored sample: it is left out of every mean and its advantage is 0 (DeepSeekMath, arXiv 2402.03300, section 4.1).
 
-An algorithm makes a loss of each decision. Masks, aggregation, KL, counts and the correction to the sampler are of
-`PolicyLoss`, which is the same for all of them.
+An algorithm computes a loss for each decision. `PolicyLoss`, the same for all algorithms, adds masks, aggregation,
+KL, counts and the correction to the sampler.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def k3_kl(log_probs: Tensor, reference_log_probs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC, Generic[D]):
-    """Turns decisions and advantages into a loss of each decision.
+    """Turns decisions and advantages into a loss for each decision.
 
     A subclass is a dataclass. A parameter of `GRPOConfig` replaces the default of the field with its name.
     """

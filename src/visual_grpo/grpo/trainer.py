@@ -25,13 +25,7 @@ from visual_grpo.grpo.losses import LOSSES, PolicyLoss, combined_rewards, group_
 from visual_grpo.grpo.metrics import SAMPLER_GAP, Clock, UpdateMetrics, step_metrics
 from visual_grpo.grpo.optimizer import AdapterOptimizer, non_finite
 from visual_grpo.grpo.ratio_check import check_ratio
-from visual_grpo.grpo.sampling import (
-    PromptOrder,
-    ScoredRollout,
-    informative_groups,
-    require_scored,
-    sample_and_score,
-)
+from visual_grpo.grpo.sampling import PromptOrder, ScoredRollout, informative_groups, require_scored, sample_and_score
 
 T = TypeVar("T")
 

@@ -54,7 +54,7 @@ def what_is_there(starter: StarterConfig, data: DataConfig) -> str:
         if not world.judges or world.installed_judges:
             return made
         return (
-            f"{made}\nNo judge is installed, which would tell whether a gain carries over to a score other than the"
+            f"{made}\nNo judge is installed. One would show whether a gain carries over to a score other than the"
             f" reward: make install-worker NAME={next(iter(world.judges))}"
         )
     return (

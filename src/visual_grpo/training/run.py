@@ -128,7 +128,7 @@ class TrainingRun:
             if self.config.sampling.rollout.size():
                 sizes = (self.spec.rollout_settings, self.spec.settings)
                 trained, judged = (" x ".join(map(str, [*filter(None, [s.frames]), *s.size])) for s in sizes)
-                callbacks.note(f"Training samples are {trained} (sampling.rollout), what is judged is {judged}.")
+                callbacks.note(f"Training samples are {trained} (sampling.rollout); evaluation samples are {judged}.")
             self._check_signal(callbacks)
             self.checkpoints.begin(callbacks.note)
         with stop_request(lambda: callbacks.note(STOPPING)) as stop:

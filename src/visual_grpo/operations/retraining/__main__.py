@@ -69,7 +69,7 @@ def _retrain(project: Project) -> int:
         console.note(f"A retraining is already running: {output / LOCK} is locked (`fuser` says by whom).")
         return Code.BUSY
     ended = _run(Retraining(project, lock))
-    file = project.config.place("promotion_result").with_name(SUMMARY)
+    file = project.place("promotion_result").with_name(SUMMARY)
     write_atomically(file, json.dumps(ended, indent=2, ensure_ascii=False))
     took, code = timedelta(seconds=round(ended["seconds"])), int(ended["code"])
     console.note(f"Retraining of {ended['model']}: {ended['sentence']} ({took}, exit code {code})")
@@ -78,7 +78,7 @@ def _retrain(project: Project) -> int:
 
 
 def _run(retraining: Retraining) -> dict[str, Any]:
-    """Returns the summary; of a failure too, so that somebody is told."""
+    """Returns the summary, also of a failure, so that somebody is told."""
     try:
         return retraining.run()
     except DataRefusedError as error:

@@ -121,7 +121,7 @@ class Retraining:
         except ProgramError as error:
             if error.code != Code.NOT_PROMOTED:
                 raise
-        decision = json.loads(self.config.place("promotion_result").read_text(encoding="utf-8"))
+        decision = json.loads(self.project.place("promotion_result").read_text(encoding="utf-8"))
         code = Code.DONE if decision["promoted"] else Code.NOT_PROMOTED
         return self._clean_up(self.summary(code, decision["sentence"], version=decision["version"]))
 
@@ -206,7 +206,7 @@ class Retraining:
     def _check_data(self, champion: Registered | None) -> None:
         """Raises DataRefusedError with each limit of ``retrain.data`` that the prepared records exceed, and if none of
         them is held out."""
-        records = RecordsDataset(filepath=str(self.config.place("records"))).load()
+        records = RecordsDataset(filepath=str(self.project.place("records"))).load()
         before = None if champion is None else read_profile(champion.adapters())
         problems = drift.check(before, profile_of(records), self.config.retrain.data)
         if not len(records.split(HELD_OUT)):
@@ -217,7 +217,7 @@ class Retraining:
 
     def _is_judged(self) -> bool:
         """Returns whether the gate has decided on the present adapters, by the present settings unless they won."""
-        folder = self.config.place("adapters")
+        folder = self.project.place("adapters")
         if not (folder / FACTS).is_file():
             return False
         digest, champion = weights_digest(folder), self._registry.champion()
@@ -229,7 +229,7 @@ class Retraining:
     def _clean_up(self, summary: dict[str, Any]) -> dict[str, Any]:
         """Deletes what is old and commits dvc.lock; where that fails, the decision stands."""
         settings = self.config.retrain
-        run_id = read_facts(self.config.place("adapters")).get("mlflow_run_id")
+        run_id = read_facts(self.project.place("adapters")).get("mlflow_run_id")
         about: dict[str, Any] = {"run_id": run_id, "removed": [], "commit": None, "warning": None}
         try:
             if run_id is not None:
