@@ -37,6 +37,11 @@ from visual_grpo.tracking.trust import PARAMETERS
 
 log = logging.getLogger(__name__)
 
+_NAMED = {
+    *("seed", "train.seed", "data.path", "environment"),
+    *("grpo.loss", "grpo.steps", "grpo.learning_rate", "policy.train", "policy.stages"),
+}
+"""Parameters that the run's name shows anyway."""
 _MOST_CHANGES = 3
 """Changed parameters in a name."""
 _LONGEST_VALUE = 40
@@ -150,30 +155,25 @@ def run_name(
     Args:
         modules: those that are trained; () = none.
         environment: Kedro's; None = the default one.
-        changed: `changed_parameters`; those that the name lacks come first, by the last part of their names.
+        changed: `changed_parameters`; they come first, by the last part of their names.
     """
-    rates = dict.fromkeys(_scientific(config.grpo_of(module).learning_rate) for module in modules)
-    # Words of the name, after the parameters that they show.
-    always = {
-        "seed": "",
-        "train.seed": f"seed {config.training_seed if modules else config.seed}",
-        "environment": environment or "",
-        "data.path": "" if config.data_is_rendered else Path(config.data.path).name,
-    }
-    of_training = {
-        "policy.train": "+".join(modules),
-        "policy.stages": "joint" if config.policy.stages == "joint" and len(modules) > 1 else "",
-        "grpo.loss": config.grpo.loss,
-        "grpo.steps": counted(config.grpo.steps, "step"),
-        "grpo.learning_rate": f"lr{'+'.join(rates)}",
-    }
-    ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
-    what: Iterable[str] = of_training.values() if modules else ["+".join(ordered)]
-    named = always.keys() | of_training.keys()
-    unnamed = [name for name in changed if name not in named and not name.endswith(".learning_rate")]
+    if modules:
+        rates = dict.fromkeys(_scientific(config.grpo_of(module).learning_rate) for module in modules)
+        joint = ["joint"] if config.policy.stages == "joint" and len(modules) > 1 else []
+        steps = counted(config.grpo.steps, "step")
+        what, seed = ["+".join(modules), *joint], config.training_seed
+        settings = {"grpo.loss": config.grpo.loss, "grpo.steps": steps, ".learning_rate": f"lr{'+'.join(rates)}"}
+    else:
+        ordered = [name for name in FLOW if name in pipelines] + sorted(set(pipelines) - set(FLOW))
+        what, seed, settings = ["+".join(ordered)], config.seed, {}
+    start = [] if environment is None else [environment]
+    data = [] if config.data_is_rendered else [Path(config.data.path).name]
+    unnamed = [name for name in changed if name not in _NAMED and not name.endswith(".learning_rate")]
     changes = [f"{name.rpartition('.')[2]}={_short(changed[name])}" for name in unnamed[:_MOST_CHANGES]]
     more = ["..."] if len(unnamed) > _MOST_CHANGES else []
-    return " ".join(filter(None, [*changes, *more, *always.values(), *what]))
+    first = [word for name, word in settings.items() if any(one.endswith(name) for one in changed)]
+    last = [word for word in settings.values() if word not in first]
+    return " ".join([*first, *changes, *more, f"seed {seed}", *start, *data, *what, *last])
 
 
 def _short(value: object) -> str:

@@ -170,11 +170,12 @@ def show_replaced(folder: Path, steps: int, run_id: str | None) -> None:
     except UserError:  # There are none, or nobody can use them.
         return
     before, run = facts.get("steps", 0), None
-    if run_id is not None and facts.get("mlflow_run_id") == run_id and before <= steps:
-        return
     with suppress(UserError):  # MLflow does not answer.
         run = training_run(facts)
-    if run is None or run.info.run_id == run_id or run.data.tags.get(TRAINING_DIGEST) != file_digest(folder / FACTS):
+    is_own = run_id is not None and run_id in (facts.get("mlflow_run_id"), run.info.run_id if run else None)
+    if is_own and before <= steps:
+        return
+    if run is None or is_own or run.data.tags.get(TRAINING_DIGEST) != file_digest(folder / FACTS):
         kept = "MLflow does not keep it: copy the folder before this training ends."
     else:
         kept = f"MLflow keeps it: adapter={run.info.run_id}"
