@@ -94,7 +94,8 @@ class Handler(BaseHTTPRequestHandler):
     def repository(self) -> Repository:
         """The one that the request names; the first for a name that no repository has."""
         first, *others = self.server.repositories
-        return next((other for other in others if f"/{other.name}/" in f"{unquote(self.path)}/"), first)
+        path = f"{unquote(urlsplit(self.path).path)}/"
+        return next((other for other in others if f"/{other.name}/" in path), first)
 
     def do_GET(self) -> None:
         repository, url = self.repository, urlsplit(self.path)

@@ -7,11 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import numpy as np
 import pandas as pd
 import pytest
-from nbclient import NotebookClient
 from PIL import Image
 
 from tests.pipelines.painted import Project
@@ -57,6 +55,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def executed(name: str, folder: Path) -> str:
     """Everything that the notebook printed and showed as text, run in ``folder``."""
+    import nbformat
+    from nbclient import NotebookClient  # Seconds, in each of xdist's processes.
+
     notebook: Any = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(folder)}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]

@@ -101,6 +101,15 @@ def test_results_pair_whatever_the_patience() -> None:
     assert judged({"gain": 2.0}) != judged({})
 
 
+def test_the_window_of_training_decides_samples_where_a_judged_sampler_has_it() -> None:
+    def judged(window: int, **policy: Any) -> Any:
+        return samples_record(parameters(policy={"flow": {"window_steps": window, **policy.pop("flow", {})}, **policy}))
+
+    assert judged(1) != judged(2)
+    matching: dict[str, Any] = {"flow": {"likelihood": "matching"}, "share_start_noise": False}
+    assert judged(1, **matching) == judged(2, **matching)
+
+
 def test_the_signal_check_belongs_to_the_training() -> None:
     tree = {"policy": {"signal_check": {"rollouts": 0}}}
     read = {"policy.signal_check.rollouts": 0}
@@ -258,7 +267,7 @@ def test_samples_of_an_earlier_adapter_are_refused() -> None:
         ({"adapters": "c"}, "adapters"),
         ({"adapters": "c", "baseline": "d"}, "adapters and baseline"),
     ):
-        with pytest.raises(UserError, match=f"^{named} have changed since trained was made") as caught:
+        with pytest.raises(UserError, match=f"^trained was made from other {named} than") as caught:
             require_made_from(made, Path("trained"), "evaluate", **artifacts)
         assert caught.value.remedy == Remedy("evaluate")
 

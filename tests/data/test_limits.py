@@ -236,6 +236,7 @@ def test_a_zip_that_unpacks_to_too_much_is_refused_and_leaves_nothing(tmp_path, 
     assert not [path for path in tmp_path.rglob("cache/**/*") if path.is_file()]
 
 
+@pytest.mark.slow
 def test_unpacked_zips_are_removed_by_make_clean(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.EXTRACTED_DATASETS_PATH", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tarfile
 import unicodedata
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from PIL import Image, ImageCms
 from tests.data.making import data_config, embedded, jsonl, parquet, picture, prepare
 from visual_grpo.common.errors import UserError
 from visual_grpo.common.images import read_image
+from visual_grpo.data.columns import EMPTY, INFINITE, METADATA, PARTLY
 from visual_grpo.data.preparation import Preparation
 from visual_grpo.data.splits import split_in_path, usual_name
 from visual_grpo.operations.preflight.findings import look_at_folder
@@ -27,8 +29,9 @@ def colour(number: int) -> tuple[int, int, int]:
     return (number % 256, number // 256, 90)
 
 
-def captioned(path: Path, number: int, suffix: str = ".txt") -> None:
+def captioned(path: Path, number: int, suffix: str = ".txt") -> Path:
     picture(path, colour=colour(number)).with_suffix(suffix).write_text(f"picture {number}")
+    return path
 
 
 def split_folders(data: Path, names=("train", "validation", "test")) -> None:
@@ -496,6 +499,12 @@ class TestTexts:
         ignored = prepare(tmp_path, task="i2i").report["files"]["ignored"]
         assert ignored[".txt next to images to edit, not read: a prompt belongs next to the target"] == 3
 
+    def test_of_two_captions_the_one_that_is_not_read_is_named(self, tmp_path):
+        captioned(tmp_path / "data/0.png", 0).with_suffix(".caption").write_text("a caption")
+        table = prepare(tmp_path)
+        assert table[0].prompt == "picture 0"
+        assert table.report["files"]["ignored"] == {".caption, not read: a .txt of the same name comes first": 1}
+
     def test_what_is_no_prompt_is_said(self, tmp_path):
         picture(tmp_path / "data/0.png").with_suffix(".txt").write_text("0 0.5 0.5 0.1 0.2\n1 0.2 0.2 0.1 0.1")
         captioned(tmp_path / "data/1.png", 1)
@@ -511,11 +520,54 @@ class TestTexts:
             prepare(tmp_path, path=flickr)
 
     def test_names_of_classes_come_with_a_saved_dataset(self, tmp_path):
-        from datasets import ClassLabel, Dataset, Features, Value
+        from datasets import ClassLabel, Dataset, Features, List, Value
 
-        features = Features({"prompt": Value("string"), "kind": ClassLabel(names=["cat", "dog"])})
-        Dataset.from_dict({"prompt": ["a", "b"], "kind": [1, 0]}, features=features).save_to_disk(tmp_path / "data")
-        assert {record.prompt: record.metadata["kind"] for record in prepare(tmp_path)} == {"a": "dog", "b": "cat"}
+        kind = ClassLabel(names=["cat", "dog"])
+        objects = List({"kind": kind, "area": Value("int64")})
+        features = Features({"prompt": Value("string"), "kind": kind, "kinds": List(kind), "objects": objects})
+        row = {"prompt": "a", "kind": 1, "kinds": [0, 1], "objects": [{"kind": 1, "area": 3}]}
+        Dataset.from_list([row], features=features).save_to_disk(tmp_path / "data")
+        objects = [{"kind": "dog", "area": 3}]
+        assert prepare(tmp_path)[0].metadata == {"kind": "dog", "kinds": ["cat", "dog"], "objects": objects}
+
+    @pytest.mark.parametrize(
+        ("value", "kept", "became"),
+        [
+            ("Infinity", None, INFINITE),
+            ('{"best": [1, -Infinity]}', {"best": [1, None]}, INFINITE),
+            ("NaN", None, EMPTY),
+            ('{"best": NaN}', {"best": None}, METADATA),
+        ],
+    )
+    @pytest.mark.parametrize(("name", "lines"), [("records.jsonl", "%s"), ("train.json", "[%s]")])
+    def test_numbers_that_json_cannot_hold_are_named(self, tmp_path, value, kept, became, name, lines):
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / name).write_text(lines % f'{{"prompt": "a", "score": {value}}}')
+        table = prepare(tmp_path)
+        assert table[0].metadata == {"score": kept}
+        assert table.report["columns"]["score"] == {became: 1}
+
+    def test_what_json_cannot_hold_is_left_out_of_metadata_and_named(self, tmp_path):
+        day = datetime(2026, 1, 2, tzinfo=UTC)
+        rows = [{"prompt": "a", "metadata": {"day": day, "raw": b"x"}}, {"prompt": "b", "metadata": {"day": day}}]
+        parquet(tmp_path / "data/train.parquet", rows)
+        table = prepare(tmp_path)
+        assert table[0].metadata == {"day": "2026-01-02 00:00:00+00:00"}
+        assert table.report["columns"]["metadata"] == {PARTLY: 1, METADATA: 1}
+        jsonl(tmp_path / "data/records.jsonl", ['{"prompt": "a", "metadata": {"score": -Infinity}}'])
+        table = prepare(tmp_path)
+        assert (table[0].metadata, table.report["columns"]["metadata"]) == ({"score": None}, {INFINITE: 1})
+
+    def test_a_record_twice_is_kept_and_said(self, tmp_path):
+        picture(tmp_path / "data/0.png")
+        rows = [{"prompt": "a"}, {"prompt": "a", "target_image": "0.png"}, {"prompt": "a", "style": "ink"}]
+        jsonl(tmp_path / "data/records.jsonl", rows)
+        assert not any("the same as" in warning for warning in prepare(tmp_path).report["warnings"])
+        jsonl(tmp_path / "data/records.jsonl", [*rows, *rows])
+        table = prepare(tmp_path)
+        said = "3 records (such as records.jsonl, line 4) the same as an earlier one"
+        assert any(warning.startswith(said) for warning in table.report["warnings"])
+        assert len(table) == 6
 
 
 class TestPicturesOfOtherKinds:

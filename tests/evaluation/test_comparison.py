@@ -199,6 +199,7 @@ def test_judges_have_intervals_that_hold_together(count: int) -> None:
     assert half == pytest.approx(wider * of_total)
 
 
+@pytest.mark.slow  # The intervals themselves: above.
 def test_a_judge_speaks_for_nothing_as_rarely_as_its_level_says() -> None:
     """200 runs whose reward really rises, with three judges who see nothing of it: any of them may err in 5%."""
     rng, judges = np.random.default_rng(1), {f"judge{number}": "total" for number in range(3)}

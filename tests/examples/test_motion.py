@@ -26,6 +26,7 @@ from visual_grpo.starter.pretraining import Job
 from visual_grpo.training.components import load_model
 
 SIDE = 32
+OPTIONS: Any = {"max_sequence_length": 12}
 RECORDS = [PromptRecord(id=str(n), prompt=scene.prompt, metadata=asdict(scene)) for n, scene in enumerate(SCENES)]
 
 
@@ -109,16 +110,24 @@ def test_the_flawed_model_misreads_nearly_half_of_three_motions() -> None:
         assert abs(drawn[scene] / 400 - (1 - share)) < 0.08
 
 
-def test_its_small_model_is_a_wan_that_draws_as_its_pipeline_does(tmp_path: Path) -> None:
-    steps = {"vae": 1, "dit": 2}
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wan")
     reached: list[tuple[str, int]] = []
-    job = Job(folder=tmp_path, height=SIDE, width=SIDE, seed=1, steps=steps)
+    job = Job(folder=folder, height=SIDE, width=SIDE, seed=1, steps={"vae": 1, "dit": 2})
     pretrain_wan(job, lambda module, done: reached.append((module, done)))
     assert reached == [("vae", 1), ("dit", 1), ("dit", 2)]
-    options: Any = {"max_sequence_length": 12}
+    return folder
+
+
+@pytest.mark.slow  # The family's own tests do this with a random model.
+def test_its_small_model_is_a_wan_that_draws_as_its_pipeline_does(small: Path) -> None:
     cpu = ModelConfig(path="unused", device="cpu")
-    findings = check_family(FAMILY, str(tmp_path), cpu, (SIDE, 64), WanOptions(**options), 3.0, FRAMES)
+    findings = check_family(FAMILY, str(small), cpu, (SIDE, 64), WanOptions(**OPTIONS), 3.0, FRAMES)
     assert [finding for finding in findings if not finding.passed] == []
-    model = load_model(str(tmp_path), size=(SIDE, SIDE), frames=FRAMES, fps=FPS, options=options, device="cpu")
+
+
+def test_its_small_model_is_loaded_and_draws_videos(small: Path) -> None:
+    model = load_model(str(small), size=(SIDE, SIDE), frames=FRAMES, fps=FPS, options=OPTIONS, device="cpu")
     drawn = model.generate(RECORDS[:2], [0, 1], SamplerConfig(steps=2, guidance_scale=1.0))
     assert [video.frames.shape for video in drawn] == [(FRAMES, 3, SIDE, SIDE)] * 2

@@ -96,6 +96,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow  # The family's own tests do this with a random model.
 def test_its_small_model_is_a_klein_that_draws_as_its_pipeline_does(small: Path) -> None:
     cpu = ModelConfig(path="unused", device="cpu")
     findings = check_family(FAMILY, str(small), cpu, (SIDE, 96), OPTIONS, 3.0)

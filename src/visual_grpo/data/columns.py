@@ -48,10 +48,11 @@ QUERIES: Mapping[str, tuple[str, ...]] = {
 }
 """Field -> columns in queries about an image, as in Seg-Zero's datasets (arXiv 2503.06520)."""
 _SAYS_PICTURE = re.compile("image|img|picture|photo|video|clip|target|control|mask|depth|thumbnail", re.IGNORECASE)
-"""What the name of a column has whose URLs are of pictures, whatever they end in."""
+"""What is in the name of a column whose URLs lead to pictures, whatever they end in."""
 IGNORED, METADATA, EMPTY, REJECTED = "ignored", "metadata", "empty", "rejected with its row"
 NOT_FETCHED, NO_FILE = "metadata (URLs, which are not fetched)", "metadata (files that do not exist)"
-"""What a column of pictures becomes that cannot be read."""
+"""What becomes of a column of pictures that cannot be read."""
+INFINITE, PARTLY = "metadata (an infinite number becomes null)", "metadata (without what JSON cannot hold)"
 _FOLDERS = ("images", "videos")
 """Folders next to a table that its paths may be relative to, too, as Flow-Factory has them (guidance/datasets.md)."""
 _NUMBERED = re.compile(r"(.*?)_?(\d*)", re.DOTALL)
@@ -71,7 +72,7 @@ class _Row:
             if (pictures := held(value, f"{place}, column {name}")) is not None
             and (name in self._named or _says_picture(name) or not all(map(is_page, each(pictures))))
         }
-        """Column -> the pictures and videos that it holds (`media.held`); links to pages are none."""
+        """Column -> the pictures and videos that it holds (`media.held`); links to pages do not count."""
 
     def take(self, field: str, known: Iterable[str], named: str | None = None) -> Any:
         """Takes the column ``named`` by hand, else the first of the ``known`` ones with a value, or the first.
@@ -114,13 +115,32 @@ class _Row:
             if value is None:
                 self.became[name] = EMPTY
             else:
-                self.became[name] = self._kept_as(self.pictures.get(name)) if name in kept else IGNORED
+                self.became[name] = self._kept_as(name, value) if name in kept else IGNORED
         return kept
 
-    def _kept_as(self, pictures: Any) -> str:
+    def _kept_as(self, name: str, value: Any) -> str:
+        pictures = self.pictures.get(name)
         if any(map(is_url, each(pictures))):
             return NOT_FETCHED
-        return METADATA if all(map(self._is_there, each(pictures))) else NO_FILE
+        if not all(map(self._is_there, each(pictures))):
+            return NO_FILE
+        if isinstance(value, float) and math.isnan(value):
+            return EMPTY
+        return INFINITE if _has_infinity(value) else METADATA
+
+    def take_metadata(self, known: Iterable[str]) -> Any:
+        """Takes the object with metadata, without the values that JSON cannot hold, such as bytes."""
+        if (name := self._found(known, None)) is None:
+            return None
+        value = self._taken(name, METADATA)
+        if not isinstance(value, Mapping):
+            return value
+        kept = {str(key): one for key, given in value.items() if (one := _json_value(given)) is not ...}
+        if len(kept) < len(value):
+            self.became[name] = PARTLY
+        elif _has_infinity(value):
+            self.became[name] = INFINITE
+        return kept
 
 
 def _located(pictures: Any, folder: Path) -> Any:
@@ -164,7 +184,7 @@ def record_from_row(
     except Rejected as rejected:
         return replace(rejected.at(place, record_id), columns=dict.fromkeys(row, REJECTED))
     is_object = canonical or isinstance(columns.left.get("metadata"), Mapping)
-    metadata = columns.take("metadata", ["metadata"] if is_object else [])
+    metadata = columns.take_metadata(["metadata"] if is_object else [])
     unread = columns.unread([*each(target), *each(source)])
     if unread and _might_be_meant(unread, source, target, data):
         raise UserError(_not_used(unread, source, target, columns, place, data))
@@ -319,3 +339,9 @@ def _json_value(value: Any) -> Any:
         items = [_json_value(one) for one in value]
         return ... if ... in items else items
     return value if value is None or isinstance(value, str | int) else ...
+
+
+def _has_infinity(value: Any) -> bool:
+    if isinstance(value, Mapping | list | tuple):
+        return any(map(_has_infinity, value.values() if isinstance(value, Mapping) else value))
+    return isinstance(value, float) and math.isinf(value)

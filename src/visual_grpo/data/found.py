@@ -19,15 +19,7 @@ from visual_grpo.data.columns import NO_FILE, NOT_FETCHED
 from visual_grpo.data.edit_folders import folder_of
 from visual_grpo.data.folders import CAPTIONS
 from visual_grpo.data.media import each, held
-from visual_grpo.data.record import (
-    Record,
-    Rejected,
-    find_file,
-    is_image_name,
-    is_video_name,
-    listed,
-    stem_of,
-)
+from visual_grpo.data.record import Record, Rejected, find_file, is_image_name, is_video_name, listed, stem_of
 from visual_grpo.data.sources import RecordSource
 from visual_grpo.data.splits import split_in_path
 
@@ -160,6 +152,10 @@ class Found:
         kind = PurePosixPath(name).suffix.lower() or "without suffix"
         if self._source.layout == "captions" and name.endswith(CAPTIONS) and folder_of(name) is not None:
             return f"{kind} next to images to edit, not read: a prompt belongs next to the target"
+        if self._source.layout == "captions" and name.endswith(CAPTIONS):
+            same = (suffix for suffix in CAPTIONS if f"{name.removesuffix(kind)}{suffix}" in self._used)
+            if (read := next(same, None)) is not None:
+                return f"{kind}, not read: a {read} of the same name comes first"
         return f"{kind}, not read as {self._source.layout}"
 
 

@@ -3,6 +3,7 @@ earlier version in its place."""
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from visual_grpo.data.record import shorten
 from visual_grpo.data.splits import ALL
 
 HUB = "hf://datasets/"
+_DISK = {errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -73,7 +75,9 @@ def _storing(name: str) -> Iterator[None]:
         chain: list[BaseException] = [error]
         while (cause := chain[-1].__cause__) is not None:
             chain.append(cause)
-        disk = (e for e in chain if isinstance(e, OSError) and (e.errno or str(e).startswith("Not enough disk space")))
+        of_system = (each for each in chain if isinstance(each, OSError))
+        # A connection that is reset has a number, too.
+        disk = (each for each in of_system if each.errno in _DISK or str(each).startswith("Not enough disk space"))
         if (found := next(disk, None)) is None:
             raise
         raise UserError(not_stored("data.path", name, found, config.HF_DATASETS_CACHE)) from error

@@ -12,7 +12,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -134,7 +134,7 @@ class Preparation:
                     if isinstance(outcome, Rejected):
                         self._report.reject(outcome)
                     else:
-                        for note in outcome.notes:
+                        for note in (*outcome.notes, *earlier.notes(outcome.row)):
                             self._report.note(note.at(item.place))
                         is_held_out = outcome.row["split"] == HELD_OUT
                         self._groups.add(outcome.row["split_group"], outcome.contents, held_out=is_held_out)
@@ -260,11 +260,21 @@ class _Earlier:
         """Query -> the number that its object is stored as."""
         self._queries: dict[tuple[str, str], Place] = {}
         """Query and digest of its image -> the first record."""
+        self._seen = set[bytes]()
+        """Digests of everything that the records have but their ids."""
 
     def conflict(self, prepared: Prepared, place: Place) -> Rejected | None:
         """Returns why the record at a place cannot be used with the earlier ones; None adds it to them."""
         rejected = self._conflict(prepared, place)
         return None if rejected is None else rejected.at(place, prepared.row["id"])
+
+    def notes(self, row: Mapping[str, Any]) -> Iterator[Note]:
+        """Yields what to say of an accepted record."""
+        what = (row["prompt"], row.get("target_sha256"), row["source_sha256"], row["metadata"])
+        digest = hashlib.sha256(repr(what).encode()).digest()
+        if digest in self._seen:
+            yield Note("record", "the same as an earlier one, with its pictures and metadata: each counts")
+        self._seen.add(digest)
 
     def _conflict(self, prepared: Prepared, place: Place) -> Rejected | None:
         row, label = prepared.row, prepared.label

@@ -236,7 +236,7 @@ def _read_file(file: Path, base: Path, limits: Limits, data: DataConfig, *, cano
 def _json_rows(file: Path) -> Iterator[tuple[int, Row]]:
     try:
         with open_text(file) as text:
-            rows = json.load(text)
+            rows = json.load(text, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not valid JSON ({error}). Correct it.") from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -251,13 +251,17 @@ def _json_lines(file: Path) -> Iterator[tuple[int, Row]]:
             if not line.strip():
                 continue
             try:
-                # NaN and Infinity, which other languages write, are not valid JSON.
-                value = json.loads(line, parse_constant=lambda _: None)
+                value = json.loads(line, parse_constant=_constant)
             except (ValueError, RecursionError) as error:
                 yield number, Rejected("not_json", f"the line is not valid JSON ({error})", remedy)
                 continue
             message = f"the line is a JSON {type(value).__name__}, not an object"
             yield number, value if isinstance(value, dict) else Rejected("not_json", message, remedy)
+
+
+def _constant(name: str) -> float | None:
+    """Returns the value of NaN, which stands for a missing one, or Infinity, as other languages write into JSON."""
+    return None if name == "NaN" else float(name)
 
 
 def _tar_rows(file: Path, limits: Limits) -> Iterator[tuple[int, Row]]:
@@ -295,7 +299,7 @@ def _csv_rows(file: Path, data: DataConfig) -> Iterator[tuple[int, Row]]:
 
 
 def _header(rows: csv.DictReader[str], file: Path, data: DataConfig) -> list[str]:
-    """Strips and returns the names of the columns. Raises UserError if one is double, or none is the prompt's."""
+    """Strips and returns the names of the columns. Raises UserError if one occurs twice, or none is the prompt's."""
     try:
         rows.fieldnames = header = [name.strip() for name in rows.fieldnames or ()]
     except csv.Error as error:
@@ -327,22 +331,26 @@ def _next_row(rows: csv.DictReader[str]) -> Row | None:
 def _read_dataset(dataset: Any, name: str, folder: Path | None, data: DataConfig) -> Iterator[Record | Rejected]:
     """Yields the records of a `Dataset`; without a folder, one of the hub, whose files lie in the cache."""
     rows = dataset.to_iterable_dataset() if hasattr(dataset, "to_iterable_dataset") else dataset
-    # Numbers that stand for names, such as those of classes.
-    names = {key: kind for key, kind in (rows.features or {}).items() if hasattr(kind, "int2str")}
+    labelled = {key: kind for key, kind in (rows.features or {}).items() if "ClassLabel" in str(kind)}
     with _name_in_errors(name):
         for number, row in enumerate(rows.decode(False), 1):  # Images as bytes or path.
             place = Place(name, number)
-            row |= {
-                key: kind.int2str(row[key])
-                for key, kind in names.items()
-                if isinstance(row[key], int) and row[key] >= 0
-            }
+            row |= {key: _with_names(row[key], kind) for key, kind in labelled.items()}
             try:
                 cells = {key: _cell(value, f"{place}, column {key}", name, folder) for key, value in row.items()}
             except Rejected as rejection:
                 yield replace(rejection.at(place), columns=dict.fromkeys(row, REJECTED))
             else:
                 yield record_from_row(cells, place, folder or Path(name, "none"), data)  # No local file belongs to it.
+
+
+def _with_names(value: Any, kind: Any) -> Any:
+    """Returns a value with names for the numbers of classes, also in lists and objects."""
+    if hasattr(kind, "int2str"):
+        return kind.int2str(value) if isinstance(value, int) and value >= 0 else value
+    if isinstance(value, dict) and isinstance(kind, dict):
+        return {key: _with_names(one, kind.get(key)) for key, one in value.items()}
+    return [_with_names(one, kind.feature) for one in value] if isinstance(value, list) else value
 
 
 def _cell(value: Any, name: str, dataset: str, folder: Path | None) -> Any:

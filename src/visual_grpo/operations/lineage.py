@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--env", help="Kedro's environment, whose adapters are the latest; without it the default")
     arguments, folder = parser.parse_args(), Path.cwd()
     try:
-        latest = read_project(folder, arguments.env).config.place("adapters")
+        latest = read_project(folder, arguments.env).place("adapters")
         subject = find_subject(arguments.name, latest)
         checked = lines(subject, folder)
     except UserError as error:

@@ -40,8 +40,9 @@ def test_what_processes_cannot_do_is_refused(
         check(parameters(tmp_path, **{"model": {"path": str(pipeline_folder)}, **changes}))
 
 
-def test_each_process_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parameters(tmp_path, distributed={"processes": 3}, model={"device": "cuda", "family": "glm_image"})
+def test_each_process_needs_a_gpu(tmp_path: Path, pipeline_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"path": str(pipeline_folder), "device": "cuda"}
+    config = parameters(tmp_path, distributed={"processes": 3}, model=model)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UserError, match=r"distributed.processes is 3, but this machine has 2 GPUs"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,9 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from tests.grpo.distributed import toys
-from visual_grpo.grpo.distributed import ranks
+from visual_grpo.common.errors import LostRankError
+from visual_grpo.common.types import Rollout
+from visual_grpo.grpo.distributed import ranks, torchrun
+from visual_grpo.grpo.distributed.rollouts import _joined
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
@@ -30,20 +35,29 @@ def is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2][0] != "Z"
 
 
-def run(folder: Path, processes: int, job: Any, sharded: bool = False, **arguments: Any) -> Any:
-    """What ``job`` gives on rank 0."""
-    program = [sys.executable, str(toys.command(folder, processes, job, sharded, arguments))]
+def run(folder: Path, processes: int, *jobs: toys.Job) -> list[Any]:
+    """What the jobs give on rank 0."""
+    program = [sys.executable, str(toys.command(folder, processes, jobs))]
     done = subprocess.run(program, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-    return toys.result(folder)
+    return toys.results(folder)
+
+
+def test_the_updates_of_a_joined_rollout_take_turns_as_those_of_its_parts() -> None:
+    ones: Any = {"prompts": (), "samples": (), "log_probs": torch.zeros(1, 2), "mask": torch.ones(1, 2) > 0}
+    part: Rollout[None] = Rollout(trajectory=None, turns=[[0], [1]], **ones)
+    assert _joined([part, part], part).turns == [[0], [1]]
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_metrics_are_those_of_one_process_and_all_listen_on_the_loopback(processes: int, tmp_path: Path) -> None:
-    jobs: list[Any] = [(toys.train_every_way, {"kind": kind}) for kind in ("SeededTokens", "SeededSteps")]
-    jobs.append((toys.signal_gradient, {}))
-    *alone, gradient = toys.several(None, jobs)
-    *together, same, listening = run(tmp_path, processes, toys.several, jobs=[*jobs, (toys.listening, {})])
+def test_results_are_those_of_one_process_and_all_listen_on_the_loopback(processes: int, tmp_path: Path) -> None:
+    """Also those of a sharded model: starting processes takes seconds."""
+    jobs = [toys.Job(toys.train_every_way, {"kind": kind}) for kind in ("SeededTokens", "SeededSteps")]
+    jobs += [toys.Job(toys.signal_gradient), toys.Job(toys.train_every_way, {"kind": "LayeredTokens"}, sharded=True)]
+    *alone, gradient, whole = [job.compute(None, **job.arguments) for job in jobs]
+    *together, same, sharded, listening = run(tmp_path, processes, *jobs, toys.Job(toys.listening))
+    for (one, _), (many, _) in zip(whole, sharded, strict=True):
+        torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
     loopback = ("0100007F:", "00000000000000000000000001000000:")  # 127.0.0.1 and ::1: nobody else may connect.
     assert len(listening) == processes + 1
     assert all(address.startswith(loopback) for own in listening.values() for address in own), listening
@@ -58,14 +72,6 @@ def test_metrics_are_those_of_one_process_and_all_listen_on_the_loopback(process
             assert [prompt.id for prompt in other.prompts] == [prompt.id for prompt in step.prompts]
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -> None:
-    alone = toys.train_every_way(None, kind="LayeredTokens")
-    together = run(tmp_path, processes, toys.train_every_way, sharded=True, kind="LayeredTokens")
-    for (one, _), (many, _) in zip(alone, together, strict=True):
-        torch.testing.assert_close(many, one, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("how", "said"),
     [
@@ -77,7 +83,7 @@ def test_a_sharded_model_trains_as_a_whole_one(processes: int, tmp_path: Path) -
 )
 def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=said) as raised:
-        run(tmp_path, 2, toys.fail, how=how)
+        run(tmp_path, 2, toys.Job(toys.fail, {"how": how}))
     if how == "alone":
         assert re.search(r"Process 2 of this command \(pid \d+\) ended with exit code 1\.\n", str(raised.value))
     else:
@@ -87,20 +93,22 @@ def test_an_error_of_any_rank_ends_all(how: str, said: str, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_silent_process_is_told_of_and_given_up(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as raised:
-        run(tmp_path, 2, toys.say_nothing, seconds=8)
+        run(tmp_path, 2, toys.Job(toys.say_nothing, {"seconds": 8}))
     told = re.findall(r"Other processes of this command have not answered for \d s", str(raised.value))
     assert told
     assert "has ended, or does not answer: " in str(raised.value)
     assert "Timed out waiting 4000ms" in str(raised.value)
 
 
-@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_killed_process_ends_all(victim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("victim", "count"), [(1, 2), *(pytest.param(victim, 3, marks=pytest.mark.slow) for victim in (0, 1))]
+)
+def test_a_killed_process_ends_all(victim: int, count: int, tmp_path: Path) -> None:
     """Also one that computes, and so is not waiting for the others."""
     began = time.monotonic()
     with pytest.raises(AssertionError) as raised:
-        run(tmp_path, 3, toys.wait, victim=victim, notes=str(tmp_path))
-    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(3)]
+        run(tmp_path, count, toys.Job(toys.wait, {"victim": victim, "notes": str(tmp_path)}))
+    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(count)]
     assert not any(is_there(pid) for pid in pids)
     assert time.monotonic() < began + 150  # Starting takes a minute if busy.
     last = str(raised.value).partition("\nassert ")[0].strip().splitlines()[-1]
@@ -108,12 +116,33 @@ def test_a_killed_process_ends_all(victim: int, tmp_path: Path) -> None:
     assert f"{told} SIGKILL. The system sends it if memory runs out" in last
 
 
+@pytest.mark.slow  # What is said: below.
 def test_the_output_of_a_process_that_aborts_is_shown_and_memory_is_not_blamed(tmp_path: Path) -> None:
     with pytest.raises(AssertionError) as raised:
-        run(tmp_path, 2, toys.abort)
+        run(tmp_path, 2, toys.Job(toys.abort))
     assert "terminate called: a broken pipe" in str(raised.value)
     assert re.search(r"Process 2 of this command \(pid \d+\) terminated with signal SIGABRT\.\n", str(raised.value))
     assert "memory" not in str(raised.value).partition("\nassert ")[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        (-signal.SIGABRT, "terminated with signal SIGABRT."),
+        (-signal.SIGKILL, "terminated with signal SIGKILL. The system sends it if memory runs out: each process has"),
+        (3, "ended with exit code 3."),
+    ],
+)
+def test_how_a_process_ended_is_said_with_its_own_output(
+    code: int, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run/attempt/1").mkdir(parents=True)
+    (tmp_path / "run/attempt/1/stderr.log").write_text("a broken pipe")
+    failure = ProcessFailure(local_rank=1, pid=7, exitcode=code, error_file="")
+    with pytest.raises(LostRankError, match=re.escape(f"Process 2 of this command (pid 7) {how}")) as raised:
+        torchrun._report(ChildFailedError("kedro", {1: failure}), tmp_path)
+    assert ("memory" in str(raised.value)) == (code == -signal.SIGKILL)
+    assert capsys.readouterr().err == "a broken pipe"
 
 
 @pytest.mark.parametrize(("number", "parts"), [(7, 3), (2, 4), (8, 2)])

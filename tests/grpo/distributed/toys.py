@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,15 @@ class Spec:
 
     config: Parameters
     model: str = "toy"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks compute: ``compute(spec, **arguments)``."""
+
+    compute: Any
+    arguments: dict[str, Any] = field(default_factory=dict)
+    sharded: bool = False
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -146,11 +155,6 @@ def signal_gradient(spec: object) -> Tensor:
     return probe_gradient(trainer(SeededTokens()), records(5), torch.Generator().manual_seed(3))
 
 
-def several(spec: object, jobs: Sequence[tuple[Any, dict[str, Any]]]) -> list[Any]:
-    """One after the other: starting processes takes seconds."""
-    return [job(spec, **arguments) for job, arguments in jobs]
-
-
 def fail(spec: object, how: str) -> None:
     """On rank 1 alone."""
 
@@ -195,19 +199,20 @@ def abort(spec: object) -> None:
 
 
 def wait(spec: object, victim: int, notes: str) -> None:
-    """Rank ``victim`` is killed while the others are in a collective, and one computes for a minute."""
+    """Rank ``victim`` is killed while the last of the others computes, and any more are in a collective."""
     with open(f"{notes}/{ranks.rank()}", "w") as file:  # noqa: PTH123
         file.write(str(os.getpid()))
     ranks.all_gather(lambda: None)
     if ranks.rank() == victim:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
-    ranks.all_gather(lambda: time.sleep(60 if ranks.rank() == 2 else 0))
+    computes = max({*range(ranks.count())} - {victim})
+    ranks.all_gather(lambda: time.sleep(60 if ranks.rank() == computes else 0))
 
 
-def command(folder: Path, processes: int, job: Any, sharded: bool, arguments: dict[str, Any]) -> Path:
-    """A program that runs ``job`` as ``kedro run`` runs a pipeline; `result` then has what it gives on rank 0."""
-    (folder / "job").write_bytes(pickle.dumps((job, sharded, arguments)))
+def command(folder: Path, processes: int, jobs: Sequence[Job]) -> Path:
+    """A program that runs the jobs as ``kedro run`` runs a pipeline; `results` then has what they give on rank 0."""
+    (folder / "jobs").write_bytes(pickle.dumps(jobs))
     program = folder / "kedro"
     # What only ranks need is not imported by the process that starts them.
     program.write_text(
@@ -221,16 +226,20 @@ def command(folder: Path, processes: int, job: Any, sharded: bool, arguments: di
     return program
 
 
-def result(folder: Path) -> Any:
-    return torch.load(folder / "result", weights_only=False)
+def results(folder: Path) -> list[Any]:
+    found: list[Any] = torch.load(folder / "results", weights_only=False)
+    return found
 
 
 def main(folder: Path) -> None:
-    job, sharded, arguments = pickle.loads((folder / "job").read_bytes())
-    spec = Spec(parameters(folder, distributed={"sharded": sharded}))
+    jobs: Sequence[Job] = pickle.loads((folder / "jobs").read_bytes())
 
     def run() -> None:
-        with launch.running_ranks(spec, job, **arguments):
-            torch.save(job(spec, **arguments), folder / "result")
+        found = []
+        for job in jobs:
+            spec = Spec(parameters(folder, distributed={"sharded": job.sharded}))
+            with launch.running_ranks(spec, job.compute, **job.arguments):
+                found.append(job.compute(spec, **job.arguments))
+        torch.save(found, folder / "results")
 
     launch.run_under_torchrun(run)

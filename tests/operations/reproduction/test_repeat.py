@@ -24,9 +24,9 @@ from visual_grpo.config.pipelines import ReproduceConfig
 from visual_grpo.config.presets import CATALOG
 from visual_grpo.operations.reproduction.repeat import parameters_to_repeat, repeat
 from visual_grpo.operations.reproduction.worktree import Worktree, checked_out, python_of, write_configuration
-from visual_grpo.operations.running import Running
 from visual_grpo.pipelines.reproduce import reproduce_training, require_match
 from visual_grpo.tracking import run_origin
+from visual_grpo.tracking.run_origin import Running
 
 LOCK = "requirements.lock"
 TREE = parameters().model_dump(mode="json")
@@ -56,9 +56,9 @@ def test_a_training_that_cannot_be_repeated(tmp_path: Path, facts: dict[str, str
 
 def test_no_run_and_an_unknown_one_are_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="name the training with run=ID"):
-        reproduce_training(parameters(), Running())
+        reproduce_training(parameters(), Running(), tmp_path)
     with pytest.raises(UserError, match=r"has no training\.json"):
-        reproduce_training(parameters(run=str(tmp_path)), Running())
+        reproduce_training(parameters(run=str(tmp_path)), Running(), tmp_path)
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ def identity_rows(run: Mapping[str, Any], here: Mapping[str, Any]) -> Iterator[R
 
 
 def adapter_rows(sums: Mapping[str, str], run: Path, here: Path) -> Iterator[Row]:
-    """Compares each file of weights by its sha256; one that is gone since by what the training noted in ``sums``."""
+    """Compares each file of weights by its sha256; where the run's file is gone, by the one in ``sums``."""
     before, now = {**sums, **weight_sums(run)}, weight_sums(here)
     for name in sorted(before.keys() | now.keys()):
         yield Row.compare(f"adapter {name}", before.get(name), now.get(name))

@@ -18,10 +18,7 @@ import huggingface_hub
 import torch
 import transformers
 from huggingface_hub import ModelInfo, snapshot_download
-from huggingface_hub.errors import (
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 from safetensors import SafetensorError
 from torch import Tensor
